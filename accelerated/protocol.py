@@ -1,0 +1,43 @@
+"""What every model of this project is: (tokens, state) -> (logits, next state), with a state whose fields have lanes first.
+
+A model is a torch.nn.Module with
+    config                          its reference's frozen Config
+    initial_state(batch) -> state   what a document starts with; carries gradient into learned initial states
+    model(tokens, state) -> Output  one segment of N tokens
+    advance(tokens, state) -> state the memory path alone
+    step(token, state) -> (logits, state)   one token of generation
+where a state is a NamedTuple of tensors whose axis 0 is the lane.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Output(NamedTuple):
+    """What a model returns for a segment."""
+
+    logits: torch.Tensor  # (B, N, V)
+    state: tuple  # the model's State
+    auxiliary: dict  # {name: scalar loss}, differentiated beside the task loss
+
+
+def detach(state):
+    """The same state, cut from the graph that made it."""
+    return type(state)(*(field.detach() for field in state))
+
+
+def require_gradient(state):
+    """The same state as leaves that collect gradients."""
+    return type(state)(*(field.detach().requires_grad_() for field in state))
+
+
+def replace_lanes(starts, initial, state):
+    """The initial state in lanes where starts (B,) is true, the carried state elsewhere.
+
+    Selection, not zeroing: gradients go to the learned initial state in the lanes that start, and nowhere else.
+    """
+    if not bool(starts.any()):
+        return state
+    lanes = (starts.view(-1, *[1] * (field.dim() - 1)) for field in state)
+    return type(state)(*(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True)))

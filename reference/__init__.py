@@ -1,0 +1,1 @@
+"""Readable NumPy references, one self-contained file per paper."""
