@@ -14,6 +14,49 @@ def unit_norm(x):
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
+def project_heads_plain(x, weight, heads, parts):
+    """Project x (B, N, D) by weight (m HE, D), m = parts, to m tensors (B, H, N, E), all but the last of unit length."""
+    y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1).transpose(1, 3)  # (B, H, m, N, E)
+    *vectors, value = y.unbind(2)
+    return *(unit_norm(vector) for vector in vectors), value
+
+
+class ProjectHeads(torch.autograd.Function):
+    """The same as project_heads_plain; its backward writes every gradient into one buffer, once."""
+
+    @staticmethod
+    def forward(ctx, x, weight, heads, parts):
+        y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
+        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True)
+        inverse = length.square_().add_(NORM_EPSILON).rsqrt_()  # (B, N, m - 1, H, 1)
+        y[:, :, :-1].mul_(inverse)
+        outs = tuple(y[:, :, part].transpose(1, 2).contiguous() for part in range(parts))  # (B, H, N, E) each
+        ctx.save_for_backward(x, weight, inverse, *outs[:-1])
+        return outs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *douts):
+        x, weight, inverse, *units = ctx.saved_tensors
+        dy = x.new_empty(*x.shape[:2], len(douts), *douts[-1].shape[1::2])  # (B, N, m, H, E)
+        for part, unit in enumerate(units):
+            dunit = douts[part]
+            along = (dunit * unit).sum(-1, keepdim=True)
+            dpart = torch.addcmul(dunit, unit, along, value=-1).transpose(1, 2)
+            torch.mul(dpart, inverse[:, :, part], out=dy[:, :, part])
+        dy[:, :, -1] = douts[-1].transpose(1, 2)
+        rows = dy.view(-1, weight.shape[0])
+        return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None
+
+
+def project_heads(x, matrices, heads):
+    """project_heads_plain by the fastest path there is for x; matrices are (HE, D) each."""
+    weight = torch.cat(matrices)
+    if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        return ProjectHeads.apply(x, weight, heads, len(matrices))
+    return project_heads_plain(x, weight, heads, len(matrices))
+
+
 def tile_distance(window):
     """i - j for the W queries of a block against the 2W keys of the previous and the same block, (W, 2W)."""
     return torch.arange(window)[:, None] + window - torch.arange(2 * window)[None, :]
@@ -33,8 +76,8 @@ def position_bucket(distance, buckets, bias_distance):
 
 
 def attention(query, key, value, scale):
-    """softmax((q.k) scale) v, nothing masked; query (..., H, N, E), key and value (..., H, K, E), scale (H,)."""
-    scores = (query * scale[:, None, None]) @ key.transpose(-1, -2)  # (..., H, N, K)
+    """softmax((q.k) scale) v, nothing masked; query (B, H, ..., N, E), key and value (B, H, ..., K, E), scale (H, ...)."""
+    scores = (query * scale[..., None, None]) @ key.transpose(-1, -2)  # (B, H, ..., N, K)
     return scores.softmax(-1) @ value
 
 

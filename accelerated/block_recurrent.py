@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from accelerated.attention import (
     attention,
-    score_offset,
     position_bucket,
+    project_heads,
+    score_offset,
     sliding_attention,
     tile_distance,
-    unit_norm,
     window_mask,
 )
 from accelerated.parameters import adopt_parameters
@@ -48,13 +48,6 @@ class Stream(NamedTuple):
 
 def layer_norm(x, p):
     return functional.layer_norm(x, (x.shape[-1],), p.scale, p.bias, NORM_EPSILON)
-
-
-def project_heads(x, matrices, heads):
-    """Project x (B, N, D) by several (HE, D) matrices in one product, to unit length but for the last: (B, H, N, E) each."""
-    y = functional.linear(x, torch.cat(matrices)).view(*x.shape[:2], len(matrices), heads, -1)
-    y = y.permute(2, 0, 3, 1, 4)  # (matrices, B, H, N, E)
-    return *unit_norm(y[:-1]).unbind(0), y[-1].contiguous()
 
 
 def merge_heads(x):
@@ -106,23 +99,24 @@ def update_states(p, config, states, projected, keys, values):
 def recur(p, config, keys, values, states):
     """Run the cell over the blocks of keys and values (B, H, W + N, E).
 
-    Returns what each block's tokens read, K_s and V_s (B, N/W, H, S, E), and the states after the last block.
+    Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
     """
-    window, state_keys, state_values = config.window, [], []
-    for at in range(0, keys.shape[2] - window, window):
-        near = slice(at, at + 2 * window)
+    state_keys, state_values = [], []
+    # split, not slices: the gradient of a split is one concatenation, that of each slice a whole segment of zeros
+    keys, values = keys.split(config.window, 2), values.split(config.window, 2)
+    for block in range(len(keys) - 1):
+        near = slice(block, block + 2)
         projected = project_states(p, config, states)
         state_keys.append(projected[0])
         state_values.append(projected[-1])
-        states = update_states(p, config, states, projected, keys[:, :, near], values[:, :, near])
-    return torch.stack(state_keys, 1), torch.stack(state_values, 1), states
+        states = update_states(p, config, states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2))
+    return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
 
 def cross_attend(query, state_keys, state_values, scale):
-    """Every block of query (B, H, N, E) to its own states (B, N/W, H, S, E); (B, N, HE)."""
-    blocks = state_keys.shape[1]
-    tiles = query.unflatten(2, (blocks, -1)).transpose(1, 2)  # (B, N/W, H, W, E)
-    return attention(tiles, state_keys, state_values, scale).transpose(2, 3).flatten(1, 2).flatten(2)
+    """Every block of query (B, H, N, E) to its own states (B, H, N/W, S, E); (B, H, N, E)."""
+    tiles = query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
+    return attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
 
 
 class BlockRecurrent(nn.Module):
@@ -207,7 +201,7 @@ class BlockRecurrent(nn.Module):
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
-            shared = tuple(field[:, None] for field in read_states(owner, c, state.states[:, 0]))  # (B, 1, H, S, E)
+            shared = tuple(field[:, :, None] for field in read_states(owner, c, state.states[:, 0]))  # (B, H, 1, S, E)
         for index, layer in enumerate(self.layers):
             recurrent = index + 1 in c.recurrent_layers
             own = state.states[:, c.recurrent_layers.index(index + 1)] if recurrent else None
@@ -245,7 +239,7 @@ class BlockRecurrent(nn.Module):
         attended = sliding_attention(query * p.scale[:, None, None], keys, values, self._offset(p), dropout)
         attended = merge_heads(attended)
         if read is not None:
-            attended = torch.cat([attended, cross_attend(crossing[0], *read, p.cross_scale)], dim=-1)  # (B, N, 2HE)
+            attended = torch.cat([attended, merge_heads(cross_attend(crossing[0], *read, p.cross_scale))], dim=-1)  # (B, N, 2HE)
         return self._mlp(p, x + functional.linear(attended, p.output)), last, states
 
     def _mlp(self, p, x):
