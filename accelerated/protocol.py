@@ -28,8 +28,8 @@ def detach(state):
 
 
 def require_gradient(state):
-    """The same state as leaves that collect gradients."""
-    return type(state)(*(field.detach().requires_grad_() for field in state))
+    """The same state as leaves that collect gradients, where a field can have one (token ids cannot)."""
+    return type(state)(*(field.detach().requires_grad_(field.is_floating_point()) for field in state))
 
 
 def replace_lanes(starts, initial, state):
@@ -41,3 +41,8 @@ def replace_lanes(starts, initial, state):
         return state
     lanes = (starts.view(-1, *[1] * (field.dim() - 1)) for field in state)
     return type(state)(*(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True)))
+
+
+def state_from(state, fields):
+    """A saved state's tensors as the model's State, on the device of `state`, one of the same model."""
+    return type(state)(*(saved.to(field.device) for saved, field in zip(fields, state, strict=True)))

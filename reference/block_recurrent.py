@@ -324,7 +324,7 @@ def head_projection_backward(dout, cache):
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
-    """softmax((q.k + bias) scale) v for query (B, H, N, E), key and value (B, H, K, E), scale (H,), mask (N, K) of what is seen."""
+    """softmax((q.k + bias) scale) v for query (B, H, N, E), key and value (B, H, K, E), scale (H,), mask (N, K)."""
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
     scores = similarity * scale[:, None, None]
     if mask is not None:
@@ -353,7 +353,7 @@ def tile_distance(window):
 def tile_mask(window):
     """A token sees exactly the W tokens before it: 1 <= i - j <= W (3.1)."""
     distance = tile_distance(window)
-    return (1 <= distance) & (distance <= window)
+    return (distance >= 1) & (distance <= window)
 
 
 def position_bucket(distance, buckets, bias_distance):
@@ -727,9 +727,7 @@ def forward(params, config, tokens, state, rng=None):
         y, state, cache = stack_forward(params, config, x[:, span], state, rng)
         outs.append(y)
         caches.append(cache)
-    normed, norm_cache = layer_norm_forward(
-        np.concatenate(outs, axis=1), params["final_norm.scale"], params["final_norm.bias"]
-    )
+    normed, norm_cache = layer_norm_forward(np.concatenate(outs, axis=1), params["final_norm.scale"], params["final_norm.bias"])
     logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # (B, N, V)
     return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
@@ -773,7 +771,7 @@ def cross_entropy_backward(dloss, cache):
 
 
 def loss_and_gradients(params, config, segments):
-    """Mean loss over a document cut into segments [(tokens, targets)], and its gradients by full back-propagation through time."""
+    """Mean loss over a document cut into segments [(tokens, targets)], and its gradients through all of them."""
     state, caches, total, count = initial_state(params, config, len(segments[0][0])), [], 0.0, 0
     for tokens, targets in segments:
         logits, state, cache = forward(params, config, tokens, state)
@@ -792,8 +790,8 @@ def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
     config = Config(
-        vocabulary=11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12, recurrent_layers=(2,), states=3,
-        buckets=6, bias_distance=5, dropout=0.0,
+        vocabulary=11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12,
+        recurrent_layers=(2,), states=3, buckets=6, bias_distance=5, dropout=0.0,
     )  # fmt: skip
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))

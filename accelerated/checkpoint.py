@@ -1,0 +1,67 @@
+"""Checkpoints: written whole or not at all, read without executing anything, refused in one line when they do not fit."""
+
+import os
+import pickle
+from pathlib import Path
+
+import torch
+
+from accelerated.errors import InputError
+
+FORMAT = "palimpsest"
+VERSION = 1
+SETTINGS = ("model", "model_config", "training_config", "data_config")
+FIELDS = (*SETTINGS, "parameters", "optimizer", "state", "lanes", "random", "step")
+
+
+def checkpoint_path(run):
+    """The checkpoint of a run folder."""
+    return Path(run) / "checkpoint.pt"
+
+
+def save_checkpoint(path, contents):
+    """Write contents beside path, flush it to the disk, then rename: a crash in mid-write leaves the old file whole."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".writing")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save({"format": FORMAT, "version": VERSION} | contents, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error}; the checkpoint before it, if any, is untouched") from None
+
+
+def load_checkpoint(path, device="cpu"):
+    """The contents of a checkpoint; raises InputError where it is missing, broken, or not this project's."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
+    try:
+        contents = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise InputError(f"{path} is truncated or not a checkpoint ({reason}); use another copy or train again") from None
+    if not isinstance(contents, dict) or contents.get("format") != FORMAT:
+        raise InputError(f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out")
+    if contents.get("version") != VERSION:
+        version = contents.get("version")
+        raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
+    missing = [field for field in FIELDS if field not in contents]
+    if missing:
+        raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged, use another copy or train again")
+    return contents
+
+
+def load_parameters(model, parameters, path):
+    """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in parameters.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise InputError(
+                f"{path} does not fit the model: {name} should be {expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
+            )
+    model.load_state_dict(parameters)

@@ -1,0 +1,201 @@
+"""Documents, their splits, and how they are dealt to lanes that each read one document at a time."""
+
+import difflib
+import hashlib
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from accelerated.documents import SPLITS, Document
+from accelerated.errors import InputError
+from accelerated.recall import recall_splits
+from accelerated.windows import count_windows, cut
+
+CORPORA = ("stdlib", "recall")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
+
+
+def text_document(name, text, tokenizer):
+    """A document that predicts each of its own tokens after the first."""
+    tokens = tokenizer.encode(text)
+    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool))
+
+
+def split_of(name):
+    """The split of a document, by a hash of its name: 5% valid, 5% test, the rest train."""
+    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
+    return {0: "test", 1: "valid"}.get(bucket, "train")
+
+
+def split_by_name(documents):
+    splits = {split: [] for split in SPLITS}
+    for document in documents:
+        splits[split_of(document.name)].append(document)
+    return splits
+
+
+def split_by_position(texts, tokenizer):
+    """Cut every text 90/5/5 into a train, a valid and a test document: for corpora of too few documents to deal out."""
+    splits = {split: [] for split in SPLITS}
+    for name, text in texts:
+        ends = [0, len(text) * 90 // 100, len(text) * 95 // 100, len(text)]
+        for split, start, stop in zip(SPLITS, ends, ends[1:], strict=False):
+            splits[split].append(text_document(f"{name}:{split}", text[start:stop], tokenizer))
+    return splits
+
+
+def standard_library_texts(root=None):
+    """(name, bytes) of each top-level package or module of the running Python's standard library, files in sorted order.
+
+    Left out: site-packages, which is not part of it, `test`, which not every installation has and which would be most of the
+    text, and the build's own _sysconfigdata. root is the library's folder, for tests.
+    """
+    root = Path(root or sysconfig.get_paths()["stdlib"])
+    files = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        name = parts[0].removesuffix(".py")
+        if name in ("site-packages", "dist-packages", "test") or name.startswith("_sysconfigdata"):
+            continue
+        files.setdefault(name, []).append(path)
+    return [(name, b"".join(path.read_bytes() for path in paths)) for name, paths in files.items()]
+
+
+def read_text(path):
+    """The bytes of a UTF-8 text file; raises InputError where it is none."""
+    try:
+        text = path.read_bytes()
+        text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); convert it, or leave it out of the folder") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    return text
+
+
+def text_splits(path, tokenizer):
+    """The splits of a text file (90/5/5 by position) or a folder of text files (a document each, by a hash of its name)."""
+    path = Path(path)
+    if not path.exists():
+        near = difflib.get_close_matches(str(path), CORPORA, n=1)
+        hint = f"did you mean {near[0]}?" if near else "give a text file, a folder of text files, stdlib or recall"
+        raise InputError(f"--data {path}: no such file or folder; {hint}")
+    if path.is_file():
+        return split_by_position([(path.name, read_text(path))], tokenizer)
+    paths = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
+    if not paths:
+        raise InputError(f"--data {path}: no text files in this folder; names should end in one of {' '.join(TEXT_SUFFIXES)}")
+    texts = [(str(p.relative_to(path)), read_text(p)) for p in paths]
+    splits = split_by_name(text_document(name, text, tokenizer) for name, text in texts)
+    return splits if all(splits.values()) else split_by_position(texts, tokenizer)
+
+
+def load_splits(data, tokenizer, recall, segment):
+    """{split: documents} of --data: stdlib, recall (of a RecallConfig), or the path of a text file or folder.
+
+    Raises InputError where the training or the validation split could not fill one segment.
+    """
+    if data == "recall":
+        return recall_splits(recall)
+    if data == "stdlib":
+        splits = split_by_name(text_document(name, text, tokenizer) for name, text in standard_library_texts())
+    else:
+        splits = text_splits(data, tokenizer)
+    for split in ("train", "valid"):
+        tokens = sum(len(document.inputs) for document in splits[split])
+        if tokens < segment:
+            raise InputError(
+                f"--data {data}: the {split} split has {tokens} tokens to predict, fewer than a segment of {segment}; "
+                f"give more text or a smaller --segment"
+            )
+    return splits
+
+
+class Segment(NamedTuple):
+    """One step of every lane: B lanes of N tokens."""
+
+    tokens: torch.Tensor  # (B, N) int64, padded with 0
+    targets: torch.Tensor  # (B, N) int64
+    scored: torch.Tensor  # (B, N) bool, false on padding
+    starts: torch.Tensor  # (B,) bool, where a new document begins
+
+    def to(self, device):
+        return Segment(*(field.to(device) for field in self))
+
+
+class Lanes:
+    """Deals documents to lanes; iterating gives Segments, each lane reading one document contiguously to its end.
+
+    With a seed the documents come in a new shuffled order on every pass, without end. With seed None they come once,
+    longest first so that lanes end together; a lane with nothing left is padding that nothing scores.
+    """
+
+    def __init__(self, documents, lanes, length, seed=None):
+        self.documents, self.length, self.seed = documents, length, seed
+        self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
+        if not len(self.order):
+            raise InputError("no document has two tokens or more, so there is nothing to predict")
+        self.reading = [None] * lanes  # per lane (document index, segments read) or None
+
+    def _shuffle(self, passes):
+        lengths = [len(document.inputs) for document in self.documents] if self.seed is None else None
+        if self.seed is None:
+            order = np.argsort(-np.asarray(lengths, dtype=int), kind="stable")
+        else:
+            order = np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
+        return [int(i) for i in order if count_windows(len(self.documents[int(i)].inputs) + 1, self.length)]
+
+    def _next_document(self):
+        if self.dealt == len(self.order):
+            if self.seed is None:
+                return None
+            self.passes, self.dealt = self.passes + 1, 0
+            self.order = self._shuffle(self.passes)
+        self.dealt += 1
+        return self.order[self.dealt - 1]
+
+    def _advance(self, lane):
+        """Move a lane on by one segment; returns (document, window, starts) or None for an idle lane."""
+        if self.reading[lane] is None:
+            index = self._next_document()
+            if index is None:
+                return None
+            self.reading[lane] = (index, 0)
+        index, segment = self.reading[lane]
+        document = self.documents[index]
+        windows = cut(len(document.inputs) + 1, self.length)
+        self.reading[lane] = (index, segment + 1) if segment + 1 < len(windows) else None
+        return document, windows[segment], segment == 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        shape = (len(self.reading), self.length)
+        tokens, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        scored, starts = np.zeros(shape, bool), np.zeros(shape[0], bool)
+        dealt = [self._advance(lane) for lane in range(shape[0])]
+        if not any(dealt):
+            raise StopIteration
+        for lane, work in enumerate(dealt):
+            if work is None:
+                continue
+            document, window, starts[lane] = work
+            span, size = slice(window.start, window.stop), window.stop - window.start
+            tokens[lane, :size] = document.inputs[span]
+            targets[lane, :size] = document.targets[span]
+            scored[lane, :size] = document.scored[span]
+        return Segment(*(torch.from_numpy(array) for array in (tokens, targets, scored, starts)))
+
+    def position(self):
+        """Where every lane stands, for a checkpoint."""
+        return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
+
+    def seek(self, position):
+        """Go on from a position() of lanes over the same documents."""
+        self.passes, self.dealt = position["passes"], position["dealt"]
+        self.order = self._shuffle(self.passes)
+        self.reading = [None if place is None else tuple(place) for place in position["reading"]]

@@ -1,0 +1,40 @@
+"""Optimisers and learning-rate schedules of the papers' recipes."""
+
+import math
+
+import torch
+
+OPTIMIZERS = ("adamw", "adafactor")
+SCHEDULES = ("cosine", "inverse_square_root", "constant")
+
+
+def learning_rate(step, config):
+    """The rate of update `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
+
+    cosine falls to config.final_fraction of it at config.steps; inverse_square_root is
+    learning_rate / sqrt(max(step, warmup)), the Block-Recurrent Transformer's, whose peak is learning_rate / sqrt(warmup);
+    constant stays.
+    """
+    warm = min(1.0, step / max(1, config.warmup))
+    if config.schedule == "inverse_square_root":
+        return config.learning_rate * warm / math.sqrt(max(step, config.warmup, 1))
+    if config.schedule == "constant" or step <= config.warmup:
+        return config.learning_rate * warm
+    progress = min(1.0, (step - config.warmup) / max(1, config.steps - config.warmup))
+    fraction = config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate * fraction
+
+
+def make_optimizer(model, config):
+    """The optimiser of a TrainingConfig; weight decay acts on matrices, not on vectors."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.learning_rate)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+
+
+def set_learning_rate(optimizer, rate):
+    for group in optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,110 @@
+"""Back-propagation over a rollout of K segments: three methods of one signature, which agree to rounding.
+
+    (model, segments, state) -> (loss, next state)
+
+Each leaves gradients in .grad. The objective is the cross-entropy summed over the rollout divided by its number of scored
+tokens, counted once, plus the mean over segments of the model's auxiliary losses; `loss` is the first part, in nats per
+token. The incoming state is data: no gradient leaves the rollout. A document that starts inside it takes the model's initial
+state, which does get gradient. Every segment draws its random numbers (dropout) from a seed of its own, so that computing it
+a second time repeats them, and all three methods see the same.
+"""
+
+import contextlib
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from accelerated.protocol import detach, replace_lanes, require_gradient
+
+
+def segment_seeds(segments):
+    """A seed for each segment, drawn from torch's global generator."""
+    return torch.randint(2**31, (len(segments),)).tolist()
+
+
+@contextlib.contextmanager
+def seeded(seed, device):
+    """Random numbers from seed inside, the generators as they were after."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def begin(model, segment, state):
+    """The state that a segment reads: carried, or the initial one where a document starts."""
+    return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
+
+
+def count_scored(segments):
+    """Scored tokens of a rollout, 1 if there are none so that the loss is 0 rather than NaN."""
+    return max(1, sum(int(segment.scored.sum()) for segment in segments))
+
+
+def run_segment(model, segment, state, seed, scored):
+    """(summed loss / scored tokens of the rollout, summed auxiliary losses, next state) of one segment."""
+    with seeded(seed, segment.tokens.device):
+        output = model(segment.tokens, begin(model, segment, state))
+    logits = output.logits[segment.scored]  # (scored, V)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    nats = functional.cross_entropy(logits, segment.targets[segment.scored], reduction="sum")
+    return nats / scored, sum(output.auxiliary.values()), output.state
+
+
+def run_backward(tensors, gradients=None):
+    """One backward call, outside of any autocast that the forward ran in."""
+    device = tensors[0].device.type
+    with torch.autocast(device, enabled=False):
+        torch.autograd.backward(tensors, gradients)
+
+
+def through_time(model, segments, state):
+    """Full back-propagation through time: the graph of all K segments at once."""
+    seeds, scored, state = segment_seeds(segments), count_scored(segments), detach(state)
+    loss, auxiliary = 0.0, 0.0
+    for segment, seed in zip(segments, seeds, strict=True):
+        part, extra, state = run_segment(model, segment, state, seed, scored)
+        loss, auxiliary = loss + part, auxiliary + extra
+    run_backward([loss + auxiliary / len(segments)])
+    return loss.detach(), detach(state)
+
+
+def checkpointed(model, segments, state):
+    """Gradient checkpointing: the graph keeps each segment's incoming state and computes the rest again going back."""
+    seeds, scored, state = segment_seeds(segments), count_scored(segments), detach(state)
+    loss, auxiliary = 0.0, 0.0
+    for segment, seed in zip(segments, seeds, strict=True):
+        part, extra, state = checkpoint(
+            run_segment, model, segment, state, seed, scored, use_reentrant=False, preserve_rng_state=False
+        )
+        loss, auxiliary = loss + part, auxiliary + extra
+    run_backward([loss + auxiliary / len(segments)])
+    return loss.detach(), detach(state)
+
+
+def memory_replay(model, segments, state):
+    """Memory Replay Back-Propagation (Memformer, Algorithm 1): store states alone, then replay segments from the last.
+
+    The first pass is the memory path without gradient. Going back, each segment is computed again from its stored state and
+    one backward call takes its own loss and the gradient that arrived for its next state.
+    """
+    seeds, scored, states = segment_seeds(segments), count_scored(segments), [detach(state)]
+    with torch.no_grad():
+        for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
+            with seeded(seed, segment.tokens.device):
+                states.append(model.advance(segment.tokens, begin(model, segment, states[-1])))
+    loss, last, dnext = 0.0, None, ()
+    for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
+        leaf = require_gradient(states.pop())
+        part, extra, after = run_segment(model, segment, leaf, seed, scored)
+        last = detach(after) if last is None else last
+        seeds_of_backward = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
+        objective = part + extra / len(segments)
+        run_backward([objective, *(f for f, _ in seeds_of_backward)], [None, *(g for _, g in seeds_of_backward)])
+        dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
+        loss = loss + part.detach()
+        del part, extra, after, objective, seeds_of_backward  # this segment's graph goes before the next is built
+    return loss, last
+
+
+BACKPROP = {"through_time": through_time, "checkpointed": checkpointed, "memory_replay": memory_replay}

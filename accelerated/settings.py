@@ -1,0 +1,290 @@
+"""Every setting is a dataclass field, and every field a command-line option with the help its docstring gives."""
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.optimization import OPTIMIZERS, SCHEDULES
+from accelerated.presets import PRESETS, default_preset
+from accelerated.recall import RecallConfig
+from accelerated.replay import BACKPROP
+from accelerated.tokenizer import TOKENIZERS
+
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def check_choice(name, value, choices):
+    """Raise ValueError naming the nearest of choices unless value is one of them."""
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained; impossible values raise ValueError naming the field.
+
+    Fields:
+        steps: updates of the parameters
+        batch: B, lanes that each read a document of their own
+        horizon: K, segments per update, with gradient through the state that links them
+        backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
+        optimizer: adamw or adafactor
+        schedule: cosine, inverse_square_root or constant
+        learning_rate: peak learning rate; under inverse_square_root the factor before 1/sqrt(step)
+        warmup: updates of linear warm-up
+        final_fraction: fraction of the peak at which the cosine ends
+        beta2: AdamW's second-moment decay
+        weight_decay: AdamW's and Adafactor's decay of matrices
+        clip: largest norm of the gradient, 0 for no limit
+        seed: of weights, order of documents and dropout
+        device: auto takes a GPU where there is one
+        dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
+        save_every: updates between checkpoints; one is always written at the end
+        validation_segments: segments of every lane read to validate, 0 for the whole split
+        sample: tokens of text to print at the end
+    """
+
+    steps: int = 400
+    batch: int = 8
+    horizon: int = 1
+    backprop: str = "through_time"
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    learning_rate: float = 2e-3
+    warmup: int = 40
+    final_fraction: float = 0.05
+    beta2: float = 0.99
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    save_every: int = 200
+    validation_segments: int = 0
+    sample: int = 200
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "horizon", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive")
+        for name, low, high in (("final_fraction", 0, 1), ("beta2", 0, 1)):
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in {low}..{high}")
+        check_choice("backprop", self.backprop, tuple(BACKPROP))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read.
+
+    Fields:
+        data: stdlib (the source of Python's standard library), recall (the synthetic task), a text file, or a folder of them
+        tokenizer: bytes
+    """
+
+    data: str = "stdlib"
+    tokenizer: str = "bytes"
+
+    def __post_init__(self):
+        check_choice("tokenizer", self.tokenizer, tuple(TOKENIZERS))
+
+
+class Settings(NamedTuple):
+    """Everything a run is made of."""
+
+    model: str
+    model_config: object
+    training: TrainingConfig
+    data: DataConfig
+    recall: RecallConfig
+
+
+class OptionParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, naming the nearest option where one is unknown."""
+
+    def error(self, message):
+        sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
+        raise SystemExit(2)
+
+    def parse(self, argv):
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            names = [name for action in self._actions for name in action.option_strings]
+            nearest = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1, cutoff=0.0)[0]
+            self.error(f"unknown option {unknown[0]}; did you mean {nearest}? --help lists all")
+        return options
+
+
+def field_help(config_class):
+    """{field: help} from the Fields part of a config's docstring; every field must be described."""
+    lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
+    described = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+    return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
+
+
+def layer_numbers(text):
+    """'4,10' -> (4, 10); 'none' -> ()."""
+    if text == "none":
+        return ()
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; give numbers joined by commas, like 4,10, or none") from None
+
+
+def add_options(parser, title, config, prefix="", leave_out=()):
+    """An option for each field of the dataclass instance config, whose values are shown as the defaults."""
+    group = parser.add_argument_group(title)
+    for field in dataclasses.fields(config):
+        if field.name in leave_out:
+            continue
+        default = getattr(config, field.name)
+        shown = (",".join(map(str, default)) or "none") if isinstance(default, tuple) else default
+        option = {"dest": prefix + field.name, "default": argparse.SUPPRESS}
+        option["help"] = f"{field_help(type(config))[field.name]} (default {shown})".replace("%", "%%")
+        if isinstance(default, bool):
+            option["action"] = argparse.BooleanOptionalAction
+        else:
+            kind = layer_numbers if isinstance(default, tuple) else type(default)
+            option |= {"type": kind, "metavar": type(default).__name__.upper()}
+        group.add_argument("--" + (prefix + field.name).replace("_", "-"), **option)
+
+
+def given(options, config, prefix=""):
+    """The fields of config that the command line set."""
+    names = (field.name for field in dataclasses.fields(config))
+    return {name: getattr(options, prefix + name) for name in names if hasattr(options, prefix + name)}
+
+
+def changed(config, values):
+    """dataclasses.replace, with an impossible value as InputError."""
+    try:
+        return dataclasses.replace(config, **values)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
+def choose_model_and_preset(argv):
+    """--model, --preset, --data and --resume, which decide what the other options and their defaults are."""
+    parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
+    for name in ("model", "preset", "data", "resume"):
+        parser.add_argument(f"--{name}")
+    chosen, _ = parser.parse_known_args(argv)
+    chosen.model = chosen.model or "block_recurrent"
+    try:
+        check_choice("model", chosen.model, tuple(MODELS))
+        chosen.preset = chosen.preset or default_preset(chosen.data)
+        check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    return chosen
+
+
+def preset_settings(model, preset):
+    """The settings that a preset stands for."""
+    chosen = PRESETS[model][preset]
+    return Settings(
+        model, MODELS[model].Config(**chosen["model"]), TrainingConfig(**chosen["training"]), DataConfig(), RecallConfig()
+    )
+
+
+def training_parser(defaults):
+    """The parser of train.py, with an option for every field of defaults."""
+    parser = OptionParser(
+        prog="train.py", allow_abbrev=False,
+        description="Train a long-memory Transformer, validate it with its memory and without, and sample from it.",
+        epilog="The defaults shown are those of the chosen --model and --preset: add them before --help to see others.",
+    )  # fmt: skip
+    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {defaults.model})")
+    parser.add_argument("--preset", help=f"one of {', '.join(PRESETS[defaults.model])} (default tiny; recall with --data recall)")
+    parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
+    add_options(parser, "data", defaults.data)
+    add_options(parser, "recall task (with --data recall)", defaults.recall, prefix="recall_")
+    add_options(parser, "training", defaults.training)
+    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary",))
+    return parser
+
+
+def parse_training(argv, resumed=None):
+    """(Settings, options) of a train.py command line.
+
+    resumed gives the Settings of a run to go on with, whose model and data then must not be changed.
+    """
+    chosen = choose_model_and_preset(argv)
+    defaults = resumed or preset_settings(chosen.model, chosen.preset)
+    options = training_parser(defaults).parse(argv)
+    data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
+    model = given(options, defaults.model_config)
+    if resumed and (data or recall or model or options.preset or options.model != resumed.model):
+        raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
+    if recall and data.get("data") != "recall":
+        raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
+    vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}
+    return Settings(
+        defaults.model,
+        changed(defaults.model_config, model | vocabulary),
+        changed(defaults.training, given(options, defaults.training)),
+        changed(defaults.data, data),
+        changed(defaults.recall, recall),
+    ), options
+
+
+def settings_contents(settings):
+    """Settings as plain values, for a checkpoint."""
+    return {
+        "model": settings.model,
+        "model_config": dataclasses.asdict(settings.model_config),
+        "training_config": dataclasses.asdict(settings.training),
+        "data_config": dataclasses.asdict(settings.data) | {"recall": dataclasses.asdict(settings.recall)},
+    }
+
+
+def settings_from(contents, path):
+    """The Settings in a checkpoint's contents; raises InputError where this program cannot hold them."""
+    if contents["model"] not in MODELS:
+        raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
+    data = dict(contents["data_config"])
+    recall = data.pop("recall")
+    try:
+        return Settings(
+            contents["model"],
+            MODELS[contents["model"]].Config(**contents["model_config"]),
+            TrainingConfig(**contents["training_config"]),
+            DataConfig(**data),
+            RecallConfig(**recall),
+        )
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} has settings that this program cannot use: {error}") from None
+
+
+def choose_device(name):
+    """The torch device of --device; raises InputError for a GPU that is not there."""
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
+    return torch.device("cuda", torch.cuda.current_device()) if available and name != "cpu" else torch.device("cpu")
+
+
+def autocast(dtype, device):
+    """The autocast context of --dtype: bfloat16 computes in it over float32 parameters, the others change nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")

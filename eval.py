@@ -1,0 +1,99 @@
+"""Evaluate a trained run, or continue a text with it: python eval.py --help."""
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+
+from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters
+from accelerated.corpus import load_splits
+from accelerated.documents import SPLITS
+from accelerated.errors import InputError
+from accelerated.evaluation import evaluate
+from accelerated.generation import continue_text, show_text
+from accelerated.models import MODELS
+from accelerated.settings import OptionParser, autocast, choose_device, settings_from
+from accelerated.tokenizer import TOKENIZERS
+
+
+def parse_options(argv):
+    parser = OptionParser(
+        prog="eval.py", allow_abbrev=False,
+        description="Read documents with a trained model, its state carried through each, and report what it predicted; "
+        "or continue a text.",
+    )  # fmt: skip
+    parser.add_argument("run", metavar="RUN", help="folder that train.py wrote")
+    parser.add_argument("--data", help="what to read: stdlib, recall, a text file or a folder (default what the run trained on)")
+    parser.add_argument("--split", choices=SPLITS, default="valid", help="which part of it (default valid)")
+    parser.add_argument("--batch", type=int, help="lanes read at a time (default the run's)")
+    parser.add_argument(
+        "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
+    )
+    parser.add_argument("--sample", type=int, metavar="N", help="instead of evaluating, continue --prompt by N tokens")
+    parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default a line break)")
+    parser.add_argument("--temperature", type=float, help="of sampling; 0 takes the most probable token (default 0.8)")
+    parser.add_argument("--seed", type=int, help="of sampling (default 0)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes a GPU where there is one")
+    options = parser.parse(argv)
+    if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
+        raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
+    for name, least in (("batch", 1), ("sample", 1), ("temperature", 0), ("seed", 0)):
+        if getattr(options, name) is not None and not getattr(options, name) >= least:
+            raise InputError(f"--{name} is {getattr(options, name)}; it must be at least {least}")
+    if options.prompt == "":
+        raise InputError("--prompt is empty; give at least one character to continue")
+    return options
+
+
+def load_run(run, device):
+    """The trained model, ready to evaluate, and its Settings."""
+    path = checkpoint_path(run)
+    contents = load_checkpoint(path, device)
+    settings = settings_from(contents, path)
+    torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
+    model = MODELS[settings.model](settings.model_config).to(device)
+    load_parameters(model, contents["parameters"], path)
+    return model.eval(), settings
+
+
+def print_sample(model, tokenizer, options, device):
+    """Print the prompt and its continuation as they come."""
+    prompt = torch.tensor(tokenizer.encode(options.prompt or "\n").astype("int64"), device=device)[None]
+    generator = torch.Generator(device).manual_seed(options.seed or 0)
+    temperature = 0.8 if options.temperature is None else options.temperature
+    tokens = continue_text(model, prompt, options.sample, temperature, generator)
+    print(show_text(tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)]))
+
+
+def main(argv):
+    options = parse_options(argv)
+    device = choose_device(options.device)
+    model, settings = load_run(options.run, device)
+    tokenizer = TOKENIZERS[settings.data.tokenizer]()
+    with autocast(settings.training.dtype, device):
+        if options.sample is not None:
+            print_sample(model, tokenizer, options, device)
+            return
+        data = options.data or settings.data.data
+        splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment)
+        if not any(len(document.inputs) for document in splits[options.split]):
+            raise InputError(f"--split {options.split} of {data} has nothing to predict; choose another split")
+        lanes = options.batch or settings.training.batch
+        score = evaluate(model, splits[options.split], tokenizer, lanes, clear_memory=options.clear_memory)
+    memory = "cleared at every segment" if options.clear_memory else "carried through each document"
+    print(f"{settings.model} from {Path(options.run)}, {options.split} split of {data}, memory {memory}")
+    print(f"bits per byte       {score.bits_per_byte:.4f}")
+    print(f"bits per token      {score.bits_per_token:.4f}")
+    print(f"perplexity          {math.exp(score.nats / score.tokens):.3f}")
+    print(f"tokens scored       {score.tokens}")
+    if data == "recall":
+        print(f"right answers       {score.accuracy:.1%} (chance 10%)")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        sys.exit(2)
