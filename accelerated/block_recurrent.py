@@ -59,7 +59,8 @@ def gate(p, kind, carry, hidden):
     """Next state from the carried one and the gate's input (section 3.4)."""
     if kind == "fixed":
         candidate = functional.linear(hidden, p.weight_z, p.bias_z)  # Eq. 1
-        return torch.lerp(candidate, carry, torch.sigmoid(p.bias_g))  # Eqs. 2, 3
+        g = torch.sigmoid(p.bias_g)  # Eq. 2
+        return candidate + g * (carry - candidate)  # Eq. 3
     weight = torch.cat([p.weight_z, p.weight_i, p.weight_f])
     z, i, f = functional.linear(hidden, weight, torch.cat([p.bias_z, p.bias_i - 1, p.bias_f + 1])).chunk(3, dim=-1)
     return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)  # Eqs. 4-7

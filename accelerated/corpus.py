@@ -12,7 +12,7 @@ import torch
 from accelerated.documents import SPLITS, Document
 from accelerated.errors import InputError
 from accelerated.recall import recall_splits
-from accelerated.windows import count_windows, cut
+from accelerated.windows import cut
 
 CORPORA = ("stdlib", "recall")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
@@ -134,28 +134,34 @@ class Lanes:
     """
 
     def __init__(self, documents, lanes, length, seed=None):
+        if not any(len(document.inputs) for document in documents):
+            raise InputError("no document has two tokens or more, so there is nothing to predict")
         self.documents, self.length, self.seed = documents, length, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
-        if not len(self.order):
-            raise InputError("no document has two tokens or more, so there is nothing to predict")
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
+        self.open = [None] * lanes  # per lane (document, its windows), of the document being read
 
     def _shuffle(self, passes):
-        lengths = [len(document.inputs) for document in self.documents] if self.seed is None else None
         if self.seed is None:
-            order = np.argsort(-np.asarray(lengths, dtype=int), kind="stable")
-        else:
-            order = np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
-        return [int(i) for i in order if count_windows(len(self.documents[int(i)].inputs) + 1, self.length)]
+            return np.argsort([-len(document.inputs) for document in self.documents], kind="stable")
+        return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
-        if self.dealt == len(self.order):
-            if self.seed is None:
-                return None
-            self.passes, self.dealt = self.passes + 1, 0
-            self.order = self._shuffle(self.passes)
-        self.dealt += 1
-        return self.order[self.dealt - 1]
+        """Index of the next document that has something to predict; None when a single pass is over."""
+        while True:
+            if self.dealt == len(self.order):
+                if self.seed is None:
+                    return None
+                self.passes, self.dealt = self.passes + 1, 0
+                self.order = self._shuffle(self.passes)
+            self.dealt += 1
+            index = int(self.order[self.dealt - 1])
+            if len(self.documents[index].inputs):
+                return index
+
+    def _open(self, lane, index):
+        document = self.documents[index]
+        self.open[lane] = (document, cut(len(document.inputs) + 1, self.length))
 
     def _advance(self, lane):
         """Move a lane on by one segment; returns (document, window, starts) or None for an idle lane."""
@@ -164,9 +170,9 @@ class Lanes:
             if index is None:
                 return None
             self.reading[lane] = (index, 0)
+            self._open(lane, index)
         index, segment = self.reading[lane]
-        document = self.documents[index]
-        windows = cut(len(document.inputs) + 1, self.length)
+        document, windows = self.open[lane]
         self.reading[lane] = (index, segment + 1) if segment + 1 < len(windows) else None
         return document, windows[segment], segment == 0
 
@@ -199,3 +205,6 @@ class Lanes:
         self.passes, self.dealt = position["passes"], position["dealt"]
         self.order = self._shuffle(self.passes)
         self.reading = [None if place is None else tuple(place) for place in position["reading"]]
+        for lane, place in enumerate(self.reading):
+            if place is not None:
+                self._open(lane, place[0])

@@ -98,7 +98,7 @@ class DataConfig:
 
     Fields:
         data: stdlib (the source of Python's standard library), recall (the synthetic task), a text file, or a folder of them
-        tokenizer: bytes
+        tokenizer: how text becomes tokens; bytes is the one there is
     """
 
     data: str = "stdlib"

@@ -1,0 +1,156 @@
+"""Draw the pictures of the chapters as SVG: python docs/figures.py (needs the extra `plot`)."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from reference import block_recurrent
+
+HERE = Path(__file__).parent
+PAPER, INK, FAINT = "#ffffff", "#1f2933", "#9aa5b1"  # an opaque page: legible whatever lies behind it
+TOKEN, STATE, PREVIOUS, GATE = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f"
+
+
+def new_figure(width, height):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "palimpsest"  # the same file every time
+    matplotlib.rcParams["svg.fonttype"] = "none"
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(width, height))
+    figure.patch.set_facecolor(PAPER)
+    axes.set_axis_off()
+    return figure, axes
+
+
+def save(figure, name):
+    figure.savefig(HERE / f"{name}.svg", bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
+
+
+def box(axes, x, y, width, height, text, colour, size=10, **style):
+    from matplotlib.patches import FancyBboxPatch
+
+    patch = FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.02,rounding_size=0.08", fc=colour, ec=colour, **style)
+    axes.add_patch(patch)
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color="white", fontsize=size)
+
+
+def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
+    style = {"arrowstyle": "-|>", "color": colour, "lw": 1.5, "linestyle": "--" if dashed else "-", "shrinkA": 2, "shrinkB": 2}
+    axes.annotate("", stop, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})
+
+
+def label(axes, x, y, text, colour=INK, size=10, **style):
+    axes.text(x, y, text, color=colour, fontsize=size, ha=style.pop("ha", "center"), va=style.pop("va", "center"), **style)
+
+
+def mask_tile(window=8):
+    """The W x 2W tile of Figure 2, from the reference's own mask and position buckets."""
+    mask = block_recurrent.tile_mask(window)
+    bucket = block_recurrent.position_bucket(block_recurrent.tile_distance(window), 8, 8)
+    figure, axes = new_figure(8.2, 4.6)
+    for i, j in np.ndindex(mask.shape):
+        colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else "#edf0f3"
+        axes.add_patch(__import__("matplotlib").patches.Rectangle((j, window - 1 - i), 0.94, 0.94, fc=colour, ec="none"))
+        if mask[i, j]:
+            label(axes, j + 0.47, window - 1 - i + 0.47, str(bucket[i, j]), "white" if j >= window else INK, 8)
+    for side, text in ((0, "previous block"), (window, "own block")):
+        label(axes, side + window / 2, window + 0.5, f"keys of the {text}", size=11)
+    label(axes, -0.6, window / 2, "queries of one block", size=11, rotation=90)
+    label(
+        axes,
+        window,
+        -0.7,
+        "each token sees exactly the W tokens before it, never itself; the number is its position bucket",
+        FAINT,
+    )
+    axes.plot([window - 0.03] * 2, [0, window], color=INK, lw=1.5)
+    axes.set_xlim(-1.2, 2 * window + 0.2)
+    axes.set_ylim(-1.1, window + 1)
+    axes.set_aspect("equal")
+    save(figure, "block_recurrent_mask")
+
+
+def cell():
+    """One recurrent cell: the vertical and the horizontal direction, and what they share."""
+    figure, axes = new_figure(9.2, 5.6)
+    box(axes, 0.4, 0.2, 3.0, 0.6, "W token embeddings", TOKEN)
+    box(axes, 6.2, 0.2, 3.0, 0.6, "S state vectors  $c_t$", STATE)
+    box(axes, 0.4, 1.5, 3.0, 0.6, "norm;  $K_e, V_e, Q_e^v, Q_s^v$", TOKEN)
+    box(axes, 6.2, 1.5, 3.0, 0.6, "norm + state IDs;  $K_s, V_s, Q_s^h, Q_e^h$", STATE, size=9)
+    box(axes, 0.0, 2.9, 1.8, 0.7, "self-attention\nto 2W tokens", TOKEN, size=9)
+    box(axes, 2.2, 2.9, 1.8, 0.7, "cross-attention\nto S states", TOKEN, size=9)
+    box(axes, 5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE, size=9)
+    box(axes, 7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE, size=9)
+    box(axes, 0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN, size=9)
+    box(axes, 6.2, 4.2, 3.0, 0.6, "[self; cross]: gate instead of residual", GATE, size=9)
+    for x in (1.9, 7.7):
+        arrow(axes, (x, 0.85), (x, 1.45))
+        arrow(axes, (x, 4.85), (x, 5.35))
+    for start, stop in (
+        ((1.3, 2.15), (0.9, 2.85)),
+        ((2.5, 2.15), (3.1, 2.85)),
+        ((7.1, 2.15), (6.5, 2.85)),
+        ((8.3, 2.15), (8.7, 2.85)),
+    ):
+        arrow(axes, start, stop)
+    for start, stop in (
+        ((0.9, 3.65), (1.4, 4.15)),
+        ((3.1, 3.65), (2.4, 4.15)),
+        ((6.5, 3.65), (7.2, 4.15)),
+        ((8.7, 3.65), (8.2, 4.15)),
+    ):
+        arrow(axes, start, stop)
+    arrow(axes, (3.45, 1.95), (5.55, 3.1), TOKEN)
+    arrow(axes, (6.15, 1.95), (4.05, 3.1), STATE)
+    label(axes, 4.8, 1.55, "keys and values are shared,\nqueries are not", INK, 9)
+    label(axes, 1.9, 5.55, "W output embeddings (up the stack)", TOKEN)
+    label(axes, 7.7, 5.55, "next states $c_{t+1}$ (to the next block)", STATE)
+    arrow(axes, (9.3, 0.5), (9.3, 4.5), FAINT, dashed=True, bend=0.25)
+    label(axes, 10.15, 2.5, "carry", FAINT, 9)
+    axes.set_xlim(-0.2, 10.4)
+    axes.set_ylim(0, 5.8)
+    save(figure, "block_recurrent_cell")
+
+
+def flow():
+    """What passes from block to block and from segment to segment, and where the gradient stops."""
+    figure, axes = new_figure(10.5, 4.0)
+    for segment in range(2):
+        left = segment * 5.4
+        axes.add_patch(__import__("matplotlib").patches.Rectangle((left - 0.15, -0.35), 4.8, 3.5, fc="none", ec=FAINT, ls=":"))
+        label(axes, left + 2.25, 3.4, f"segment {segment + 1}: N tokens, one update", INK, 10)
+        for block in range(3):
+            x = left + block * 1.6
+            box(axes, x, 0, 1.3, 0.6, f"block {3 * segment + block + 1}", TOKEN, size=9)
+            box(axes, x, 2.2, 1.3, 0.6, "states", STATE, size=9)
+            arrow(axes, (x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
+            arrow(axes, (x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
+            if block < 2:
+                arrow(axes, (x + 1.35, 2.5), (x + 1.55, 2.5), STATE)
+                arrow(axes, (x + 1.35, 0.3), (x + 1.55, 0.3), TOKEN)
+    arrow(axes, (4.55, 2.5), (5.35, 2.5), STATE, dashed=True)
+    arrow(axes, (4.55, 0.3), (5.35, 0.3), TOKEN, dashed=True)
+    label(axes, 4.95, 1.4, "carried,\nno gradient\nat horizon 1", FAINT, 8)
+    label(
+        axes,
+        5.0,
+        -0.75,
+        "blue: keys and values, which the next block reads; orange: gated states, which every later block can read",
+        INK,
+        9,
+    )
+    axes.set_xlim(-0.4, 10.3)
+    axes.set_ylim(-1.0, 3.7)
+    save(figure, "block_recurrent_flow")
+
+
+if __name__ == "__main__":
+    mask_tile()
+    cell()
+    flow()

@@ -1,0 +1,732 @@
+"""Block-Recurrent Transformer: the reference against finite differences and definitions, the accelerated against it."""
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from agreement import assert_agree
+from gradients import check_directions, check_jacobian
+from hypothesis import given
+from hypothesis import strategies as st
+
+import accelerated.block_recurrent as fast
+from accelerated.attention import position_bucket, tile_distance, window_mask
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.protocol import replace_lanes, require_gradient
+from reference import block_recurrent as ref
+
+LADDER_TOLERANCE = 1e-9  # float64, relative; most rows land near 1e-14
+
+SMALL = ref.Config(
+    vocabulary=11,
+    width=6,
+    layers=3,
+    heads=2,
+    head_width=5,
+    feed_forward=7,
+    window=4,
+    segment=12,
+    recurrent_layers=(2,),
+    states=3,
+    buckets=6,
+    bias_distance=5,
+    attention_scale=3.0,
+    dropout=0.0,
+)
+VARIANTS = {
+    f"{gate}-{configuration}{'-feedback' if feedback else ''}": {
+        "gate": gate,
+        "configuration": configuration,
+        "feedback": feedback,
+    }
+    for gate, configuration, feedback in itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
+} | {
+    "two-recurrent": {"recurrent_layers": (1, 3)},
+    "adjacent-recurrent-lstm": {"recurrent_layers": (2, 3), "gate": "lstm", "configuration": "dual"},
+    "last-recurrent": {"recurrent_layers": (3,)},
+    "slide": {"recurrent_layers": ()},
+    "xl": {"recurrent_layers": (), "segment": 4},
+    "xl-recurrent": {"segment": 4},
+    "one-layer-feedback": {"layers": 1, "recurrent_layers": (1,), "feedback": True},
+    "states-outnumber-window": {"states": 5, "window": 3, "segment": 9},
+}
+
+
+def variant(name):
+    return dataclasses.replace(SMALL, **VARIANTS[name])
+
+
+def random_state(config, rng, batch):
+    """A state as no document starts with it: every field drawn, keys of unit length."""
+    shape = (batch, config.layers, config.heads, config.window, config.head_width)
+    keys, _ = ref.unit_norm_forward(rng.standard_normal(shape))
+    states = rng.standard_normal((batch, len(config.recurrent_layers), config.states, config.width))
+    return ref.State(states, keys, rng.standard_normal(shape))
+
+
+def to_torch(state):
+    return fast.State(*(torch.tensor(field) for field in state))
+
+
+def named(prefix, state):
+    return {f"{prefix}.{name}": field for name, field in zip(state._fields, state, strict=True)}
+
+
+# Rung 1: every operation's backward against its full Jacobian
+
+RNG = np.random.default_rng(3)
+
+
+def draw(*shape):
+    return RNG.standard_normal(shape)
+
+
+def check_operation(forward, backward, inputs, title):
+    """forward(**inputs) -> (out, cache); backward(dout, cache) -> {name: gradient}."""
+    out, cache = forward(**inputs)
+    dout = draw(*out.shape)
+    gradients = backward(dout, cache)
+    check_jacobian(lambda **given_inputs: (forward(**given_inputs)[0] * dout).sum(), inputs, gradients, title)
+
+
+def flat(gradients, names):
+    """((dx, dy, {name: dparam}) -> {name: gradient}) with the given names for the leading entries."""
+    *leading, params = gradients
+    return dict(zip(names, leading, strict=True)) | params
+
+
+def test_linear_gradient():
+    check_operation(
+        lambda x, weight: ref.linear_forward(x, weight),
+        lambda dout, cache: dict(zip(("x", "weight"), ref.linear_backward(dout, cache), strict=True)),
+        {"x": draw(2, 3, 4), "weight": draw(5, 4)},
+        "linear",
+    )
+
+
+def test_layer_norm_gradient():
+    check_operation(
+        ref.layer_norm_forward,
+        lambda dout, cache: flat(ref.layer_norm_backward(dout, cache), ["x"]),
+        {"x": draw(2, 3, 5), "scale": draw(5), "bias": draw(5)},
+        "layer_norm",
+    )
+
+
+def test_unit_norm_gradient():
+    check_operation(
+        ref.unit_norm_forward,
+        lambda dout, cache: {"x": ref.unit_norm_backward(dout, cache)},
+        {"x": draw(2, 3, 5)},
+        "unit_norm",
+    )
+
+
+def test_softmax_gradient():
+    check_operation(
+        ref.softmax_forward,
+        lambda dout, cache: {"scores": ref.softmax_backward(dout, cache)},
+        {"scores": draw(3, 5)},
+        "softmax",
+    )
+
+
+def test_dropout_gradient():
+    check_operation(
+        lambda x: ref.dropout_forward(x, 0.4, np.random.default_rng(8)),
+        lambda dout, keep: {"x": ref.dropout_backward(dout, keep)},
+        {"x": draw(3, 5)},
+        "dropout",
+    )
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_head_projection_gradient(normalise):
+    check_operation(
+        lambda x, weight: ref.head_projection_forward(x, weight, 2, normalise),
+        lambda dout, cache: dict(zip(("x", "weight"), ref.head_projection_backward(dout, cache), strict=True)),
+        {"x": draw(2, 3, 5), "weight": draw(6, 5)},
+        "head_projection",
+    )
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_attention_gradient(rate):
+    mask = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]], bool)
+    check_operation(
+        lambda query, key, value, scale, bias: ref.attention_forward(
+            query, key, value, scale, bias, mask, rate, np.random.default_rng(8)
+        ),
+        lambda dout, cache: dict(
+            zip(("query", "key", "value", "scale", "bias"), ref.attention_backward(dout, cache), strict=True)
+        ),
+        {
+            "query": draw(1, 2, 3, 5),
+            "key": draw(1, 2, 4, 5),
+            "value": draw(1, 2, 4, 5),
+            "scale": draw(2),
+            "bias": draw(2, 3, 4),
+        },
+        "attention",
+    )
+
+
+def test_position_bias_gradient():
+    check_operation(
+        lambda table: ref.position_bias_forward(table, 4, 5),
+        lambda dout, cache: {"table": ref.position_bias_backward(dout, cache)},
+        {"table": draw(2, 6)},
+        "position_bias",
+    )
+
+
+def test_sliding_attention_gradient():
+    p = {"scale": draw(2), "position_bias": draw(2, 6)}
+    inputs = {"query": draw(1, 2, 8, 5), "keys": draw(1, 2, 12, 5), "values": draw(1, 2, 12, 5)} | p
+
+    def forward(query, keys, values, scale, position_bias):
+        return ref.sliding_attention_forward({"scale": scale, "position_bias": position_bias}, SMALL, query, keys, values, None)
+
+    def backward(dout, cache):
+        dkeys, dvalues = np.zeros((1, 2, 12, 5)), np.zeros((1, 2, 12, 5))
+        dquery, dparams = ref.sliding_attention_backward(dout, cache, dkeys, dvalues)
+        return {"query": dquery, "keys": dkeys, "values": dvalues} | dparams
+
+    check_operation(forward, backward, inputs, "sliding_attention")
+
+
+@pytest.mark.parametrize("kind", ["fixed", "lstm"])
+def test_gate_gradient(kind):
+    p = ref.init_gate(dataclasses.replace(SMALL, gate=kind), np.random.default_rng(1), 5)
+    check_operation(
+        lambda carry, hidden, **params: ref.GATES[kind][0](params, carry, hidden),
+        lambda dout, cache: flat(ref.GATES[kind][1](dout, cache), ["carry", "hidden"]),
+        {"carry": draw(2, 3, 6), "hidden": draw(2, 3, 5)} | p,
+        f"{kind} gate",
+    )
+
+
+@pytest.mark.parametrize("kind,configuration", list(itertools.product(["fixed", "lstm"], ["dual", "single", "skip"])))
+def test_gating_gradient(kind, configuration):
+    config = dataclasses.replace(SMALL, gate=kind, configuration=configuration)
+    recurrence = ref.init_recurrence(config, np.random.default_rng(1))
+    p = {name: value for name, value in recurrence.items() if name.startswith(("attention_gate", "mlp"))}
+    dotted = {name.replace(".", "__"): value for name, value in p.items()}
+
+    def forward(states, attended, **params):
+        return ref.gating_forward({k.replace("__", "."): v for k, v in params.items()}, config, states, attended)
+
+    def backward(dout, cache):
+        dstates, dattended, grads = ref.gating_backward(config, dout, cache)
+        assert grads.keys() == p.keys()
+        return {"states": dstates, "attended": dattended} | {k.replace(".", "__"): v for k, v in grads.items()}
+
+    check_operation(forward, backward, {"states": draw(1, 3, 6), "attended": draw(1, 3, 20)} | dotted, configuration)
+
+
+def test_state_projection_gradient():
+    p = ref.init_recurrence(SMALL, np.random.default_rng(1))
+    names = ("ids", "norm.scale", "norm.bias", "key", "value", "query", "cross_query")
+    dotted = {name.replace(".", "__"): p[name] for name in names}
+
+    def forward(states, **params):
+        projected, cache = ref.state_projection_forward({k.replace("__", "."): v for k, v in params.items()}, SMALL, states)
+        return np.stack([projected[name] for name in ("key", "value", "query", "cross_query")]), cache
+
+    def backward(dout, cache):
+        dprojected = dict(zip(("key", "value", "query", "cross_query"), dout, strict=True))
+        dstates, grads = ref.state_projection_backward(dprojected, cache)
+        return {"states": dstates} | {k.replace(".", "__"): v for k, v in grads.items()}
+
+    check_operation(forward, backward, {"states": draw(2, 3, 6)} | dotted, "state_projection")
+
+
+def test_cross_entropy_gradient():
+    targets, scored = np.array([[1, 3, 0], [2, 2, 1]]), np.array([[1, 0, 1], [1, 1, 0]], bool)
+    check_operation(
+        lambda logits: ref.cross_entropy_forward(logits, targets, scored),
+        lambda dout, cache: {"logits": ref.cross_entropy_backward(dout, cache)},
+        {"logits": draw(2, 3, 5)},
+        "cross_entropy",
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_model_gradient(name):
+    """Random directions through every parameter and every field of the incoming state, next state's gradient included."""
+    config, rng = variant(name), np.random.default_rng(5)
+    params, state = ref.init_params(config, rng), random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
+    logits, next_state, cache = ref.forward(params, config, tokens, state)
+    dlogits = rng.standard_normal(logits.shape)
+    dnext = ref.State(*(rng.standard_normal(field.shape) for field in next_state))
+    grads, dstate = ref.backward(params, config, cache, dlogits, dnext)
+    assert grads.keys() == params.keys()
+    grads |= named("state", dstate)
+
+    def objective(inputs):
+        fields = (inputs[f"state.{field}"] for field in ref.State._fields)
+        logits, after, _ = ref.forward(inputs, config, tokens, ref.State(*fields))
+        return (logits * dlogits).sum() + sum((a * b).sum() for a, b in zip(after, dnext, strict=True))
+
+    inputs = params | named("state", state)
+    moving = {k: v for k, v in inputs.items() if v.size and not k.endswith("state.initial")}
+    check_directions(lambda shifted: objective(inputs | shifted), moving, grads, rng, name)
+    assert all(not grads[k].any() for k in params if k.endswith("state.initial")), "nothing started from it"
+
+
+def test_model_gradient_with_dropout():
+    config = dataclasses.replace(SMALL, dropout=0.3)
+    params, rng = ref.init_params(config, np.random.default_rng(5)), np.random.default_rng(6)
+    tokens, state = rng.integers(config.vocabulary, size=(2, 12)), random_state(config, rng, 2)
+    logits, _, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))
+    dlogits = rng.standard_normal(logits.shape)
+    grads, _ = ref.backward(params, config, cache, dlogits)
+    moving = {k: v for k, v in params.items() if not k.endswith("state.initial")}
+
+    def objective(shifted):
+        return (ref.forward(params | shifted, config, tokens, state, np.random.default_rng(7))[0] * dlogits).sum()
+
+    check_directions(objective, moving, grads, rng, "dropout")
+
+
+def test_initial_state_gradient_sums_over_lanes():
+    config, rng = variant("two-recurrent"), np.random.default_rng(5)
+    params = ref.init_params(config, rng)
+    dstate = random_state(config, rng, 3)
+    moving = {k: v for k, v in params.items() if k.endswith("state.initial")}
+    assert len(moving) == 2
+
+    def objective(shifted):
+        return sum((a * b).sum() for a, b in zip(ref.initial_state(shifted, config, 3), dstate, strict=True))
+
+    check_directions(objective, moving, ref.initial_state_backward(config, dstate), rng, "initial_state")
+
+
+def test_arguments_are_not_changed():
+    config, rng = variant("lstm-dual"), np.random.default_rng(5)
+    params, state = ref.init_params(config, rng), random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, 12))
+    before = {k: v.copy() for k, v in (params | named("s", state)).items()}
+    logits, _, cache = ref.forward(params, config, tokens, state)
+    dlogits, dnext = rng.standard_normal(logits.shape), random_state(config, rng, 2)
+    kept = [dlogits.copy(), *(field.copy() for field in dnext)]
+    ref.backward(params, config, cache, dlogits, dnext)
+    assert all((before[k] == v).all() for k, v in (params | named("s", state)).items())
+    assert all((a == b).all() for a, b in zip(kept, (dlogits, *dnext), strict=True))
+
+
+# Rung 2: accelerated against reference
+
+
+def reference_rollout(params, config, segments, start, state):
+    """Logits, states and gradients of three segments in float64; lane 1 starts a document at segment `start`."""
+    caches, logits_all, states, losses = [], [], [], []
+    for index, (tokens, targets, scored) in enumerate(segments):
+        if index == start:
+            fresh = ref.initial_state(params, config, len(tokens))
+            state = ref.State(*(np.concatenate([old[:1], new[1:]]) for old, new in zip(state, fresh, strict=True)))
+        logits, state, cache = ref.forward(params, config, tokens, state)
+        loss, loss_cache = ref.cross_entropy_forward(logits, targets, scored)
+        logits_all.append(logits)
+        states.append(state)
+        losses.append(loss)
+        caches.append((cache, loss_cache))
+    grads, dstate = {}, None
+    for index in reversed(range(len(segments))):
+        cache, loss_cache = caches[index]
+        dlogits = ref.cross_entropy_backward(1.0, loss_cache)
+        dparams, dstate = ref.backward(params, config, cache, dlogits, dstate)
+        ref.add_into(grads, dparams)
+        if index == start:
+            lane = ref.State(*(np.concatenate([np.zeros_like(f[:1]), f[1:]]) for f in dstate))
+            ref.add_into(grads, ref.initial_state_backward(config, lane))
+            dstate = ref.State(*(np.concatenate([f[:1], np.zeros_like(f[1:])]) for f in dstate))
+    return sum(losses), logits_all, states, grads, dstate
+
+
+def accelerated_rollout(model, segments, start, state):
+    leaf = require_gradient(to_torch(state))
+    state, loss, logits_all, states = leaf, 0.0, [], []
+    for index, (tokens, targets, scored) in enumerate(segments):
+        starts = torch.tensor([False, index == start])
+        state = replace_lanes(starts, model.initial_state(2), state)
+        output = model(torch.tensor(tokens), state)
+        state = output.state
+        picked = output.logits.log_softmax(-1).gather(-1, torch.tensor(targets)[..., None])[..., 0]
+        loss = loss - picked[torch.tensor(scored)].sum()
+        logits_all.append(output.logits)
+        states.append(state)
+    loss.backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    dstate = fast.State(*(torch.zeros_like(f) if f.grad is None else f.grad for f in leaf))
+    return loss, logits_all, states, grads, dstate
+
+
+def rollout_segments(config, rng):
+    cut = []
+    for _ in range(3):
+        tokens, targets = rng.integers(config.vocabulary, size=(2, 2, config.segment))
+        cut.append((tokens, targets, rng.random(tokens.shape) < 0.7))
+    return cut
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_accelerated_equals_reference(name):
+    """Logits, states, loss and gradients over three segments with a document start in the second, then five Adam steps."""
+    config, rng = variant(name), np.random.default_rng(5)
+    params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).train()
+    assert_agree(params, dict(model.state_dict()), 1e-15, "initialisation")
+    segments, state = rollout_segments(config, rng), random_state(config, rng, 2)
+    loss, logits, states, grads, dstate = reference_rollout(params, config, segments, 1, state)
+    torch_loss, torch_logits, torch_states, torch_grads, torch_dstate = accelerated_rollout(model, segments, 1, state)
+
+    def gathered(loss, logits, states, grads, dstate):
+        rows = {"loss": np.array([float(loss)])} | {f"grad {k}": v for k, v in grads.items()} | named("grad state", dstate)
+        for k, (out, after) in enumerate(zip(logits, states, strict=True)):
+            rows |= {f"logits {k}": out} | named(f"state {k}", after)
+        return {k: v for k, v in rows.items() if math.prod(v.shape)}
+
+    expected = gathered(loss, logits, states, grads, dstate)
+    actual = gathered(torch_loss.item(), torch_logits, torch_states, torch_grads, torch_dstate)
+    assert_agree(expected, actual, LADDER_TOLERANCE, name)
+    five_steps(params, model, config, segments, state)
+
+
+def five_steps(params, model, config, segments, state):
+    """Momentum descent on both sides; the weights must still agree."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    momentum = {name: np.zeros_like(value) for name, value in params.items()}
+    for _ in range(5):
+        optimizer.zero_grad()
+        grads = reference_rollout(params, config, segments, 1, state)[3]
+        accelerated_rollout(model, segments, 1, state)
+        optimizer.step()
+        momentum = {name: 0.9 * momentum[name] + grads[name] for name in params}
+        params = {name: value - 1e-3 * momentum[name] for name, value in params.items()}
+    assert_agree(params, dict(model.state_dict()), LADDER_TOLERANCE, "weights after five steps")
+
+
+def test_dropout_acts_where_the_reference_has_it(monkeypatch):
+    """With the reference's random numbers in place of torch's, training mode gives the reference's logits."""
+    config = dataclasses.replace(SMALL, dropout=0.3)
+    model, rng = BlockRecurrent(config, seed=9).train(), np.random.default_rng(7)
+
+    def reference_dropout(x, rate, training=True):
+        if not training or rate == 0:
+            return x
+        tiles = x.unbind(2) if x.dim() == 5 else [x]  # the reference draws the attention matrix tile by tile
+        keep = [torch.tensor((rng.random(tuple(tile.shape)) >= rate) / (1 - rate)) for tile in tiles]
+        return x * (torch.stack(keep, 2) if x.dim() == 5 else keep[0])
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", reference_dropout)
+    tokens, state = np.random.default_rng(1).integers(11, size=(2, 12)), random_state(config, np.random.default_rng(2), 2)
+    params = ref.init_params(config, np.random.default_rng(9))
+    expected, after, _ = ref.forward(params, config, tokens, state, np.random.default_rng(7))
+    output = model(torch.tensor(tokens), to_torch(state))
+    rows = {"logits": output.logits} | named("state", output.state)
+    assert_agree({"logits": expected} | named("state", after), rows, LADDER_TOLERANCE, "dropout")
+
+
+def test_dropout_rate_and_scale():
+    x = np.ones(200_000)
+    dropped, _ = ref.dropout_forward(x, 0.25, np.random.default_rng(0))
+    assert set(np.unique(dropped)) == {0.0, 1 / 0.75}
+    assert abs((dropped == 0).mean() - 0.25) < 0.005
+    assert ref.dropout_forward(x, 0.25, None)[0] is x
+
+
+# Definitions
+
+
+@given(window=st.integers(1, 9))
+def test_masks_equal_the_definition(window):
+    expected = np.zeros((window, 2 * window), bool)
+    for i in range(window):
+        for j in range(2 * window):
+            distance = (window + i) - j  # both counted from the previous block's first token
+            expected[i, j] = 1 <= distance <= window
+    assert (ref.tile_mask(window) == expected).all()
+    assert (window_mask(tile_distance(window), window).numpy() == expected).all()
+    assert (expected.sum(1) == window).all()
+
+
+@given(
+    window=st.integers(1, 5), blocks=st.integers(1, 3), heads=st.integers(1, 3), width=st.integers(1, 4), seed=st.integers(0, 99)
+)
+def test_sliding_attention_equals_direct_indexing(window, blocks, heads, width, seed):
+    """Each token by itself, over the W keys before it, indexed in the whole sequence with no tiles."""
+    rng, length = np.random.default_rng(seed), window * blocks
+    config = dataclasses.replace(SMALL, window=window, segment=length, heads=heads)
+    p = {"scale": rng.standard_normal(heads) + 2, "position_bias": rng.standard_normal((heads, 6))}
+    query, keys, values = (rng.standard_normal((2, heads, n, width)) for n in (length, window + length, window + length))
+    expected = np.zeros((2, heads, length, width))
+    for b, h, i in np.ndindex(2, heads, length):
+        weights, total = [], 0.0
+        for j in range(i, i + window):  # key j stands window tokens earlier than its index
+            distance = i + window - j
+            bias = p["position_bias"][h, slow_bucket(distance, 6, 5)]
+            weights.append(math.exp((query[b, h, i] @ keys[b, h, j] + bias) * p["scale"][h]))
+            total += weights[-1]
+        expected[b, h, i] = sum(w / total * values[b, h, j] for w, j in zip(weights, range(i, i + window), strict=True))
+    actual, _ = ref.sliding_attention_forward(p, config, query, keys, values, None)
+    assert_agree({"out": expected}, {"out": actual}, 1e-10)
+
+
+def slow_bucket(distance, buckets, furthest):
+    """T5's rule for one distance."""
+    half = buckets // 2
+    if distance < half:
+        return distance
+    step = int(math.log(distance / half) / math.log(furthest / half) * (buckets - half) + 1e-12)
+    return min(half + step, buckets - 1)
+
+
+@given(half=st.integers(1, 20), extra=st.integers(1, 200))
+def test_position_buckets_equal_the_rule(half, extra):
+    buckets, furthest = 2 * half, half + extra
+    distances = np.arange(0, 3 * furthest)
+    expected = [slow_bucket(d, buckets, furthest) for d in distances.tolist()]
+    bucket = ref.position_bucket(distances, buckets, furthest)
+    assert (np.abs(bucket - expected) <= (distances % furthest != 0)).all()  # rounding of a logarithm at a bucket's edge
+    assert (np.diff(bucket) >= 0).all() and bucket[0] == 0 and bucket[-1] == buckets - 1
+    assert (position_bucket(torch.tensor(distances), buckets, furthest).numpy() == bucket).all()
+
+
+def test_position_buckets_of_t5():
+    """32 buckets to distance 128: exact to 15, then 16 and 17 share, then ever wider; negative distances are bucket 0."""
+    bucket = ref.position_bucket(np.array([-3, 0, 1, 15, 16, 17, 18, 19, 31, 32, 64, 127, 128, 10_000]), 32, 128)
+    assert bucket.tolist() == [0, 0, 1, 15, 16, 16, 16, 17, 21, 21, 26, 31, 31, 31]
+
+
+@given(values=st.lists(st.floats(-4, 4), min_size=6, max_size=6))
+def test_gates_equal_their_equations(values):
+    """One state of width 1, in scalars, on both sides."""
+    c, h, w, bias, w2, b2 = values
+    sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
+    carry, hidden = np.full((1, 1, 1), c), np.full((1, 1, 1), h)
+    fixed = {"weight_z": np.array([[w]]), "bias_z": np.array([bias]), "bias_g": np.array([b2])}
+    z, g = w * h + bias, sigmoid(b2)
+    check_gate("fixed", fixed, carry, hidden, c * g + z * (1 - g))
+    lstm = {
+        "weight_z": np.array([[w]]),
+        "bias_z": np.array([bias]),
+        "weight_i": np.array([[w2]]),
+        "bias_i": np.array([b2]),
+        "weight_f": np.array([[b2]]),
+        "bias_f": np.array([w2]),
+    }
+    z, i, f = math.tanh(w * h + bias), sigmoid(w2 * h + b2 - 1), sigmoid(b2 * h + w2 + 1)
+    check_gate("lstm", lstm, carry, hidden, c * f + z * i)
+
+
+def check_gate(kind, p, carry, hidden, expected):
+    from types import SimpleNamespace
+
+    actual = ref.GATES[kind][0](p, carry, hidden)[0].item()
+    torch_p = SimpleNamespace(**{name: torch.tensor(value) for name, value in p.items()})
+    torch_actual = fast.gate(torch_p, kind, torch.tensor(carry), torch.tensor(hidden)).item()
+    assert math.isclose(actual, expected, rel_tol=1e-12, abs_tol=1e-12)
+    assert math.isclose(torch_actual, expected, rel_tol=1e-12, abs_tol=1e-12)
+
+
+def test_initialisation_follows_the_paper():
+    config = dataclasses.replace(SMALL, width=400, head_width=40, feed_forward=300, states=60, gate="lstm", configuration="dual")
+    params = ref.init_params(config, np.random.default_rng(0))
+    state = ref.subtree(params, "layers.1.state.")
+    for name, fan_in in (("attention_gate", 160), ("mlp_gate", 300)):
+        for matrix in "zif":
+            weight, bias = state[f"{name}.weight_{matrix}"], state[f"{name}.bias_{matrix}"]
+            assert weight.std() == pytest.approx((0.1 / fan_in) ** 0.5, rel=0.02)
+            assert np.abs(weight).max() < 2.3 * (0.1 / fan_in) ** 0.5, "not truncated"
+            assert bias.std() == pytest.approx(0.1, rel=0.15)
+    assert state["ids"].std() == pytest.approx(1, rel=0.02)
+    assert state["initial"].std() == pytest.approx(0.1, rel=0.02)
+    assert params["embedding"].std() == pytest.approx(1, rel=0.05)
+    assert params["layers.0.key"].std() == pytest.approx(400**-0.5, rel=0.02)
+    assert params["layers.0.mlp_output"].std() == pytest.approx(300**-0.5, rel=0.02)
+    wide = ref.init_layer(dataclasses.replace(SMALL, heads=50, buckets=64, bias_distance=128), np.random.default_rng(0), 0)
+    assert wide["position_bias"].std() == pytest.approx(64**-0.5, rel=0.05)
+    scales = [v for k, v in params.items() if k.endswith("scale") and "norm" not in k]
+    assert len(scales) == 6 and all((scale == config.attention_scale).all() for scale in scales)
+
+
+def test_logits_are_divided_by_the_root_of_the_width():
+    params = ref.init_params(SMALL, np.random.default_rng(0))
+    params["final_norm.scale"], params["final_norm.bias"] = np.zeros(6), np.arange(6.0)
+    logits, _, _ = ref.forward(params, SMALL, np.zeros((1, 12), int), ref.initial_state(params, SMALL, 1))
+    assert np.allclose(logits[0, 3], params["embedding"] @ np.arange(6.0) / math.sqrt(6))
+
+
+def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
+    """The first token of a document attends to W zero values, so its attention output is exactly zero."""
+    config = dataclasses.replace(SMALL, layers=1, recurrent_layers=())
+    params = ref.init_params(config, np.random.default_rng(0))
+    state = ref.initial_state(params, config, 1)
+    assert not state.keys.any() and not state.values.any()
+    without = params | {"layers.0.output": np.zeros_like(params["layers.0.output"])}
+    tokens = np.arange(12)[None] % 11
+    logits, plain = (ref.forward(p, config, tokens, state)[0] for p in (params, without))
+    assert (logits[:, 0] == plain[:, 0]).all() and not np.isclose(logits[:, 1], plain[:, 1]).all()
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"segment": 10}, "segment 10 is not a multiple of window 4"),
+        ({"recurrent_layers": (4,)}, "recurrent_layers"),
+        ({"recurrent_layers": (0,)}, "recurrent_layers"),
+        ({"recurrent_layers": (2, 1)}, "ascending"),
+        ({"recurrent_layers": (2, 2)}, "each layer once"),
+        ({"gate": "gru"}, "gate is 'gru'"),
+        ({"configuration": "triple"}, "configuration is 'triple'"),
+        ({"feedback": True, "recurrent_layers": ()}, "exactly one recurrent layer"),
+        ({"feedback": True, "recurrent_layers": (1, 2)}, "exactly one recurrent layer"),
+        ({"window": 0}, "window is 0"),
+        ({"buckets": 5}, "buckets is 5"),
+        ({"bias_distance": 3}, "bias_distance 3"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"attention_scale": 0.0}, "attention_scale"),
+        ({"states": 0}, "states is 0"),
+    ],
+)
+def test_impossible_configs_are_refused(change, words):
+    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+        dataclasses.replace(SMALL, **change)
+
+
+@pytest.mark.parametrize("length", [0, 3, 13])
+def test_segments_that_are_no_whole_blocks_are_refused(length):
+    params, model = ref.init_params(SMALL, np.random.default_rng(0)), BlockRecurrent(SMALL)
+    with pytest.raises(ValueError, match=f"{length} tokens is not a positive multiple of window 4"):
+        ref.forward(params, SMALL, np.zeros((1, length), int), ref.initial_state(params, SMALL, 1))
+    with pytest.raises(ValueError, match=f"{length} tokens is not a positive multiple of window 4"):
+        model(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
+
+
+# Behaviour
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_segmented_run_equals_one_long_run(name):
+    config, rng = variant(name), np.random.default_rng(5)
+    params, model = ref.init_params(config, rng), BlockRecurrent(config).eval()
+    w, state = config.window, random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, 5 * w))
+    whole, after, _ = ref.forward(params, config, tokens, state)
+    parts, carried = [], state
+    for start, stop in ((0, w), (w, 3 * w), (3 * w, 5 * w)):
+        part, carried, _ = ref.forward(params, config, tokens[:, start:stop], carried)
+        parts.append(part)
+    rows = {"logits": np.concatenate(parts, 1)} | {k: v for k, v in named("state", carried).items() if v.size}
+    assert_agree({"logits": whole} | {k: v for k, v in named("state", after).items() if v.size}, rows, 1e-12)
+    torch_tokens = torch.tensor(tokens)
+    long = model(torch_tokens, to_torch(state))
+    first = model(torch_tokens[:, : 2 * w], to_torch(state))
+    second = model(torch_tokens[:, 2 * w :], first.state)
+    assert_agree({"logits": long.logits}, {"logits": torch.cat([first.logits, second.logits], 1)}, 1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_step_and_advance_equal_forward(name):
+    """From a state in mid-document, over more than two blocks; also resuming `step` from a state that forward returned."""
+    config, rng = variant(name), np.random.default_rng(5)
+    model, state = BlockRecurrent(config, seed=9).eval(), to_torch(random_state(config, rng, 2))
+    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, 4 * config.window)))
+    whole = model(tokens, state)
+    first, rest = tokens[:, : config.window], tokens[:, config.window :]
+    stream, logits = model.advance(first, state), []
+    for token in rest.unbind(1):
+        out, stream = model.step(token, stream)
+        logits.append(out)
+    assert_agree({"logits": whole.logits[:, config.window :]}, {"logits": torch.stack(logits, 1)}, 1e-12)
+    advanced = model.advance(tokens, state)
+    keep = lambda fields: {k: v for k, v in fields.items() if v.numel()}  # noqa: E731
+    assert_agree(keep(named("state", whole.state)), keep(named("state", advanced)), 1e-12)
+    assert_agree(keep(named("state", whole.state)), keep(named("state", stream.state)), 1e-12)
+
+
+@given(name=st.sampled_from(sorted(VARIANTS)), at=st.integers(0, 11), seed=st.integers(0, 99))
+def test_a_token_changes_no_logit_before_it(name, at, seed):
+    config, rng = variant(name), np.random.default_rng(seed)
+    params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).eval()
+    length = 12 // config.window * config.window
+    tokens, at = rng.integers(config.vocabulary, size=(1, length)), at % length
+    other = tokens.copy()
+    other[0, at] = (other[0, at] + 1 + rng.integers(config.vocabulary - 1)) % config.vocabulary
+    state = random_state(config, rng, 1)
+    a, b = (ref.forward(params, config, t, state)[0] for t in (tokens, other))
+    assert (a[:, :at] == b[:, :at]).all() and not np.isclose(a[:, at], b[:, at]).all()
+    a, b = (model(torch.tensor(t), to_torch(state)).logits.detach().numpy() for t in (tokens, other))
+    assert np.allclose(a[:, :at], b[:, :at], rtol=0, atol=1e-12) and not np.isclose(a[:, at], b[:, at]).all()
+
+
+def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
+    """Slide reaches W tokens a layer; the recurrent model's state reaches further."""
+    for layers, recurrent, remembers in (((), (), False), ((), (2,), True)):
+        config = dataclasses.replace(SMALL, layers=2, recurrent_layers=recurrent or layers, segment=24)
+        model = BlockRecurrent(config, seed=9).eval()
+        tokens = torch.randint(11, (1, 24))
+        other = tokens.clone()
+        other[0, 0] = (other[0, 0] + 1) % 11
+        a, b = (model(t, model.initial_state(1)).logits for t in (tokens, other))
+        beyond = 2 * config.window + 1
+        assert torch.equal(a[:, beyond:], b[:, beyond:]) is not remembers
+        assert not torch.allclose(a[:, beyond - 1], b[:, beyond - 1])
+
+
+def test_every_parameter_gets_gradient_from_a_rollout():
+    """Two segments from a document's start: every parameter of every variant, but for buckets that no distance reaches."""
+    for name in VARIANTS:
+        config = variant(name)
+        model = BlockRecurrent(config)
+        tokens, state = torch.randint(11, (2, 2, config.segment)), model.initial_state(2)
+        for segment in tokens:
+            output = model(segment, state)
+            state = output.state
+        torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), tokens[0].flatten()).backward()
+        silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+        assert not silent, (name, silent)
+
+
+def test_unreachable_buckets_get_exactly_zero_gradient():
+    """Distances run from 1 to W, so bucket 0 and those past W's get none."""
+    config = dataclasses.replace(SMALL, buckets=12, bias_distance=30)
+    params = ref.init_params(config, np.random.default_rng(0))
+    rng = np.random.default_rng(1)
+    state, tokens = random_state(config, rng, 2), rng.integers(11, size=(2, 12))
+    logits, _, cache = ref.forward(params, config, tokens, state)
+    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
+    bias = grads["layers.0.position_bias"]
+    assert not bias[:, 0].any() and not bias[:, 5:].any() and bias[:, 1:5].all()
+
+
+def test_last_state_update_gets_no_gradient_within_a_segment():
+    """The cached state is not differentiable across segments: the third block's update alone moves nothing."""
+    rng = np.random.default_rng(1)
+    params, state = ref.init_params(SMALL, rng), random_state(SMALL, rng, 2)
+    name = "layers.1.state.attention_gate.bias_z"
+
+    def gradient(blocks, dnext=None):
+        tokens = np.random.default_rng(2).integers(11, size=(2, 4 * blocks))
+        logits, after, cache = ref.forward(params, SMALL, tokens, state)
+        dnext = None if dnext is None else ref.State(*(np.ones_like(field) for field in after))
+        return ref.backward(params, SMALL, cache, np.ones_like(logits), dnext)[0][name]
+
+    assert not gradient(1).any()
+    assert gradient(2).any() and gradient(3).any()
+    assert gradient(1, dnext=True).any()
+
+
+def test_float32_stays_float32():
+    torch.set_default_dtype(torch.float32)
+    model = BlockRecurrent(SMALL)
+    output = model(torch.zeros(1, 12, dtype=torch.long), model.initial_state(1))
+    output.logits.sum().backward()
+    assert {t.dtype for t in (output.logits, *output.state, *(p.grad for p in model.parameters() if p.grad is not None))} == {
+        torch.float32
+    }

@@ -1,0 +1,190 @@
+"""train.py and eval.py as a user runs them, at sizes that take seconds."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import eval as evaluation_script
+import train as training_script
+from accelerated.checkpoint import checkpoint_path, load_checkpoint
+from accelerated.errors import InputError
+
+ROOT = Path(__file__).parent.parent
+TINY = [
+    *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
+    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--device", "cpu"),
+]
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_bytes((ROOT / "reference" / "block_recurrent.py").read_bytes())
+    return path
+
+
+def train(*argv):
+    training_script.main([str(a) for a in argv])
+
+
+def evaluate(*argv):
+    evaluation_script.main([str(a) for a in argv])
+
+
+def saved(run):
+    return load_checkpoint(checkpoint_path(run))
+
+
+def test_training_saves_reports_and_samples(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    train("--data", text, "--steps", 3, "--out", run, *TINY)
+    printed = capsys.readouterr().out
+    assert re.search(r"bits per byte: \d\.\d{3} with the memory, \d\.\d{3} with it cleared at every segment", printed)
+    assert "a sample after the opening" in printed and f"python eval.py {run}" in printed
+    assert saved(run)["step"] == 3
+    evaluate(run)
+    carried = capsys.readouterr().out
+    evaluate(run, "--clear-memory")
+    cleared = capsys.readouterr().out
+    reported = re.search(r"byte: (\S+) with the memory, (\S+) with", printed).groups()
+    evaluated = [re.search(r"bits per byte +(\S+)", text).group(1) for text in (carried, cleared)]
+    assert [float(bits) for bits in reported] == pytest.approx([float(bits) for bits in evaluated], abs=6e-4)
+    assert evaluated[0] != evaluated[1]
+    assert "tokens scored" in carried and "perplexity" in carried
+
+
+def test_evaluation_of_other_data_and_splits(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    train("--data", text, "--steps", 1, "--out", run, *TINY)
+    other = tmp_path / "other.txt"
+    other.write_text("another text entirely " * 60)
+    capsys.readouterr()
+    evaluate(run, "--data", other, "--split", "test", "--batch", 2)
+    printed = capsys.readouterr().out
+    assert f"test split of {other}" in printed and "tokens scored       65\n" in printed
+
+
+@pytest.mark.parametrize("method", ["through_time", "checkpointed", "memory_replay"])
+def test_a_run_cut_in_two_equals_an_uncut_run(text, tmp_path, method):
+    """Parameters, optimiser, places in documents, carried state and random numbers: bit for bit on CPU."""
+    options = [
+        "--data",
+        text,
+        "--backprop",
+        method,
+        "--horizon",
+        2,
+        "--dropout",
+        0.2,
+        "--schedule",
+        "constant",
+        *TINY,
+        "--sample",
+        0,
+    ]
+    train(*options, "--steps", 6, "--out", tmp_path / "whole")
+    train(*options, "--steps", 3, "--out", tmp_path / "cut")
+    train("--resume", tmp_path / "cut", "--steps", 6)
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert cut["step"] == 6 and whole["lanes"] == cut["lanes"]
+    assert torch.equal(whole["random"], cut["random"])
+    for name, value in whole["parameters"].items():
+        assert torch.equal(value, cut["parameters"][name]), name
+    assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch):
+    steps = []
+    save = training_script.save_checkpoint
+    monkeypatch.setattr(training_script, "save_checkpoint", lambda path, c: steps.append(c["step"]) or save(path, c))
+    train("--data", text, "--steps", 5, "--save-every", 2, "--out", tmp_path / "run", *TINY)
+    assert steps == [2, 4, 5]
+
+
+def test_recall_reports_right_answers(tmp_path, capsys):
+    train("--data", "recall", "--steps", 1, "--out", tmp_path / "run", *TINY)
+    assert re.search(r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)", capsys.readouterr().out)
+
+
+def test_the_seed_decides_everything(text, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train("--data", text, "--steps", 2, "--seed", seed, "--dropout", 0.1, "--out", tmp_path / name, *TINY)
+    a, b, c = (saved(tmp_path / name)["parameters"]["embedding"] for name in "abc")
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def test_a_new_run_never_takes_an_old_ones_folder(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        train("--data", text, "--steps", 1, *TINY)
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["block_recurrent-book-1", "block_recurrent-book-2"]
+    before = checkpoint_path("runs/block_recurrent-book-1").read_bytes()
+    with pytest.raises(InputError, match="already holds a run"):
+        train("--data", text, "--steps", 1, "--out", "runs/block_recurrent-book-1", *TINY)
+    assert checkpoint_path("runs/block_recurrent-book-1").read_bytes() == before
+
+
+def test_sampling_continues_the_prompt(text, tmp_path, capsys):
+    train("--data", text, "--steps", 1, "--out", tmp_path / "run", *TINY)
+    capsys.readouterr()
+    outs = []
+    for seed in (3, 3, 4):
+        evaluate(tmp_path / "run", "--sample", 40, "--prompt", "def forward(", "--seed", seed)
+        outs.append(capsys.readouterr().out)
+    assert outs[0] == outs[1] != outs[2] and outs[0].startswith("def forward(")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path, monkeypatch):
+    def broken(model, segments, state):
+        return torch.tensor(float("nan")), state
+
+    train("--data", text, "--steps", 2, "--out", tmp_path / "run", *TINY)
+    monkeypatch.setitem(training_script.BACKPROP, "through_time", broken)
+    with pytest.raises(InputError, match="loss is nan at step 3"):
+        train("--resume", tmp_path / "run", "--steps", 5)
+    assert saved(tmp_path / "run")["step"] == 2, "the last checkpoint stands"
+
+
+@pytest.mark.parametrize(
+    "case", ["run missing", "run truncated", "other shape", "negative sample", "prompt alone", "empty prompt"]
+)
+def test_evaluation_refuses_in_one_line(case, text, tmp_path):
+    run = tmp_path / "run"
+    train("--data", text, "--steps", 1, "--out", run, *TINY)
+    path, argv = checkpoint_path(run), [run]
+    if case == "run missing":
+        shutil.rmtree(run)
+    elif case == "run truncated":
+        path.write_bytes(path.read_bytes()[:-2000])
+    elif case == "other shape":
+        contents = torch.load(path)
+        contents["model_config"]["width"] = 24
+        torch.save(contents, path)
+    argv += {
+        "negative sample": ["--sample", -1], "prompt alone": ["--prompt", "x"], "empty prompt": ["--sample", 2, "--prompt", ""],
+    }.get(case, [])  # fmt: skip
+    words = {
+        "run missing": "no checkpoint", "run truncated": "truncated", "other shape": "does not fit",
+        "negative sample": "--sample is -1", "prompt alone": "go with --sample", "empty prompt": "--prompt is empty",
+    }[case]  # fmt: skip
+    with pytest.raises(InputError, match=words) as caught:
+        evaluate(*argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("script,argv", [("train.py", ["--data", "nowhere"]), ("eval.py", ["nowhere"])])
+def test_scripts_exit_with_2_and_one_line(script, argv):
+    import subprocess
+
+    done = subprocess.run([sys.executable, script, *argv], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith(f"{script}: "), done.stderr
+
+
+def test_readme_commands_pin_torch_and_make_their_environment():
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+    assert len(lines) == 2 and all("torch==2.13.0" in line for line in lines)
+    assert "train.py" in lines[0] and "pytest" in lines[1]

@@ -1,0 +1,184 @@
+"""Documents, splits and lanes."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated import corpus
+from accelerated.corpus import Lanes, load_splits, split_of, text_document
+from accelerated.errors import InputError
+from accelerated.recall import RecallConfig
+from accelerated.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+def documents_of(lengths):
+    """Documents whose tokens name them: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
+    texts = [bytes((10 * d + 1 + i) % 256 for i in range(n)) for d, n in enumerate(lengths)]
+    return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
+
+
+def read_lanes(segments, lanes):
+    """Per lane the list of documents read, each as ([tokens], [targets]), from starts and scored alone."""
+    read = [[] for _ in range(lanes)]
+    for segment in segments:
+        for lane in range(lanes):
+            scored = segment.scored[lane]
+            if segment.starts[lane]:
+                read[lane].append(([], []))
+            if scored.any():
+                read[lane][-1][0].extend(segment.tokens[lane][scored].tolist())
+                read[lane][-1][1].extend(segment.targets[lane][scored].tolist())
+    return read
+
+
+lengths = st.lists(st.integers(0, 23), min_size=1, max_size=6).filter(lambda ns: max(ns) > 1)
+
+
+@given(lengths, lanes=st.integers(1, 4), length=st.integers(1, 7))
+def test_one_pass_reads_every_document_once_in_one_lane(ns, lanes, length):
+    documents = documents_of(ns)
+    read = read_lanes(Lanes(documents, lanes, length), lanes)
+    seen = sorted(tuple(map(tuple, document)) for lane in read for document in lane)
+    expected = sorted((tuple(d.inputs.tolist()), tuple(d.targets.tolist())) for d in documents if len(d.inputs))
+    assert seen == expected
+
+
+@given(lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.integers(0, 9))
+def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, length, seed):
+    documents = documents_of(ns)
+    whole = {tuple(d.inputs.tolist()): tuple(d.targets.tolist()) for d in documents if len(d.inputs)}
+    for segment in itertools.islice(Lanes(documents, lanes, length, seed), 20):
+        for lane in range(lanes):
+            scored = segment.scored[lane].tolist()
+            size = sum(scored)
+            assert size and scored == [True] * size + [False] * (length - size), "padding stands at the end"
+            tokens, targets = (tuple(field[lane][:size].tolist()) for field in (segment.tokens, segment.targets))
+            assert any(
+                tokens == key[i : i + size] and targets == whole[key][i : i + size] for key in whole for i in range(len(key))
+            )
+
+
+@given(lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.integers(0, 9))
+def test_every_pass_deals_every_document_once(ns, lanes, length, seed):
+    documents = documents_of(ns)
+    usable = sum(n > 1 for n in ns)
+    dealer = Lanes(documents, lanes, length, seed)
+    dealt = [dealer._next_document() for _ in range(3 * usable)]
+    for turn in range(3):
+        assert sorted(dealt[turn * usable : (turn + 1) * usable]) == [i for i, n in enumerate(ns) if n > 1]
+
+
+def test_shuffling_depends_on_seed_and_pass():
+    documents = documents_of([5] * 30)
+    orders = [Lanes(documents, 1, 4, seed)._shuffle(passes) for seed, passes in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert orders[0] == orders[1] and orders[0] != orders[2] and orders[0] != orders[3]
+
+
+@given(lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), after=st.integers(0, 12))
+def test_seek_continues_where_position_was_taken(ns, lanes, length, after):
+    documents = documents_of(ns)
+    first, second = Lanes(documents, lanes, length, 3), Lanes(documents, lanes, length, 3)
+    for _ in range(after):
+        next(first)
+    second.seek(first.position())
+    for _ in range(8):
+        for a, b in zip(next(first), next(second), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_nothing_to_predict_is_refused():
+    with pytest.raises(InputError, match="no document has two tokens"):
+        Lanes(documents_of([0, 1]), 2, 4)
+
+
+def test_splits_are_a_fixed_function_of_the_name():
+    assert [split_of(name) for name in ("json", "re", "pprint", "lzma")] == ["train", "valid", "valid", "valid"]
+    counts = [[split_of(f"document {i}") for i in range(4000)].count(split) for split in corpus.SPLITS]
+    assert abs(counts[0] - 3600) < 100 and abs(counts[1] - 200) < 60 and abs(counts[2] - 200) < 60
+
+
+def test_standard_library_is_one_document_per_package(tmp_path):
+    for name, text in {
+        "b.py": "bee", "a/z.py": "zed", "a/__init__.py": "init", "a/sub/y.py": "why", "test/t.py": "no",
+        "site-packages/p.py": "no", "_sysconfigdata_x.py": "no", "c.txt": "no",
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert corpus.standard_library_texts(tmp_path) == [("a", b"initwhyzed"), ("b", b"bee")]
+
+
+def test_stdlib_splits_are_real_and_disjoint():
+    splits = load_splits("stdlib", BYTES, RecallConfig(), 512)
+    names = [{d.name for d in splits[split]} for split in corpus.SPLITS]
+    assert all(names) and not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
+    assert sum(len(d.inputs) for d in splits["train"]) > 3_000_000
+
+
+def test_text_document_predicts_each_token_after_the_first():
+    document = text_document("x", b"abc", BYTES)
+    assert (
+        document.inputs.tolist() == [97, 98] and document.targets.tolist() == [98, 99] and document.scored.tolist() == [True] * 2
+    )
+    assert len(text_document("x", b"", BYTES).targets) == len(text_document("x", b"a", BYTES).scored) == 0
+
+
+def test_a_file_is_split_90_5_5_by_position(tmp_path):
+    text = bytes(range(97, 117)) * 10
+    (tmp_path / "book.txt").write_bytes(text)
+    splits = load_splits(tmp_path / "book.txt", BYTES, RecallConfig(), 4)
+    parts = {split: bytes([*documents[0].inputs[:1], *documents[0].targets]) for split, documents in splits.items()}
+    assert parts == {"train": text[:180], "valid": text[180:190], "test": text[190:]}
+
+
+def test_a_folder_is_split_by_name_or_if_small_by_position(tmp_path):
+    for i in range(80):
+        (tmp_path / f"{i}.txt").write_text("some words " * 9)
+    splits = load_splits(tmp_path, BYTES, RecallConfig(), 4)
+    assert {d.name: split for split in splits for d in splits[split]} == {f"{i}.txt": split_of(f"{i}.txt") for i in range(80)}
+    for path in list(tmp_path.iterdir())[2:]:
+        path.unlink()
+    splits = load_splits(tmp_path, BYTES, RecallConfig(), 4)
+    assert [len(splits[split]) for split in corpus.SPLITS] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "case", ["missing", "misspelt", "empty folder", "empty file", "short", "undecodable", "binary in folder"]
+)
+def test_bad_data_is_refused_in_one_line(case, tmp_path):
+    path = tmp_path / "data"
+    if case == "misspelt":
+        path = "stdlb"
+    elif case == "empty folder":
+        path.mkdir()
+    elif case in ("empty file", "short"):
+        path.write_bytes(b"abc" * (case == "short"))
+    elif case == "undecodable":
+        path.write_bytes(b"abc\xff" * 999)
+    elif case == "binary in folder":
+        path.mkdir()
+        (path / "x.txt").write_bytes(b"\xff\xfe" * 99)
+    words = {
+        "missing": "no such file", "misspelt": "did you mean stdlib", "empty folder": "no text files", "empty file": "0 tokens",
+        "short": "fewer than a segment of 16", "undecodable": "not UTF-8 text .byte 3", "binary in folder": "not UTF-8",
+    }[case]  # fmt: skip
+    with pytest.raises(InputError, match=words) as caught:
+        load_splits(path, BYTES, RecallConfig(), 16)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.binary(max_size=200))
+def test_bytes_round_trip(text):
+    assert BYTES.decode(BYTES.encode(text)) == text
+    assert BYTES.token_bytes[BYTES.encode(text)].sum() == len(text)
+
+
+def test_text_is_encoded_as_utf8():
+    assert BYTES.encode("é").tolist() == [0xC3, 0xA9]
+    assert np.asarray(BYTES.token_bytes).shape == (BYTES.vocabulary,)

@@ -1,0 +1,204 @@
+"""Full BPTT, gradient checkpointing and MRBP leave the same loss, gradients and next state."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from agreement import assert_agree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_block_recurrent import SMALL, VARIANTS, named, variant
+
+from accelerated import replay
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.corpus import Segment
+from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
+
+TOLERANCE = 1e-11  # float64, relative; measured 2e-14
+
+
+def random_rollout(config, horizon, lanes=3, scored=0.7):
+    torch.manual_seed(4)
+    segments = []
+    for _ in range(horizon):
+        tokens, targets = torch.randint(config.vocabulary, (2, lanes, config.segment)).unbind(0)
+        segments.append(Segment(tokens, targets, torch.rand(lanes, config.segment) < scored, torch.rand(lanes) < 0.3))
+    return segments
+
+
+def rows_of(method, model, segments, state):
+    """Loss, every parameter's gradient and the next state that a method leaves."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    loss, after = method(model, segments, state)
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    rows = {"loss": loss[None]} | grads | named("state", after)
+    assert not any(field.requires_grad for field in after) and not loss.requires_grad
+    return {name: row for name, row in rows.items() if row.numel()}
+
+
+def carried_state(model, lanes=3):
+    """A state in mid-document."""
+    tokens = torch.randint(model.config.vocabulary, (lanes, model.config.segment))
+    return detach(model(tokens, model.initial_state(lanes)).state)
+
+
+@settings(max_examples=30)
+@given(name=st.sampled_from(sorted(VARIANTS)), horizon=st.integers(1, 4), dropout=st.sampled_from([0.0, 0.3]))
+def test_the_three_methods_agree(name, horizon, dropout):
+    config = dataclasses.replace(variant(name), dropout=dropout)
+    model = BlockRecurrent(config).train()
+    segments, state = random_rollout(config, horizon), carried_state(model)
+    expected = rows_of(replay.through_time, model, segments, state)
+    for method in ("checkpointed", "memory_replay"):
+        assert_agree(expected, rows_of(replay.BACKPROP[method], model, segments, state), TOLERANCE, method)
+
+
+def test_through_time_is_autograd_on_the_whole_rollout():
+    """The oracle of the oracle: one graph written out by hand, no seeds, no replay."""
+    model = BlockRecurrent(SMALL)
+    segments, state = random_rollout(SMALL, 3), carried_state(model)
+    actual = rows_of(replay.through_time, model, segments, state)
+    model.zero_grad()
+    nats, count, carried = 0.0, 0, state
+    for segment in segments:
+        fresh = model.initial_state(3)
+        carried = type(carried)(
+            *(torch.stack([(new if segment.starts[lane] else old)[lane] for lane in range(3)])
+              for new, old in zip(fresh, carried, strict=True))
+        )  # fmt: skip
+        output = model(segment.tokens, carried)
+        carried = output.state
+        for lane, place in segment.scored.nonzero().tolist():
+            nats = nats - output.logits[lane, place].log_softmax(-1)[segment.targets[lane, place]]
+            count += 1
+    (nats / count).backward()
+    expected = {"loss": (nats / count)[None]} | {n: p.grad for n, p in model.named_parameters()} | named("state", carried)
+    assert_agree(expected, actual, TOLERANCE)
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
+    """A learned initial state gets gradient only from lanes that start inside the rollout."""
+    model = BlockRecurrent(SMALL)
+    name = "layers.1.state.initial"
+    segments = [s._replace(starts=torch.zeros(3, dtype=torch.bool)) for s in random_rollout(SMALL, 2)]
+    assert not rows_of(replay.BACKPROP[method], model, segments, model.initial_state(3))[name].any()
+    segments[1].starts[2] = True
+    assert rows_of(replay.BACKPROP[method], model, segments, model.initial_state(3))[name].any()
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_a_rollout_without_scored_tokens_has_zero_loss(method):
+    model = BlockRecurrent(SMALL)
+    rows = rows_of(replay.BACKPROP[method], model, random_rollout(SMALL, 2, scored=0.0), model.initial_state(3))
+    assert all(not row.any() for name, row in rows.items() if not name.startswith("state"))
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_global_random_numbers_go_on_as_if_nothing_was_drawn_inside(method):
+    """All methods take the same numbers from the global generator, whatever they recompute."""
+    model = BlockRecurrent(dataclasses.replace(SMALL, dropout=0.3)).train()
+    torch.manual_seed(5)
+    replay.BACKPROP[method](model, random_rollout(SMALL, 3), model.initial_state(3))
+    torch.manual_seed(5)
+    replay.segment_seeds([None] * 3)
+    torch.manual_seed(4)
+    random_rollout(SMALL, 3)
+    after = torch.rand(2)
+    torch.manual_seed(5)
+    segments = random_rollout(SMALL, 3)
+    replay.BACKPROP[method](model, segments, model.initial_state(3))
+    torch.manual_seed(4)
+    random_rollout(SMALL, 3)
+    assert torch.equal(after, torch.rand(2))
+
+
+class CounterState(NamedTuple):
+    total: torch.Tensor  # (B, 1)
+    last: torch.Tensor  # (B,) token ids: a state field that can have no gradient
+
+
+class Counter(torch.nn.Module):
+    """A two-parameter model of the protocol with an auxiliary loss and an integer state field."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate, self.start = torch.nn.Parameter(torch.tensor(0.5)), torch.nn.Parameter(torch.tensor(0.2))
+
+    def initial_state(self, batch):
+        return CounterState(self.start.expand(batch, 1), torch.zeros(batch, dtype=torch.long))
+
+    def forward(self, tokens, state):
+        total = state.total * self.rate + tokens.sum(1, keepdim=True) * self.rate + state.last[:, None]
+        logits = total[:, :, None] * torch.linspace(-0.1, 0.1, 4) * torch.ones(1, tokens.shape[1], 1)
+        return Output(logits, CounterState(total, tokens[:, -1]), {"size": (total**2).mean(), "rate": self.rate**2})
+
+    def advance(self, tokens, state):
+        return self(tokens, state).state
+
+
+def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
+    model, counter = Counter(), dataclasses.replace(SMALL, vocabulary=4)
+    segments, state = random_rollout(counter, 3), detach(Counter().initial_state(3))
+    rows = {name: rows_of(method, model, segments, state) for name, method in replay.BACKPROP.items()}
+    assert_agree(rows["through_time"], rows["checkpointed"], TOLERANCE)
+    assert_agree(rows["through_time"], rows["memory_replay"], TOLERANCE)
+    model.zero_grad()
+    loss, auxiliary, carried, scored = 0.0, 0.0, state, sum(int(s.scored.sum()) for s in segments)
+    for segment in segments:
+        carried = replace_lanes(segment.starts, model.initial_state(3), carried)
+        logits, carried, extra = model(segment.tokens, carried)
+        loss = loss - logits.log_softmax(-1).gather(-1, segment.targets[..., None])[segment.scored].sum() / scored
+        auxiliary = auxiliary + extra["size"] / 3 + extra["rate"] / 3
+    (loss + auxiliary).backward()
+    assert_agree({"loss": loss[None], "rate": model.rate.grad, "start": model.start.grad},
+                 {name: rows["through_time"][name] for name in ("loss", "rate", "start")}, TOLERANCE)  # fmt: skip
+
+
+def test_memory_replay_keeps_one_segments_graph(monkeypatch):
+    """One forward with gradient at a time, one backward call each, the memory path alone before."""
+    model, calls = BlockRecurrent(SMALL), []
+    forward, advance, backward = model.forward, model.advance, torch.autograd.backward
+    monkeypatch.setattr(model, "forward", lambda *a: calls.append("forward") or forward(*a))
+    monkeypatch.setattr(model, "advance", lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a))
+    monkeypatch.setattr(torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a))
+    replay.memory_replay(model, random_rollout(SMALL, 3), model.initial_state(3))
+    assert calls == ["advance False"] * 2 + ["forward", "backward"] * 3
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_bfloat16_autocast_trains(method):
+    """Close to float32, finite, and gradients for every parameter."""
+    torch.set_default_dtype(torch.float32)
+    model = BlockRecurrent(SMALL)
+    segments, state = random_rollout(SMALL, 3), model.initial_state(3)
+    exact = rows_of(replay.BACKPROP[method], model, segments, state)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = rows_of(replay.BACKPROP[method], model, segments, state)
+    assert math.isclose(exact["loss"].item(), rough["loss"].item(), rel_tol=0.02)
+    grads = [n for n, _ in model.named_parameters()]
+    assert all(torch.isfinite(rough[n]).all() and rough[n].any() for n in grads if exact[n].any())
+    flat = [torch.cat([rows[n].flatten() for n in grads]) for rows in (exact, rough)]
+    assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
+
+
+def test_replace_lanes_selects_and_routes_gradient():
+    initial = CounterState(torch.ones(3, 1, requires_grad=True), torch.tensor([9, 9, 9]))
+    old = CounterState(torch.zeros(3, 1, requires_grad=True), torch.tensor([1, 2, 3]))
+    state = replace_lanes(torch.tensor([True, False, True]), initial, old)
+    assert state.last.tolist() == [9, 2, 9] and state.total[:, 0].tolist() == [1, 0, 1]
+    state.total.sum().backward()
+    assert initial.total.grad[:, 0].tolist() == [1, 0, 1] and old.total.grad[:, 0].tolist() == [0, 1, 0]
+    assert replace_lanes(torch.zeros(3, dtype=torch.bool), initial, old) is old
+
+
+def test_state_helpers():
+    state = CounterState(torch.ones(3, 1, requires_grad=True) * 2, torch.tensor([1, 2, 3]))
+    leaf = require_gradient(state)
+    assert leaf.total.is_leaf and leaf.total.requires_grad and not leaf.last.requires_grad
+    assert not detach(state).total.requires_grad
+    restored = state_from(state, (torch.zeros(3, 1), torch.zeros(3)))
+    assert isinstance(restored, CounterState) and not restored.total.any()

@@ -1,0 +1,152 @@
+"""Options: every field has one, with help; what cannot work is refused in one line that names the nearest that can."""
+
+import dataclasses
+
+import pytest
+
+from accelerated import settings
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.presets import PRESETS
+from accelerated.recall import RecallConfig
+from accelerated.settings import DataConfig, TrainingConfig, field_help, parse_training, preset_settings
+
+CONFIGS = [TrainingConfig, DataConfig, RecallConfig, *(model.Config for model in MODELS.values())]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_field_is_described(config):
+    described = field_help(config)
+    assert set(described) == {field.name for field in dataclasses.fields(config)}
+    assert all(len(text) > 8 for text in described.values())
+
+
+def test_help_names_every_field(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_training(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    names = [
+        f.name for config in (TrainingConfig, DataConfig, MODELS["block_recurrent"].Config) for f in dataclasses.fields(config)
+    ]
+    names = [
+        *(f"--{name.replace('_', '-')}" for name in names if name != "vocabulary"),
+        "--recall-pairs",
+        "--out",
+        "--resume",
+        "--preset",
+    ]
+    assert not [name for name in names if name not in printed]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_preset_is_possible(model):
+    for preset in PRESETS[model]:
+        chosen = preset_settings(model, preset)
+        assert isinstance(chosen.model_config, MODELS[model].Config)
+    assert {"tiny", "small", "paper"} <= PRESETS[model].keys()
+
+
+def test_the_papers_sizes():
+    """Section 4 of the Block-Recurrent Transformer."""
+    chosen = preset_settings("block_recurrent", "paper")
+    c, t = chosen.model_config, chosen.training
+    assert (c.layers, c.heads, c.head_width, c.width, c.feed_forward) == (12, 8, 128, 1024, 4096)
+    assert (c.window, c.states, c.segment, c.recurrent_layers, c.dropout, c.attention_scale) == (512, 512, 4096, (10,), 0.05, 1.0)
+    assert (c.gate, c.configuration, c.buckets, c.bias_distance) == ("fixed", "skip", 32, 128)
+    assert (t.optimizer, t.schedule, t.warmup, t.learning_rate, t.steps, t.batch) == (
+        "adafactor", "inverse_square_root", 1000, 1.0, 500_000, 32,
+    )  # fmt: skip
+
+
+def test_options_override_presets():
+    chosen, _ = parse_training(
+        ["--steps", "7", "--recurrent-layers", "2,4", "--gate=lstm", "--no-feedback", "--learning-rate", "0.5"]
+    )
+    assert chosen.training.steps == 7 and chosen.training.learning_rate == 0.5
+    assert chosen.model_config.recurrent_layers == (2, 4) and chosen.model_config.gate == "lstm"
+    assert parse_training(["--recurrent-layers", "none"])[0].model_config.recurrent_layers == ()
+    assert parse_training(["--preset", "paper"])[0].model_config.layers == 12
+    recall = parse_training(["--data", "recall", "--recall-pairs", "3"])[0]
+    assert recall.recall.pairs == 3 and recall.model_config == preset_settings("block_recurrent", "recall").model_config
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--model", "block_recurent"], "nearest: block_recurrent"),
+        (["--preset", "tinny"], "nearest: tiny"),
+        (["--backprop", "memory_reply"], "nearest: memory_replay"),
+        (["--optimizer", "adam"], "nearest: adamw"),
+        (["--dtype", "float16"], "nearest: "),
+        (["--schedule", "cosin"], "nearest: cosine"),
+        (["--tokenizer", "byte"], "nearest: bytes"),
+        (["--gate", "gru"], "gate is 'gru'"),
+        (["--segment", "100"], "segment 100 is not a multiple of window 64"),
+        (["--steps", "0"], "steps is 0"),
+        (["--learning-rate", "-1"], "learning_rate is -1.0"),
+        (["--clip", "nan"], "clip is nan"),
+        (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
+        (["--data", "recall", "--recall-pairs", "99"], "pairs is 99"),
+    ],
+)
+def test_impossible_values_are_refused_in_one_line(argv, words):
+    with pytest.raises(InputError, match=words) as caught:
+        parse_training(argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--stepz", "3"], "did you mean --steps"),
+        (["--learning_rate", "3"], "did you mean --learning-rate"),
+        (["--steps", "many"], "invalid int value"),
+        (["--recurrent-layers", "x"], "numbers joined by commas"),
+        (["--steps"], "expected one argument"),
+    ],
+)
+def test_unknown_options_exit_with_2_and_one_line(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_training(argv)
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
+
+
+def test_settings_survive_a_checkpoint():
+    chosen, _ = parse_training(["--gate", "lstm", "--data", "recall", "--recall-distance", "7", "--recurrent-layers", "1"])
+    assert settings.settings_from(settings.settings_contents(chosen), "run") == chosen
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "other"}, {"model_config": {"width": 0}}, {"training_config": {"steps": 3, "unknown": 1}}]
+)
+def test_settings_of_another_program_are_refused(change):
+    contents = settings.settings_contents(parse_training([])[0]) | change
+    with pytest.raises(InputError, match="run"):
+        settings.settings_from(contents, "run")
+
+
+def test_resuming_keeps_model_and_data():
+    chosen, _ = parse_training(["--gate", "lstm", "--steps", "9"])
+    resumed, _ = parse_training(["--resume", "x", "--steps", "20"], resumed=chosen)
+    assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
+    for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"]):
+        with pytest.raises(InputError, match="--resume keeps"):
+            parse_training(["--resume", "x", *argv], resumed=chosen)
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [("warmup", -1), ("seed", -1), ("final_fraction", 1.5), ("beta2", -0.1), ("batch", 0), ("horizon", 0), ("device", "tpu")],
+)
+def test_training_config_names_the_field(field, value):
+    with pytest.raises(ValueError, match=field):
+        TrainingConfig(**{field: value})
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(settings.torch.cuda, "is_available", lambda: False)
+    assert settings.choose_device("auto").type == "cpu"
+    with pytest.raises(InputError, match="torch finds no GPU"):
+        settings.choose_device("cuda")
