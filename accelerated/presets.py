@@ -5,8 +5,10 @@ PAPER_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_square_root", "
 PRESETS = {
     "block_recurrent": {
         "tiny": {
-            "model": {"width": 128, "layers": 4, "window": 64, "segment": 512, "states": 64, "dropout": 0.0},
-            "training": {"steps": 400, "batch": 8},
+            "model": {
+                "width": 128, "layers": 3, "window": 32, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
+            },
+            "training": {"steps": 600, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40},
         },
         "small": {
             "model": {

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from reference import block_recurrent
 
 HERE = Path(__file__).parent
-PAPER, INK, FAINT = "#ffffff", "#1f2933", "#9aa5b1"  # an opaque page: legible whatever lies behind it
+PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6c7b"  # an opaque page: legible whatever lies behind it
 TOKEN, STATE, PREVIOUS, GATE = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f"
 
 
@@ -45,6 +45,12 @@ def arrow(axes, start, stop, colour=INK, dashed=False, bend=0.0):
     axes.annotate("", stop, start, arrowprops=style | {"connectionstyle": f"arc3,rad={bend}"})
 
 
+def frame(axes, x, y, width, height, fill, edge="none", **style):
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((x, y), width, height, fc=fill, ec=edge, **style))
+
+
 def label(axes, x, y, text, colour=INK, size=10, **style):
     axes.text(x, y, text, color=colour, fontsize=size, ha=style.pop("ha", "center"), va=style.pop("va", "center"), **style)
 
@@ -56,7 +62,7 @@ def mask_tile(window=8):
     figure, axes = new_figure(8.2, 4.6)
     for i, j in np.ndindex(mask.shape):
         colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else "#edf0f3"
-        axes.add_patch(__import__("matplotlib").patches.Rectangle((j, window - 1 - i), 0.94, 0.94, fc=colour, ec="none"))
+        frame(axes, j, window - 1 - i, 0.94, 0.94, colour)
         if mask[i, j]:
             label(axes, j + 0.47, window - 1 - i + 0.47, str(bucket[i, j]), "white" if j >= window else INK, 8)
     for side, text in ((0, "previous block"), (window, "own block")):
@@ -88,7 +94,7 @@ def cell():
     box(axes, 5.6, 2.9, 1.8, 0.7, "cross-attention\nto 2W tokens", STATE, size=9)
     box(axes, 7.8, 2.9, 1.8, 0.7, "self-attention\nto S states", STATE, size=9)
     box(axes, 0.4, 4.2, 3.0, 0.6, "[self; cross] $W_o$, + residual, MLP", TOKEN, size=9)
-    box(axes, 6.2, 4.2, 3.0, 0.6, "[self; cross]: gate instead of residual", GATE, size=9)
+    box(axes, 6.2, 4.2, 3.0, 0.6, "[self; cross], gate with the carry", GATE, size=9)
     for x in (1.9, 7.7):
         arrow(axes, (x, 0.85), (x, 1.45))
         arrow(axes, (x, 4.85), (x, 5.35))
@@ -123,7 +129,7 @@ def flow():
     figure, axes = new_figure(10.5, 4.0)
     for segment in range(2):
         left = segment * 5.4
-        axes.add_patch(__import__("matplotlib").patches.Rectangle((left - 0.15, -0.35), 4.8, 3.5, fc="none", ec=FAINT, ls=":"))
+        frame(axes, left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
         label(axes, left + 2.25, 3.4, f"segment {segment + 1}: N tokens, one update", INK, 10)
         for block in range(3):
             x = left + block * 1.6

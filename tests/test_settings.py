@@ -82,7 +82,7 @@ def test_options_override_presets():
         (["--schedule", "cosin"], "nearest: cosine"),
         (["--tokenizer", "byte"], "nearest: bytes"),
         (["--gate", "gru"], "gate is 'gru'"),
-        (["--segment", "100"], "segment 100 is not a multiple of window 64"),
+        (["--segment", "100"], "segment 100 is not a multiple of window 32"),
         (["--steps", "0"], "steps is 0"),
         (["--learning-rate", "-1"], "learning_rate is -1.0"),
         (["--clip", "nan"], "clip is nan"),
