@@ -1,7 +1,6 @@
 """Evaluate a trained run, or continue a text with it: python eval.py --help."""
 
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters
 from accelerated.corpus import load_splits
 from accelerated.documents import SPLITS
-from accelerated.errors import InputError
+from accelerated.errors import InputError, run_program
 from accelerated.evaluation import evaluate
 from accelerated.generation import continue_text, show_text
 from accelerated.models import MODELS
@@ -92,8 +91,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_program("eval.py", main)

@@ -1,7 +1,6 @@
 """Train a long-memory Transformer: python train.py --help."""
 
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from tqdm import tqdm
 from accelerated.allocator import keep_freed_memory
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_checkpoint
 from accelerated.corpus import Lanes, load_splits
-from accelerated.errors import InputError
+from accelerated.errors import InputError, run_program
 from accelerated.evaluation import evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
 from accelerated.models import MODELS
@@ -125,8 +124,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_program("train.py", main)

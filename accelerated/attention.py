@@ -49,12 +49,11 @@ class ProjectHeads(torch.autograd.Function):
         return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None
 
 
-def project_heads(x, matrices, heads):
-    """project_heads_plain by the fastest path there is for x; matrices are (HE, D) each."""
-    weight = torch.cat(matrices)
+def project_heads(x, weight, heads, parts):
+    """project_heads_plain by the fastest path there is for x."""
     if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
-        return ProjectHeads.apply(x, weight, heads, len(matrices))
-    return project_heads_plain(x, weight, heads, len(matrices))
+        return ProjectHeads.apply(x, weight, heads, parts)
+    return project_heads_plain(x, weight, heads, parts)
 
 
 def tile_distance(window):
@@ -67,10 +66,10 @@ def window_mask(distance, window):
     return (distance >= 1) & (distance <= window)
 
 
-def position_bucket(distance, buckets, bias_distance):
-    """T5's causal buckets: one per distance up to half of them, then logarithmic up to bias_distance."""
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
     exact = buckets // 2
-    ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(bias_distance / exact)
+    ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(max_distance / exact)
     coarse = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
     return torch.where(distance < exact, distance.clamp(min=0), coarse)
 
@@ -103,43 +102,59 @@ def sliding_attention_plain(query, keys, values, offset, dropout=0.0):
     return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
 
 
+def tile_height(window):
+    """Queries in a tile of the fast path: half a window where it divides, so that fewer masked scores are computed."""
+    return window // 2 if window % 2 == 0 else window
+
+
 class SlidingAttention(torch.autograd.Function):
-    """The same as sliding_attention_plain without dropout, one tile at a time so that its scores stay in the cache."""
+    """The same as sliding_attention_plain without dropout, one tile at a time so that its scores stay in the cache.
+
+    A tile of T queries meets the W + T keys that any of them sees; T < W leaves out scores that the W x 2W tile masks.
+    """
 
     @staticmethod
     def forward(ctx, query, keys, values, offset):
         batch, heads, length, width = query.shape
-        window = offset.shape[1]
+        window, height = offset.shape[1], tile_height(offset.shape[1])
         q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (BH, N or W + N, E)
         out = torch.empty_like(q)
-        weights = q.new_empty(length // window, batch * heads, window, 2 * window)
-        scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, window, width)
-        for block, tile_weights in enumerate(weights):
-            at = block * window
-            scores.view(batch, heads, window, 2 * window).copy_(offset)
-            scores.baddbmm_(q[:, at : at + window], k[:, at : at + 2 * window].transpose(1, 2))
+        weights = q.new_empty(length // height, batch * heads, height, window + height)
+        scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
+        for tile, tile_weights in enumerate(weights):
+            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            scores.view(batch, heads, height, -1).copy_(offset[:, rows, columns])
+            scores.baddbmm_(q[:, own], k[:, near].transpose(1, 2))
             torch.softmax(scores, -1, out=tile_weights)
-            torch.bmm(tile_weights, v[:, at : at + 2 * window], out=tile_out)
-            out[:, at : at + window] = tile_out
+            torch.bmm(tile_weights, v[:, near], out=tile_out)
+            out[:, own] = tile_out
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = query.shape
         return out.view(query.shape)
+
+    @staticmethod
+    def slices(tile, window, height):
+        """Of the tile's queries, of its keys, and of its rows and columns in the W x 2W offset."""
+        start = tile * height
+        row = start % window
+        reach = window + height
+        return slice(start, start + height), slice(start, start + reach), slice(row, row + height), slice(row, row + reach)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         q, k, v, weights = ctx.saved_tensors
         batch, heads, length, width = ctx.shape
-        window = weights.shape[2]
+        height, window = weights.shape[2], weights.shape[3] - weights.shape[2]
         dout = dout.reshape(batch * heads, length, width)
         dquery, dkeys, dvalues = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         doffset = q.new_zeros(heads, window, 2 * window)
         dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
-        for block, tile_weights in enumerate(weights):
-            own, near = slice(block * window, (block + 1) * window), slice(block * window, (block + 2) * window)
+        for tile, tile_weights in enumerate(weights):
+            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
             torch.bmm(dout[:, own], v[:, near].transpose(1, 2), out=dweights)
             torch._softmax_backward_data(dweights, tile_weights, -1, dweights.dtype, grad_input=dscores)
-            doffset += dscores.view(batch, heads, window, 2 * window).sum(0)
+            doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0)
             dquery[:, own] = torch.bmm(dscores, k[:, near])
             dkeys[:, near].baddbmm_(dscores.transpose(1, 2), q[:, own])
             dvalues[:, near].baddbmm_(tile_weights.transpose(1, 2), dout[:, own])

@@ -8,7 +8,6 @@ the paired ratios, so that a noisy machine disturbs both sides alike.
 
 import importlib.util
 import statistics
-import sys
 import time
 from dataclasses import replace
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.allocator import keep_freed_memory
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.errors import InputError
+from accelerated.errors import InputError, run_program
 from accelerated.settings import OptionParser, autocast, check_choice, choose_device
 
 PEER = "block_recurrent_transformer_pytorch"
@@ -191,8 +190,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_program("bench", main)

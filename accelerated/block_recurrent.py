@@ -1,8 +1,8 @@
 """Block-Recurrent Transformer in PyTorch: reference/block_recurrent.py made fast.
 
-Same config, parameter names, shapes and initialisation. Only the state update runs block after block; projections,
-feed-forward, sliding attention and, once each block's incoming state is known, the tokens' cross-attention run for the whole
-segment at once. The exception is feedback (section 3.7), where the whole stack must wait for the state of the block before.
+Same config, parameter names, shapes and initialisation. Only the states' projections and update run block after block; the
+tokens' projections, feed-forward, sliding attention and, once each block's incoming state is known, cross-attention run for the
+whole segment at once. The exception is feedback (section 3.7), where the whole stack must wait for the state of the block before.
 """
 
 from typing import NamedTuple
@@ -40,10 +40,13 @@ class State(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """A State being generated from, with the keys and values of its recurrent states at hand for every token of the block."""
+    """A State within a block, with what its tokens read of the recurrent states: K_s and V_s, fixed until the block ends.
+
+    `step` alone takes it; `state` is a State for `forward` only where a block has just ended.
+    """
 
     state: State
-    read: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None
+    shared: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None
 
 
 def layer_norm(x, p):
@@ -77,16 +80,19 @@ def gating(p, config, states, attended):
     return gate(p.mlp_gate, config.gate, middle, hidden)
 
 
-def project_states(p, config, states):
+def state_matrices(p):
+    """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), put together once for all blocks."""
+    return torch.cat([p.key, p.query, p.cross_query, p.value])
+
+
+def project_states(p, config, states, matrices):
     """K_s, Q_s^h, Q_e^h, V_s of norm(states) + state IDs (section 3.3), each (B, H, S, E)."""
-    identified = layer_norm(states, p.norm) + p.ids
-    return project_heads(identified, (p.key, p.query, p.cross_query, p.value), config.heads)
+    return project_heads(layer_norm(states, p.norm) + p.ids, matrices, config.heads, 4)
 
 
-def read_states(p, config, states):
-    """K_s and V_s alone, for layers that read a state they do not update."""
-    identified = layer_norm(states, p.norm) + p.ids
-    return project_heads(identified, (p.key, p.value), config.heads)
+def state_keys_and_values(p, config, states):
+    """K_s and V_s alone, for tokens that read a state: (B, H, S, E) each."""
+    return project_heads(layer_norm(states, p.norm) + p.ids, torch.cat([p.key, p.value]), config.heads, 2)
 
 
 def update_states(p, config, states, projected, keys, values):
@@ -102,12 +108,12 @@ def recur(p, config, keys, values, states):
 
     Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
     """
-    state_keys, state_values = [], []
+    state_keys, state_values, matrices = [], [], state_matrices(p)
     # split, not slices: the gradient of a split is one concatenation, that of each slice a whole segment of zeros
     keys, values = keys.split(config.window, 2), values.split(config.window, 2)
     for block in range(len(keys) - 1):
         near = slice(block, block + 2)
-        projected = project_states(p, config, states)
+        projected = project_states(p, config, states, matrices)
         state_keys.append(projected[0])
         state_values.append(projected[-1])
         states = update_states(p, config, states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2))
@@ -131,7 +137,7 @@ class BlockRecurrent(nn.Module):
         adopt_parameters(self, init_params(config, np.random.default_rng(seed)))
         distance = tile_distance(config.window)
         self.register_buffer("mask", window_mask(distance, config.window), persistent=False)
-        bucket = position_bucket(distance, config.buckets, config.bias_distance)
+        bucket = position_bucket(distance, config.buckets, config.max_distance)
         self.register_buffer("bucket", bucket, persistent=False)
 
     def initial_state(self, batch):
@@ -152,31 +158,33 @@ class BlockRecurrent(nn.Module):
         return Output(self._logits(hidden), state, {})
 
     def advance(self, tokens, state):
-        """The state after tokens (B, N), without the output and what only the output needs."""
+        """The state after tokens (B, N), without the logits and, but under feedback, the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
     def step(self, token, state):
-        """Read one token (B,); returns logits (B, V) and the stream to pass on. state is a State or an earlier step's stream."""
+        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+
+        state is the Stream of an earlier step, or a State to begin from.
+        """
         stream = state if isinstance(state, Stream) else self.stream(state)
         x, keys, values = self.embedding[token][:, None], [], []
         for index, layer in enumerate(self.layers):
             previous = (stream.state.keys[:, index], stream.state.values[:, index])
-            x, grown = self._step_layer(layer, x, previous, stream.read[index])
+            x, grown = self._step_layer(layer, x, previous, stream.shared[index])
             keys.append(grown[0])
             values.append(grown[1])
         grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
         full = grown.keys.shape[3] == 2 * self.config.window
-        return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.read)
+        return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
 
     def stream(self, state):
         """Open a state for `step`: project what every token of the coming block reads."""
-        c, read = self.config, [None] * self.config.layers
+        c, shared = self.config, [None] * self.config.layers
         for r, number in enumerate(c.recurrent_layers):
-            owner = self.layers[number - 1].state
-            read[number - 1] = read_states(owner, c, state.states[:, r])
-            if c.feedback:
-                read = [read[number - 1]] * c.layers
-        return Stream(state, tuple(read))
+            shared[number - 1] = state_keys_and_values(self.layers[number - 1].state, c, state.states[:, r])
+        if c.feedback:
+            shared = [shared[c.recurrent_layers[0] - 1]] * c.layers
+        return Stream(state, tuple(shared))
 
     def _logits(self, hidden):
         return functional.linear(layer_norm(hidden, self.final_norm) * self.config.width**-0.5, self.embedding)
@@ -188,11 +196,14 @@ class BlockRecurrent(nn.Module):
         c, length = self.config, tokens.shape[1]
         if length == 0 or length % c.window:
             raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
+        if state.keys.shape[3] != c.window:
+            raise ValueError(f"the state holds {state.keys.shape[3]} rows of keys, not {c.window}: finish its block with step")
         x = functional.embedding(tokens, self.embedding)  # (B, N, D)
         if not c.feedback:
             return self._stack(x, state, memory_only)
         outs = []
         for block in x.split(c.window, dim=1):
+            # never memory_only: a block's dropout must follow the same draws as in forward
             out, state = self._stack(block, state, memory_only=False)
             outs.append(out)
         return torch.cat(outs, dim=1), state
@@ -202,7 +213,7 @@ class BlockRecurrent(nn.Module):
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
-            shared = tuple(field[:, :, None] for field in read_states(owner, c, state.states[:, 0]))  # (B, H, 1, S, E)
+            shared = tuple(field[:, :, None] for field in state_keys_and_values(owner, c, state.states[:, 0]))  # (B, H, 1, S, E)
         for index, layer in enumerate(self.layers):
             recurrent = index + 1 in c.recurrent_layers
             own = state.states[:, c.recurrent_layers.index(index + 1)] if recurrent else None
@@ -220,7 +231,8 @@ class BlockRecurrent(nn.Module):
         """Unit key and queries, and value: (key, query, cross query or nothing, value), each (B, H, N, E)."""
         normed = self._dropout(layer_norm(x, p.norm))
         crossing = (p.cross_query,) if hasattr(p, "cross_query") else ()
-        return project_heads(normed, (p.key, p.query, *crossing, p.value), self.config.heads)
+        matrices = (p.key, p.query, *crossing, p.value)
+        return project_heads(normed, torch.cat(matrices), self.config.heads, len(matrices))
 
     def _offset(self, p):
         return score_offset(p.position_bias, p.scale, self.bucket, self.mask)
@@ -231,23 +243,24 @@ class BlockRecurrent(nn.Module):
         key, query, *crossing, value = self._project(p, x)
         keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, W + N, E)
         last = (keys[:, :, -c.window :], values[:, :, -c.window :])
-        read = shared
         if states is not None:
-            *read, states = recur(p.state, c, keys, values, states)
+            *shared, states = recur(p.state, c, keys, values, states)
         if memory_only:
             return x, last, states
         dropout = c.dropout if self.training else 0.0
         attended = sliding_attention(query * p.scale[:, None, None], keys, values, self._offset(p), dropout)
         attended = merge_heads(attended)
-        if read is not None:
-            attended = torch.cat([attended, merge_heads(cross_attend(crossing[0], *read, p.cross_scale))], dim=-1)  # (B, N, 2HE)
+        if shared is not None:
+            attended = torch.cat(
+                [attended, merge_heads(cross_attend(crossing[0], *shared, p.cross_scale))], dim=-1
+            )  # (B, N, 2HE)
         return self._mlp(p, x + functional.linear(attended, p.output)), last, states
 
     def _mlp(self, p, x):
         hidden = torch.relu(functional.linear(layer_norm(x, p.mlp_norm), p.mlp_hidden))
         return x + self._dropout(functional.linear(hidden, p.mlp_output))
 
-    def _step_layer(self, p, x, previous, read):
+    def _step_layer(self, p, x, previous, shared):
         """One token x (B, 1, D) through a layer; returns the output and the keys and values with this token's added."""
         key, query, *crossing, value = self._project(p, x)
         window = self.config.window
@@ -255,8 +268,8 @@ class BlockRecurrent(nn.Module):
         scores = (query * p.scale[:, None, None]) @ seen_keys.transpose(-1, -2)
         scores = scores + (p.position_bias * p.scale[:, None])[:, None, self.bucket[0, :window]]  # distances W .. 1
         attended = merge_heads(scores.softmax(-1) @ seen_values)
-        if read is not None:
-            cross = attention(crossing[0], *read, p.cross_scale)
+        if shared is not None:
+            cross = attention(crossing[0], *shared, p.cross_scale)
             attended = torch.cat([attended, merge_heads(cross)], dim=-1)
         grown = (torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2))
         return self._mlp(p, x + functional.linear(attended, p.output)), grown
@@ -267,6 +280,6 @@ class BlockRecurrent(nn.Module):
         for r, number in enumerate(c.recurrent_layers):
             p, old = self.layers[number - 1].state, grown.states[:, r]
             keys, values = grown.keys[:, number - 1], grown.values[:, number - 1]
-            states.append(update_states(p, c, old, project_states(p, c, old), keys, values))
+            states.append(update_states(p, c, old, project_states(p, c, old, state_matrices(p)), keys, values))
         states = torch.stack(states, 1) if states else grown.states
         return State(states, grown.keys[:, :, :, c.window :], grown.values[:, :, :, c.window :])

@@ -32,12 +32,15 @@ def continue_text(model, prompt, count, temperature=1.0, generator=None):
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known."""
     training = model.training
     model.eval()
-    logits, state = read_prompt(model, prompt)
-    for _ in range(count):
-        token = pick(logits, temperature, generator)
-        yield token
-        logits, state = model.step(token, state)
-    model.train(training)
+    try:
+        logits, state = read_prompt(model, prompt)
+        for remaining in reversed(range(count)):
+            token = pick(logits, temperature, generator)
+            yield token
+            if remaining:
+                logits, state = model.step(token, state)
+    finally:
+        model.train(training)
 
 
 def prompt_from(document, length=32):

@@ -6,9 +6,9 @@ PRESETS = {
     "block_recurrent": {
         "tiny": {
             "model": {
-                "width": 128, "layers": 3, "window": 32, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
+                "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
             },
-            "training": {"steps": 600, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40},
+            "training": {"steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40},
         },
         "small": {
             "model": {

@@ -5,8 +5,9 @@ A model is a torch.nn.Module with
     initial_state(batch) -> state   what a document starts with; carries gradient into learned initial states
     model(tokens, state) -> Output  one segment of N tokens
     advance(tokens, state) -> state the memory path alone
-    step(token, state) -> (logits, state)   one token of generation
-where a state is a NamedTuple of tensors whose axis 0 is the lane.
+    step(token, state) -> (logits, stream)  one token of generation
+where a state is a NamedTuple of tensors whose axis 0 is the lane, and a stream is what step passes on to the next step: a state
+within a block or segment, which step alone takes.
 """
 
 from typing import NamedTuple

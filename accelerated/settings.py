@@ -18,6 +18,7 @@ from accelerated.recall import RecallConfig
 from accelerated.replay import BACKPROP
 from accelerated.tokenizer import TOKENIZERS
 
+METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -165,7 +166,7 @@ def add_options(parser, title, config, prefix="", leave_out=()):
             option["action"] = argparse.BooleanOptionalAction
         else:
             kind = layer_numbers if isinstance(default, tuple) else type(default)
-            option |= {"type": kind, "metavar": type(default).__name__.upper()}
+            option |= {"type": kind, "metavar": METAVARS[type(default)]}
         group.add_argument("--" + (prefix + field.name).replace("_", "-"), **option)
 
 
@@ -210,7 +211,7 @@ def preset_settings(model, preset):
 def training_parser(defaults):
     """The parser of train.py, with an option for every field of defaults."""
     parser = OptionParser(
-        prog="train.py", allow_abbrev=False,
+        prog="train.py", allow_abbrev=False, usage="python train.py [options]",
         description="Train a long-memory Transformer, validate it with its memory and without, and sample from it.",
         epilog="The defaults shown are those of the chosen --model and --preset: add them before --help to see others.",
     )  # fmt: skip

@@ -2,32 +2,35 @@
 
 A Transformer reads a document in blocks of W tokens. Attention slides over the last W tokens, so it forgets; one layer
 therefore also keeps S state vectors, which it reads with cross-attention and rewrites through a gate after each block.
-`forward` is a function (tokens, state) -> (logits, next state), and `backward` takes the gradient with respect to the next
-state and returns the one with respect to the incoming state, so segments chain into back-propagation through time.
+`forward` takes (tokens, state) to (logits, next state), and `backward` takes the gradient with respect to the next state to the
+one with respect to the incoming state, so segments chain into back-propagation through time.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens        token ids of one segment of N tokens               x              (B, N)
-    states        recurrent state vectors, one set per recurrent layer   c_t        (B, R, S, D)
-    key, value    projections of tokens, shared by both directions   K_e, V_e       (B, H, N, E)
+    states        state vectors of a layer (State: of all R layers)  c_t            (B, S, D), (B, R, S, D)
+    key, value    projections of the segment's tokens                               (B, H, N, E)
+    keys, values  with the block before, for both directions         K_e, V_e       (B, H, W + N, E)
     query         vertical self-attention (token to token)           Q_e^v          (B, H, N, E)
     cross_query   vertical cross-attention (token to state)          Q_s^v          (B, H, N, E)
     state.key, state.value    projections of states, shared          K_s, V_s       (B, H, S, E)
     state.query               horizontal self-attention (state to state)    Q_s^h   (B, H, S, E)
     state.cross_query         horizontal cross-attention (state to token)   Q_e^h   (B, H, S, E)
-    attended      [self; cross] attention, the gate's input h_t      h_t            (B, S, 2HE)
-    candidate     what the gate may write                            z_t            (B, S, D)
+    attended      [self; cross] attention, heads concatenated                       (B, S, 2HE)
+    hidden        a gate's input: attended, or an MLP's hidden layer h_t            (B, S, 2HE or F)
+    z             what the gate may write                            z_t            (B, S, D)
 
 B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head width, F feed-forward width,
 V vocabulary, L layers, R recurrent layers.
 
 Departures and decisions (the paper decides; where it is silent, its authors' code, github.com/google-research/meliad)
      1. LayerNorm with scale and bias, as the paper says; the authors' code has a scale-only RMS norm.
-     2. Projections and feed-forward are bias-free (authors' code); the gates keep the biases of Eqs. 1-7, of which the
-        code drops b^(z). The code's tanh on z in the single configuration is not in the paper, and not here.
+     2. Projections and feed-forward are bias-free (authors' code), starting truncated normal with variance 1/fan_in; the
+        gates keep the biases of Eqs. 1-7, of which the code drops b^(z). Tanh on z follows the equations: with the LSTM
+        gate (4), not with the fixed one (1). The code applies it exactly in the single configuration, whatever the gate.
      3. All gate weights, W^(z) among them, start at variance 0.1/fan_in (3.5); the code gives W^(z) variance 1/fan_in.
      4. Attention covers exactly the W previous tokens, 1 <= i - j <= W; a token does not attend to itself (authors' code).
      5. Queries and keys have unit length per head, no 1/sqrt(E); a learned scale per head multiplies (q.k + bias). The
-        scale starts at `attention_scale`: 10 learns at once under Adam, 1 is the paper's recipe under Adafactor.
+        scale starts at `attention_scale`: 10 learns at once under Adam; 1 is the authors' code, under Adafactor.
      6. The T5 bias is one table per layer, on vertical self-attention only; it starts at N(0, 1/buckets) (authors' code).
      7. At a document's start the previous block's keys and values are zeros, unmasked: they take softmax mass.
      8. Horizontal cross-attention sees all 2W keys of the previous and current block: no mask, no bias, no dropout.
@@ -64,13 +67,13 @@ class Config:
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
         segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL style)
-        recurrent_layers: recurrent layers, counted from 1; none of them is the Slide baseline
+        recurrent_layers: recurrent layers, counted from 1; an empty tuple gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)
         configuration: where the gates stand, dual, single or skip (section 3.6)
         feedback: let every layer read the state that the previous block left (section 3.7)
         buckets: T5 relative position buckets
-        bias_distance: distance from which all positions share the last bucket
+        max_distance: distance at and beyond which all positions use the last bucket
         attention_scale: starting value of the learned scales of query-key normalised attention
         dropout: dropout rate in training, 0 to below 1
     """
@@ -89,7 +92,7 @@ class Config:
     configuration: str = "skip"
     feedback: bool = False
     buckets: int = 32
-    bias_distance: int = 128
+    max_distance: int = 128
     attention_scale: float = 10.0
     dropout: float = 0.05
 
@@ -102,7 +105,7 @@ class Config:
         if any(not 1 <= layer <= self.layers for layer in self.recurrent_layers):
             raise ValueError(f"recurrent_layers names {self.recurrent_layers}; they must lie in 1..{self.layers}")
         if tuple(sorted(set(self.recurrent_layers))) != self.recurrent_layers:
-            raise ValueError(f"recurrent_layers {self.recurrent_layers} must be ascending, each layer once")
+            raise ValueError(f"recurrent_layers {self.recurrent_layers} must be a tuple, ascending, each layer once")
         if self.gate not in ("fixed", "lstm"):
             raise ValueError(f"gate is {self.gate!r}; it must be 'fixed' or 'lstm'")
         if self.configuration not in ("dual", "single", "skip"):
@@ -111,8 +114,8 @@ class Config:
             raise ValueError(f"feedback needs exactly one recurrent layer; recurrent_layers is {self.recurrent_layers}")
         if self.buckets < 2 or self.buckets % 2:
             raise ValueError(f"buckets is {self.buckets}; it must be even and at least 2")
-        if self.bias_distance <= self.buckets // 2:
-            raise ValueError(f"bias_distance {self.bias_distance} must exceed half of buckets {self.buckets}")
+        if self.max_distance <= self.buckets // 2:
+            raise ValueError(f"max_distance {self.max_distance} must exceed half of buckets {self.buckets}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
         if not self.attention_scale > 0:
@@ -133,7 +136,7 @@ def reads_state(config, layer):
 
 
 def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut."""
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
     draw = rng.standard_normal(shape)
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
@@ -223,7 +226,7 @@ def initial_state(params, config, batch):
 
 
 def initial_state_backward(config, dstate):
-    """Gradient into the learned initial states, summed over the lanes that started from them."""
+    """Gradient into the learned initial states, summed over lanes: zero dstate in lanes that did not start."""
     return {f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0) for r, layer in enumerate(config.recurrent_layers)}
 
 
@@ -324,7 +327,7 @@ def head_projection_backward(dout, cache):
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
-    """softmax((q.k + bias) scale) v for query (B, H, N, E), key and value (B, H, K, E), scale (H,), mask (N, K)."""
+    """softmax((q.k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
     scores = similarity * scale[:, None, None]
     if mask is not None:
@@ -356,18 +359,18 @@ def tile_mask(window):
     return (distance >= 1) & (distance <= window)
 
 
-def position_bucket(distance, buckets, bias_distance):
-    """T5's causal buckets: one per distance up to half of them, then logarithmic up to bias_distance."""
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
     exact = buckets // 2
     distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(bias_distance / exact)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
     coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
     return np.where(distance < exact, distance, coarse)
 
 
-def position_bias_forward(table, window, bias_distance):
+def position_bias_forward(table, window, max_distance):
     """Bias of every query-key pair of a tile from the table (H, buckets)."""
-    bucket = position_bucket(tile_distance(window), table.shape[1], bias_distance)  # (W, 2W)
+    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
     return table[:, bucket], (bucket, table)  # (H, W, 2W)
 
 
@@ -392,7 +395,7 @@ def tile_slice(block, window):
 def sliding_attention_forward(p, config, query, keys, values, rng):
     """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E): tiles of W x 2W (3.1, Figure 2)."""
     w, mask = config.window, tile_mask(config.window)
-    bias, bias_cache = position_bias_forward(p["position_bias"], w, config.bias_distance)
+    bias, bias_cache = position_bias_forward(p["position_bias"], w, config.max_distance)
     outs, caches = [], []
     for block in range(query.shape[2] // w):
         near = tile_slice(block, w)
@@ -791,7 +794,7 @@ def demonstrate():
     rng = np.random.default_rng(0)
     config = Config(
         vocabulary=11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12,
-        recurrent_layers=(2,), states=3, buckets=6, bias_distance=5, dropout=0.0,
+        recurrent_layers=(2,), states=3, buckets=6, max_distance=5, dropout=0.0,
     )  # fmt: skip
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
@@ -820,12 +823,16 @@ def demonstrate():
             params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
         if step in (1, 10, 50, 150):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
-    second_half = segments[1:]
-    state = forward(params, config, segments[0][0], initial_state(params, config, 2))[1]
-    for label, start in (("the memory of the first", state), ("the memory cleared", initial_state(params, config, 2))):
-        logits = forward(params, config, second_half[0][0], start)[0]
-        nats, _ = cross_entropy_forward(logits, second_half[0][1], np.ones((2, 12), bool))
-        print(f"Second segment, with {label}: {nats / 24 / np.log(2):.3f} bits per token")
+    fresh, state = initial_state(params, config, 2), forward(params, config, segments[0][0], initial_state(params, config, 2))[1]
+    starts = {
+        "state and cached block carried": state,
+        "states cleared": state._replace(states=fresh.states),
+        "both cleared": fresh,
+    }
+    for label, start in starts.items():
+        logits = forward(params, config, segments[1][0], start)[0]
+        nats, _ = cross_entropy_forward(logits, segments[1][1], np.ones((2, 12), bool))
+        print(f"Second segment, {label}: {nats / 24 / np.log(2):.3f} bits per token")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SMALL = ref.Config(
     recurrent_layers=(2,),
     states=3,
     buckets=6,
-    bias_distance=5,
+    max_distance=5,
     attention_scale=3.0,
     dropout=0.0,
 )
@@ -533,6 +533,69 @@ def check_gate(kind, p, carry, hidden, expected):
     assert math.isclose(torch_actual, expected, rel_tol=1e-12, abs_tol=1e-12)
 
 
+def softmax_mix(weights_of, values):
+    """Sum of values weighted by exp(weights_of) over their total, in a loop."""
+    exps = [math.exp(w) for w in weights_of]
+    return sum(e / sum(exps) * v for e, v in zip(exps, values, strict=True))
+
+
+def test_state_update_equals_direct_attention():
+    """One head and one state at a time: S states and all 2W token keys, no mask, no bias, then the fixed gate (3.2, 3.4)."""
+    config = dataclasses.replace(SMALL, recurrent_layers=(2,))
+    p = ref.init_recurrence(config, np.random.default_rng(2)) | {
+        "scale": np.array([2.0, 3.0]),
+        "cross_scale": np.array([4.0, 5.0]),
+    }
+    rng = np.random.default_rng(3)
+    states, (keys, values) = rng.standard_normal((1, 3, 6)), rng.standard_normal((2, 1, 2, 8, 5))
+    seen = [
+        ref.layer_norm_forward(c, p["norm.scale"], p["norm.bias"])[0] + identity
+        for c, identity in zip(states[0], p["ids"], strict=True)
+    ]
+    head = lambda name, x, h: (p[name] @ x).reshape(2, 5)[h]  # noqa: E731
+    unit = lambda x: x / math.sqrt((x**2).sum() + ref.NORM_EPSILON)  # noqa: E731
+    expected = np.zeros((1, 3, 6))
+    for s in range(3):
+        own, cross = [], []
+        for h in range(2):
+            query, cross_query = unit(head("query", seen[s], h)), unit(head("cross_query", seen[s], h))
+            own.append(
+                softmax_mix([query @ unit(head("key", x, h)) * p["scale"][h] for x in seen], [head("value", x, h) for x in seen])
+            )
+            cross.append(softmax_mix([cross_query @ key * p["cross_scale"][h] for key in keys[0, h]], values[0, h]))
+        z = p["attention_gate.weight_z"] @ np.concatenate([*own, *cross]) + p["attention_gate.bias_z"]
+        g = 1 / (1 + np.exp(-p["attention_gate.bias_g"]))
+        expected[0, s] = states[0, s] * g + z * (1 - g)
+    projected, _ = ref.state_projection_forward(p, config, states)
+    actual, _ = ref.state_update_forward(p, config, states, projected, keys, values)
+    assert_agree({"next states": expected}, {"next states": actual}, 1e-12)
+
+
+def test_states_read_both_blocks_and_tokens_read_states_before_their_update():
+    """The next state depends on the previous block's keys; a block's logits on the incoming state, not on its own update."""
+    params, rng = ref.init_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1)
+    tokens, state = rng.integers(11, size=(1, 4)), random_state(SMALL, rng, 1)
+    logits, after, _ = ref.forward(params, SMALL, tokens, state)
+    moved = state._replace(values=state.values + 1)
+    assert not np.isclose(ref.forward(params, SMALL, tokens, moved)[1].states, after.states).all()
+    gate = "layers.1.state.attention_gate.bias_z"
+    changed, changed_after, _ = ref.forward(params | {gate: params[gate] + 1}, SMALL, tokens, state)
+    assert (changed == logits).all() and not np.isclose(changed_after.states, after.states).any()
+
+
+def test_feedback_lets_the_first_layer_read_the_last_blocks_state():
+    """With feedback the keys of layer 2, below which only layer 1 stands, depend on the states; without, they do not."""
+    for feedback in (True, False):
+        config = dataclasses.replace(SMALL, feedback=feedback, recurrent_layers=(3,), segment=4)
+        params, rng = ref.init_params(config, np.random.default_rng(0)), np.random.default_rng(1)
+        tokens, state = rng.integers(11, size=(1, 4)), random_state(config, rng, 1)
+        keys = [
+            ref.forward(params, config, tokens, state._replace(states=state.states + shift))[1].keys[:, 1]
+            for shift in (0, rng.random((3, 6)))
+        ]
+        assert np.allclose(*keys) is not feedback
+
+
 def test_initialisation_follows_the_paper():
     config = dataclasses.replace(SMALL, width=400, head_width=40, feed_forward=300, states=60, gate="lstm", configuration="dual")
     params = ref.init_params(config, np.random.default_rng(0))
@@ -548,7 +611,7 @@ def test_initialisation_follows_the_paper():
     assert params["embedding"].std() == pytest.approx(1, rel=0.05)
     assert params["layers.0.key"].std() == pytest.approx(400**-0.5, rel=0.02)
     assert params["layers.0.mlp_output"].std() == pytest.approx(300**-0.5, rel=0.02)
-    wide = ref.init_layer(dataclasses.replace(SMALL, heads=50, buckets=64, bias_distance=128), np.random.default_rng(0), 0)
+    wide = ref.init_layer(dataclasses.replace(SMALL, heads=50, buckets=64, max_distance=128), np.random.default_rng(0), 0)
     assert wide["position_bias"].std() == pytest.approx(64**-0.5, rel=0.05)
     scales = [v for k, v in params.items() if k.endswith("scale") and "norm" not in k]
     assert len(scales) == 6 and all((scale == config.attention_scale).all() for scale in scales)
@@ -587,7 +650,7 @@ def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
         ({"feedback": True, "recurrent_layers": (1, 2)}, "exactly one recurrent layer"),
         ({"window": 0}, "window is 0"),
         ({"buckets": 5}, "buckets is 5"),
-        ({"bias_distance": 3}, "bias_distance 3"),
+        ({"max_distance": 3}, "max_distance 3"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"attention_scale": 0.0}, "attention_scale"),
@@ -606,6 +669,14 @@ def test_segments_that_are_no_whole_blocks_are_refused(length):
         ref.forward(params, SMALL, np.zeros((1, length), int), ref.initial_state(params, SMALL, 1))
     with pytest.raises(ValueError, match=f"{length} tokens is not a positive multiple of window 4"):
         model(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
+
+
+def test_a_state_within_a_block_is_refused_by_forward():
+    model = BlockRecurrent(SMALL).eval()
+    _, stream = model.step(torch.zeros(1, dtype=torch.long), model.initial_state(1))
+    for read in (model, model.advance):
+        with pytest.raises(ValueError, match="5 rows of keys, not 4"):
+            read(torch.zeros(1, 12, dtype=torch.long), stream.state)
 
 
 # Behaviour
@@ -695,7 +766,7 @@ def test_every_parameter_gets_gradient_from_a_rollout():
 
 def test_unreachable_buckets_get_exactly_zero_gradient():
     """Distances run from 1 to W, so bucket 0 and those past W's get none."""
-    config = dataclasses.replace(SMALL, buckets=12, bias_distance=30)
+    config = dataclasses.replace(SMALL, buckets=12, max_distance=30)
     params = ref.init_params(config, np.random.default_rng(0))
     rng = np.random.default_rng(1)
     state, tokens = random_state(config, rng, 2), rng.integers(11, size=(2, 12))

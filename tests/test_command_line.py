@@ -16,7 +16,7 @@ from accelerated.errors import InputError
 ROOT = Path(__file__).parent.parent
 TINY = [
     *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
-    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--device", "cpu"),
+    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--validation-segments", 0),
 ]
 
 

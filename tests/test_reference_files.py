@@ -73,7 +73,7 @@ def test_the_demonstration_runs(capsys, monkeypatch):
 
     block_recurrent.demonstrate()
     printed = capsys.readouterr().out
-    assert "Largest relative error" in printed and "memory cleared" in printed
+    assert "Largest relative error" in printed and "both cleared" in printed
     monkeypatch.setattr(block_recurrent, "sigmoid", lambda x: np.tanh(x))  # its derivative is another
     with pytest.raises(SystemExit):
         block_recurrent.demonstrate()

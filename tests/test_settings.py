@@ -53,7 +53,7 @@ def test_the_papers_sizes():
     c, t = chosen.model_config, chosen.training
     assert (c.layers, c.heads, c.head_width, c.width, c.feed_forward) == (12, 8, 128, 1024, 4096)
     assert (c.window, c.states, c.segment, c.recurrent_layers, c.dropout, c.attention_scale) == (512, 512, 4096, (10,), 0.05, 1.0)
-    assert (c.gate, c.configuration, c.buckets, c.bias_distance) == ("fixed", "skip", 32, 128)
+    assert (c.gate, c.configuration, c.buckets, c.max_distance) == ("fixed", "skip", 32, 128)
     assert (t.optimizer, t.schedule, t.warmup, t.learning_rate, t.steps, t.batch) == (
         "adafactor", "inverse_square_root", 1000, 1.0, 500_000, 32,
     )  # fmt: skip
@@ -61,7 +61,7 @@ def test_the_papers_sizes():
 
 def test_options_override_presets():
     chosen, _ = parse_training(
-        ["--steps", "7", "--recurrent-layers", "2,4", "--gate=lstm", "--no-feedback", "--learning-rate", "0.5"]
+        ["--steps", "7", "--layers", "4", "--recurrent-layers", "2,4", "--gate=lstm", "--no-feedback", "--learning-rate", "0.5"]
     )
     assert chosen.training.steps == 7 and chosen.training.learning_rate == 0.5
     assert chosen.model_config.recurrent_layers == (2, 4) and chosen.model_config.gate == "lstm"
@@ -82,7 +82,7 @@ def test_options_override_presets():
         (["--schedule", "cosin"], "nearest: cosine"),
         (["--tokenizer", "byte"], "nearest: bytes"),
         (["--gate", "gru"], "gate is 'gru'"),
-        (["--segment", "100"], "segment 100 is not a multiple of window 32"),
+        (["--segment", "100"], "segment 100 is not a multiple of window 16"),
         (["--steps", "0"], "steps is 0"),
         (["--learning-rate", "-1"], "learning_rate is -1.0"),
         (["--clip", "nan"], "clip is nan"),
