@@ -32,6 +32,11 @@ class Score(NamedTuple):
         return self.right / self.tokens
 
 
+def count_bytes(segments, token_bytes):
+    """Bytes of text that the scored tokens of segments spell; token_bytes (V,) are each token's."""
+    return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
+
+
 @torch.no_grad()
 def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=None):
     """Read documents in `lanes` lanes, state carried through each document, and return their Score.
@@ -50,7 +55,7 @@ def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=No
         logits, targets = logits[segment.scored].double(), segment.targets[segment.scored]
         nats += functional.cross_entropy(logits, targets, reduction="sum").item()
         right += int((logits.argmax(-1) == targets).sum())
-        text_bytes += int(token_bytes[targets].sum())
+        text_bytes += count_bytes([segment], token_bytes)
         scored += len(targets)
     model.train(training)
     return Score(nats, scored, right, text_bytes)

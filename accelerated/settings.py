@@ -19,6 +19,7 @@ from accelerated.replay import BACKPROP
 from accelerated.tokenizer import TOKENIZERS
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
+FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -238,6 +239,9 @@ def parse_training(argv, resumed=None):
     model = given(options, defaults.model_config)
     if resumed and (data or recall or model or options.preset or options.model != resumed.model):
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
+    fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
+    if fixed:
+        raise InputError(f"--resume keeps the run's {fixed[0]}; leave --{fixed[0].replace('_', '-')} out, or start a new run")
     if recall and data.get("data") != "recall":
         raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
     vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}

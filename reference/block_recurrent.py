@@ -101,7 +101,8 @@ class Config:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.segment % self.window:
-            raise ValueError(f"segment {self.segment} is not a multiple of window {self.window}; blocks must fill a segment")
+            nearest = max(1, round(self.segment / self.window)) * self.window
+            raise ValueError(f"segment {self.segment} is not a multiple of window {self.window}; the nearest is {nearest}")
         if any(not 1 <= layer <= self.layers for layer in self.recurrent_layers):
             raise ValueError(f"recurrent_layers names {self.recurrent_layers}; they must lie in 1..{self.layers}")
         if tuple(sorted(set(self.recurrent_layers))) != self.recurrent_layers:

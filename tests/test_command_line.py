@@ -97,6 +97,15 @@ def test_a_run_cut_in_two_equals_an_uncut_run(text, tmp_path, method):
     assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
 
 
+def test_a_finished_run_is_not_resumed_backwards(text, tmp_path):
+    train("--data", text, "--steps", 3, "--out", tmp_path / "run", *TINY)
+    before = checkpoint_path(tmp_path / "run").read_bytes()
+    for steps in (2, 3):
+        with pytest.raises(InputError, match="stands at step 3; give --steps above"):
+            train("--resume", tmp_path / "run", "--steps", steps)
+    assert checkpoint_path(tmp_path / "run").read_bytes() == before
+
+
 def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch):
     steps = []
     save = training_script.save_checkpoint
@@ -182,6 +191,15 @@ def test_scripts_exit_with_2_and_one_line(script, argv):
 
     done = subprocess.run([sys.executable, script, *argv], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith(f"{script}: "), done.stderr
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    for argv in (["--data", "nowhere"], ["--data", "recall", "--out", "file/run", "--steps", 1, *TINY]):
+        with pytest.raises(InputError):
+            train(*argv)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 def test_readme_commands_pin_torch_and_make_their_environment():

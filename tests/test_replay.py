@@ -97,6 +97,16 @@ def test_a_rollout_without_scored_tokens_has_zero_loss(method):
     assert all(not row.any() for name, row in rows.items() if not name.startswith("state"))
 
 
+def test_every_segment_draws_from_its_own_seed():
+    draws = []
+    for seed in (5, 6, 5):
+        with replay.seeded(seed, torch.device("cpu")):
+            draws.append(torch.rand(3))
+    assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
+    first, second = replay.segment_seeds([None] * 50), replay.segment_seeds([None] * 50)
+    assert len(set(first + second)) == 100
+
+
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_global_random_numbers_go_on_as_if_nothing_was_drawn_inside(method):
     """All methods take the same numbers from the global generator, whatever they recompute."""

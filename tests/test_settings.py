@@ -131,7 +131,7 @@ def test_resuming_keeps_model_and_data():
     chosen, _ = parse_training(["--gate", "lstm", "--steps", "9"])
     resumed, _ = parse_training(["--resume", "x", "--steps", "20"], resumed=chosen)
     assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
-    for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"]):
+    for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"], ["--batch", "2"], ["--weight-decay", "0.5"]):
         with pytest.raises(InputError, match="--resume keeps"):
             parse_training(["--resume", "x", *argv], resumed=chosen)
 
