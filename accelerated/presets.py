@@ -31,7 +31,7 @@ PRESETS = {
                 "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32, "segment": 64,
                 "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
             },
-            "training": {"steps": 600, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50},
+            "training": {"steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50},
         },
     }
 }  # fmt: skip
