@@ -4,8 +4,8 @@ import numpy as np
 from agreement import assert_agree
 
 STEP = 1e-5  # of central differences
-TOLERANCE = 1e-6  # of full Jacobians of operations; measured errors stay below 1e-8
-MODEL_TOLERANCE = 2e-5  # of random directions through whole models; measured errors stay below 2e-6
+TOLERANCE = 1e-6  # of full Jacobians of operations
+MODEL_TOLERANCE = 2e-5  # of random directions through whole models; the worst measured is 2.5e-6
 
 
 def numeric_gradient(function, value):

@@ -5,16 +5,10 @@ import torch
 from agreement import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import TOLERANCE
 
 from accelerated import attention
 
-# relative error of outputs and gradients; the worst measured on CPU stands beside each number
-TOLERANCE = {
-    ("cpu", torch.float64): 1e-12,  # 6e-15
-    ("cpu", torch.float32): 2e-5,  # 2e-6
-    ("cuda", torch.float32): 1e-4,
-    ("cuda", torch.bfloat16): 3e-2,
-}
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
