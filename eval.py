@@ -12,7 +12,8 @@ from accelerated.errors import InputError, run_program
 from accelerated.evaluation import evaluate
 from accelerated.generation import continue_text, show_text
 from accelerated.models import MODELS
-from accelerated.settings import OptionParser, autocast, choose_device, settings_from
+from accelerated.recall import CHANCE
+from accelerated.settings import DEVICES, OptionParser, autocast, choose_device, settings_from
 from accelerated.tokenizer import TOKENIZERS
 
 
@@ -33,7 +34,7 @@ def parse_options(argv):
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default a line break)")
     parser.add_argument("--temperature", type=float, help="of sampling; 0 takes the most probable token (default 0.8)")
     parser.add_argument("--seed", type=int, help="of sampling (default 0)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto takes a GPU where there is one")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one")
     options = parser.parse(argv)
     if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
         raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
@@ -87,7 +88,7 @@ def main(argv):
     print(f"perplexity          {math.exp(score.nats / score.tokens):.3f}")
     print(f"tokens scored       {score.tokens}")
     if data == "recall":
-        print(f"right answers       {score.accuracy:.1%} (chance 10%)")
+        print(f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})")
 
 
 if __name__ == "__main__":

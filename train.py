@@ -17,6 +17,7 @@ from accelerated.generation import continue_text, prompt_from, show_text
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, set_learning_rate
 from accelerated.protocol import detach, state_from
+from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
 from accelerated.settings import autocast, choose_device, parse_training, settings_contents, settings_from
 from accelerated.tokenizer import TOKENIZERS
@@ -62,7 +63,9 @@ def report(model, documents, tokenizer, settings):
     print(f"validation on {carried.tokens} tokens, bits per byte: {carried.bits_per_byte:.3f} with the memory, "
           f"{cleared.bits_per_byte:.3f} with it cleared at every segment")  # fmt: skip
     if settings.data.data == "recall":
-        print(f"right answers: {carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance 10%)")
+        print(
+            f"right answers: {carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {CHANCE:.0%})"
+        )
 
 
 def sample(model, documents, tokenizer, settings, device):

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.allocator import keep_freed_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.errors import InputError, run_program
-from accelerated.settings import OptionParser, autocast, check_choice, choose_device
+from accelerated.settings import DEVICES, OptionParser, autocast, check_choice, choose_device
 
 PEER = "block_recurrent_transformer_pytorch"
 SIZES = {
@@ -163,7 +163,7 @@ def main(argv):
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each variant (default 9)")
     options = parser.parse(argv)
     try:
-        check_choice("--device", options.device, ("auto", "cpu", "cuda"))
+        check_choice("--device", options.device, DEVICES)
         check_choice("--dtype", options.dtype, ("float32", "bfloat16"))
     except ValueError as error:
         raise InputError(str(error)) from None
@@ -178,14 +178,15 @@ def main(argv):
     variants.append(our_variant(f"slide {slide.layers}L", slide, *run))
     if importlib.util.find_spec(PEER):
         variants.append(peer_variant(config, *run))
-    rate = matmul_rate(device, torch.bfloat16 if options.dtype == "bfloat16" else torch.float32)
+    dtype = getattr(torch, options.dtype)
+    rate = matmul_rate(device, dtype)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{hardware}, torch {torch.__version__}, {options.dtype}; matrix products at {rate / 1e9:.0f} GFLOP/s")
     sizes = {"D": config.width, "H": config.heads, "E": config.head_width, "F": config.feed_forward, "W": config.window}
     sizes |= {"S": config.states, "N": config.segment, "B": options.batch}
     print(", ".join(f"{letter} {size}" for letter, size in sizes.items()))
     times = time_in_turn(variants, options.repeats, device)
-    rate = statistics.median([rate, matmul_rate(device, torch.bfloat16 if options.dtype == "bfloat16" else torch.float32)])
+    rate = statistics.mean([rate, matmul_rate(device, dtype)])  # before and after, since the machine's speed drifts
     report(variants, times, rate, device)
 
 

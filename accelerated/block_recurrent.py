@@ -234,9 +234,6 @@ class BlockRecurrent(nn.Module):
         matrices = (p.key, p.query, *crossing, p.value)
         return project_heads(normed, torch.cat(matrices), self.config.heads, len(matrices))
 
-    def _offset(self, p):
-        return score_offset(p.position_bias, p.scale, self.bucket, self.mask)
-
     def _layer(self, p, x, previous, states, shared, memory_only):
         """One layer over x (B, N, D): output, last block's (keys, values), next states. memory_only leaves x as it is."""
         c = self.config
@@ -248,12 +245,11 @@ class BlockRecurrent(nn.Module):
         if memory_only:
             return x, last, states
         dropout = c.dropout if self.training else 0.0
-        attended = sliding_attention(query * p.scale[:, None, None], keys, values, self._offset(p), dropout)
-        attended = merge_heads(attended)
+        offset = score_offset(p.position_bias, p.scale, self.bucket, self.mask)
+        attended = merge_heads(sliding_attention(query * p.scale[:, None, None], keys, values, offset, dropout))
         if shared is not None:
-            attended = torch.cat(
-                [attended, merge_heads(cross_attend(crossing[0], *shared, p.cross_scale))], dim=-1
-            )  # (B, N, 2HE)
+            cross = cross_attend(crossing[0], *shared, p.cross_scale)
+            attended = torch.cat([attended, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
         return self._mlp(p, x + functional.linear(attended, p.output)), last, states
 
     def _mlp(self, p, x):

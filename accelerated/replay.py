@@ -10,6 +10,7 @@ a second time repeats them, and all three methods see the same.
 """
 
 import contextlib
+import functools
 
 import torch
 from torch.nn import functional
@@ -58,28 +59,26 @@ def run_backward(tensors, gradients=None):
         torch.autograd.backward(tensors, gradients)
 
 
-def through_time(model, segments, state):
-    """Full back-propagation through time: the graph of all K segments at once."""
+def forward_then_backward(run, model, segments, state):
+    """All segments forward by run, a run_segment, then one backward call through all of them."""
     seeds, scored, state = segment_seeds(segments), count_scored(segments), detach(state)
     loss, auxiliary = 0.0, 0.0
     for segment, seed in zip(segments, seeds, strict=True):
-        part, extra, state = run_segment(model, segment, state, seed, scored)
+        part, extra, state = run(model, segment, state, seed, scored)
         loss, auxiliary = loss + part, auxiliary + extra
     run_backward([loss + auxiliary / len(segments)])
     return loss.detach(), detach(state)
+
+
+def through_time(model, segments, state):
+    """Full back-propagation through time: the graph of all K segments at once."""
+    return forward_then_backward(run_segment, model, segments, state)
 
 
 def checkpointed(model, segments, state):
     """Gradient checkpointing: the graph keeps each segment's incoming state and computes the rest again going back."""
-    seeds, scored, state = segment_seeds(segments), count_scored(segments), detach(state)
-    loss, auxiliary = 0.0, 0.0
-    for segment, seed in zip(segments, seeds, strict=True):
-        part, extra, state = checkpoint(
-            run_segment, model, segment, state, seed, scored, use_reentrant=False, preserve_rng_state=False
-        )
-        loss, auxiliary = loss + part, auxiliary + extra
-    run_backward([loss + auxiliary / len(segments)])
-    return loss.detach(), detach(state)
+    run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
+    return forward_then_backward(run, model, segments, state)
 
 
 def memory_replay(model, segments, state):
@@ -98,12 +97,12 @@ def memory_replay(model, segments, state):
         leaf = require_gradient(states.pop())
         part, extra, after = run_segment(model, segment, leaf, seed, scored)
         last = detach(after) if last is None else last
-        seeds_of_backward = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
+        arriving = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
         objective = part + extra / len(segments)
-        run_backward([objective, *(f for f, _ in seeds_of_backward)], [None, *(g for _, g in seeds_of_backward)])
+        run_backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
         dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
         loss = loss + part.detach()
-        del part, extra, after, objective, seeds_of_backward  # this segment's graph goes before the next is built
+        del part, extra, after, objective, arriving  # this segment's graph goes before the next is built
     return loss, last
 
 
