@@ -34,8 +34,8 @@ sonnet/python/modules/nets/transformer.py; where that is silent too, Transformer
         M >= N; ours holds for every M, 0 included.
      5. Line 11 writes cm_t where it means cm_{t+1}.
      6. Relative positions are Transformer-XL's, one distance i - j over [compressed | memory | segment], where a compressed row
-        counts as one position; u, v and W_R are each layer's own. The authors' code gives compressed memory a W_R and a v of its own.
-        Both biases stand inside the 1/sqrt(E), as in Transformer-XL; the authors' code adds them to scaled queries.
+        counts as one position; u, v and W_R are each layer's own. The authors' code gives compressed memory a W_R and a v of its
+        own. Both biases stand inside the 1/sqrt(E), as in Transformer-XL; the authors' code adds them to scaled queries.
      7. The compressions have no bias (authors' code), so zeros compress to zeros. c must divide N; the paper takes the floor.
      8. Dilated convolutions: for each rate a kernel of 2 and a ReLU, then the strided convolution (authors' code, where rates
         1, 2, 4 are an example), padded on the left so that N/c rows come out.
