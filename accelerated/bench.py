@@ -1,9 +1,10 @@
-"""Time training steps: python -m accelerated.bench.
+"""Time training steps: python -m accelerated.bench --model MODEL.
 
-Prints, for a Block-Recurrent Transformer and its Slide baseline of one layer more, and for the package
-block-recurrent-transformer-pytorch where it is installed: tokens per second, peak memory, and the fraction of this machine's
-measured matrix-multiplication rate. Variants are timed in turn (A B A B ...) in one process, and the ratio is the median of
-the paired ratios, so that a noisy machine disturbs both sides alike.
+Prints, for a model, its baseline, and the public PyTorch package of the same paper where that is installed: tokens per second,
+peak memory, and the fraction of this machine's measured matrix-multiplication rate. Variants are timed in turn (A B A B ...)
+in one process, and the ratio is the median of the paired ratios, so that a noisy machine disturbs both sides alike.
+block_recurrent stands against its Slide baseline of one layer more (the paper's equal-cost comparison), compressive against the
+Transformer-XL that attends to as many rows; its step is four segments, from full memories.
 """
 
 import importlib.util
@@ -18,20 +19,29 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.allocator import keep_freed_memory
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
 from accelerated.errors import InputError, run_program
 from accelerated.settings import DEVICES, OptionParser, autocast, check_choice, choose_device
 
-PEER = "block_recurrent_transformer_pytorch"
 SIZES = {
-    "cpu": BlockRecurrent.Config(
+    ("block_recurrent", "cpu"): BlockRecurrent.Config(
         width=256, layers=6, heads=4, head_width=64, feed_forward=1024, window=128, segment=1024, states=128,
         recurrent_layers=(4,), dropout=0.0,
     ),
-    "cuda": BlockRecurrent.Config(
+    ("block_recurrent", "cuda"): BlockRecurrent.Config(
         width=1024, layers=12, heads=8, head_width=128, feed_forward=4096, window=512, segment=4096, states=512,
         recurrent_layers=(10,), dropout=0.0,
     ),
+    ("compressive", "cpu"): Compressive.Config(
+        width=256, layers=6, heads=4, head_width=64, feed_forward=1024, segment=256, memory=256, compressed_memory=64,
+        compression_rate=4,
+    ),
+    ("compressive", "cuda"): Compressive.Config(
+        width=1024, layers=18, heads=16, head_width=64, feed_forward=4096, segment=512, memory=512, compressed_memory=512,
+        compression_rate=4,
+    ),
 }  # fmt: skip
+SEGMENTS = {"block_recurrent": 1, "compressive": 4}  # in a training step
 
 
 class Variant(NamedTuple):
@@ -65,13 +75,22 @@ def matmul_rate(device, dtype, size=2048, repeats=20):
     return 2 * size**3 / statistics.median(seconds(lambda: a @ b, device) for _ in range(repeats))
 
 
-def training_flops(config, batch):
-    """FLOPs of the matrix products in a forward and a backward, counted on the plain path with the W x 2W tiles of Figure 2."""
+def objective_of(model, segments, state):
+    """Mean cross-entropy over segments [(tokens, targets)] plus auxiliary losses, the state carried."""
+    total = 0.0
+    for tokens, targets in segments:
+        logits, state, auxiliary = model(tokens, state)
+        total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + sum(auxiliary.values())
+    return total
+
+
+def training_flops(model_class, config, batch, count):
+    """FLOPs of the matrix products in a forward and a backward of `count` segments, counted on the plain path."""
     with torch.device("meta"):
-        model = BlockRecurrent(config).to("meta")
+        model = model_class(config).to("meta")
         tokens = torch.zeros(batch, config.segment, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
-        model(tokens, model.initial_state(batch)).logits.sum().backward()
+        objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward()
     return counter.get_total_flops()
 
 
@@ -92,22 +111,32 @@ def peak_memory(step, device):
     return peak
 
 
-def our_variant(name, config, batch, device, dtype):
-    model = BlockRecurrent(config).to(device)
-    tokens = torch.randint(config.vocabulary, (batch, config.segment + 1), device=device)
+def random_segments(vocabulary, length, batch, count, device):
+    text = torch.randint(vocabulary, (batch, count * length + 1), device=device)
+    return list(zip(text[:, :-1].split(length, 1), text[:, 1:].split(length, 1), strict=True))
+
+
+def our_variant(name, model_class, config, count, batch, device, dtype):
+    """Training steps of `count` segments, from a state that has already read as many."""
+    model = model_class(config).to(device)
+    segments = random_segments(config.vocabulary, config.segment, batch, count, device)
+    state = model.initial_state(batch)
+    with torch.no_grad():
+        for tokens, _ in segments:
+            state = model.advance(tokens, state)
 
     def step():
         model.zero_grad()
         with autocast(dtype, device):
-            logits = model(tokens[:, :-1], model.initial_state(batch)).logits
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
-        loss.backward()
+            objective = objective_of(model, segments, state)
+        objective.backward()
 
-    return Variant(name, step, batch * config.segment, training_flops(config, batch))
+    tokens = batch * config.segment * count
+    return Variant(name, step, tokens, training_flops(model_class, config, batch, count))
 
 
-def peer_variant(config, batch, device, dtype):
-    """The package's model at the same width, depth, heads, window, states and segment."""
+def block_recurrent_peer(config, batch, device, dtype):
+    """block-recurrent-transformer-pytorch at the same width, depth, heads, window, states and segment."""
     from block_recurrent_transformer_pytorch import BlockRecurrentTransformer
 
     model = BlockRecurrentTransformer(
@@ -115,16 +144,78 @@ def peer_variant(config, batch, device, dtype):
         ff_mult=config.feed_forward // config.width, max_seq_len=config.segment, block_width=config.window,
         num_state_vectors=config.states, recurrent_layers=config.recurrent_layers,
     ).to(device)  # fmt: skip
-    tokens = torch.randint(config.vocabulary, (batch, config.segment + 1), device=device)
+    [(tokens, targets)] = random_segments(config.vocabulary, config.segment, batch, 1, device)
 
     def step():
         model.zero_grad()
         with autocast(dtype, device):
-            logits = model(tokens[:, :-1])[0]
-            loss = functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+            loss = functional.cross_entropy(model(tokens)[0].flatten(0, 1).float(), targets.flatten())
         loss.backward()
 
-    return Variant(f"{PEER} (peer)", step, batch * config.segment, None)
+    return Variant("block-recurrent-transformer-pytorch (peer)", step, batch * config.segment, None)
+
+
+def compressive_peer(config, batch, device, dtype):
+    """compressive-transformer-pytorch at the same sizes, without its GRU gates and enhanced recurrence, from full memories.
+
+    The package freezes its key and value projections for good in the first step (an in-place detach); they are set to be
+    trained again before each segment, so that both sides compute the same gradients.
+    """
+    from compressive_transformer_pytorch import CompressiveTransformer
+
+    model = CompressiveTransformer(
+        num_tokens=config.vocabulary, dim=config.width, depth=config.layers, seq_len=config.segment, mem_len=config.memory,
+        cmem_len=config.compressed_memory, cmem_ratio=config.compression_rate, heads=config.heads, gru_gated_residual=False,
+        enhanced_recurrence=False,
+    ).to(device)  # fmt: skip
+    count = SEGMENTS["compressive"]
+    segments = random_segments(config.vocabulary, config.segment, batch, count, device)
+    sizes = (config.memory, config.compressed_memory)
+    full = tuple(torch.randn(config.layers, batch, rows, config.width, device=device) for rows in sizes)
+
+    def step():
+        model.zero_grad()
+        total, memories = 0.0, full
+        with autocast(dtype, device):
+            for tokens, targets in segments:
+                model.requires_grad_()
+                logits, memories, auxiliary = model(tokens, memories)
+                total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + auxiliary.sum()
+        total.backward()
+
+    return Variant("compressive-transformer-pytorch (peer)", step, batch * config.segment * count, None)
+
+
+PEERS = {
+    "block_recurrent": ("block_recurrent_transformer_pytorch", block_recurrent_peer),
+    "compressive": ("compressive_transformer_pytorch", compressive_peer),
+}
+
+
+def variants_of(name, config, batch, device, dtype):
+    """The model, its baseline, and its peer where that is installed."""
+    run = (SEGMENTS[name], batch, device, dtype)
+    if name == "block_recurrent":
+        slide = replace(config, layers=config.layers + 1, recurrent_layers=())
+        variants = [
+            our_variant(f"block-recurrent {config.layers}L {config.gate}:{config.configuration}", BlockRecurrent, config, *run)
+        ]
+        variants.append(our_variant(f"slide {slide.layers}L", BlockRecurrent, slide, *run))
+    else:
+        longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
+        variants = [our_variant(f"compressive {config.layers}L {config.compression}", Compressive, config, *run)]
+        variants.append(our_variant(f"transformer-xl {longer.layers}L, memory {longer.memory}", Compressive, longer, *run))
+    package, peer = PEERS[name]
+    if importlib.util.find_spec(package):
+        variants.append(peer(config, batch, device, dtype))
+    return variants
+
+
+def sizes_line(config, batch):
+    letters = {"D": "width", "L": "layers", "H": "heads", "E": "head_width", "F": "feed_forward", "N": "segment"}
+    letters |= {"W": "window", "S": "states", "M": "memory", "C": "compressed_memory", "c": "compression_rate"}
+    sizes = [f"{letter} {getattr(config, field)}" for letter, field in letters.items() if hasattr(config, field)]
+    return ", ".join([*sizes, f"B {batch}"])
 
 
 def time_in_turn(variants, repeats, device):
@@ -157,12 +248,14 @@ def report(variants, times, rate, device):
 
 def main(argv):
     parser = OptionParser(prog="python -m accelerated.bench", allow_abbrev=False, description=__doc__.partition("\n\n")[2])
+    parser.add_argument("--model", default="block_recurrent", help=f"one of {', '.join(PEERS)} (default block_recurrent)")
     parser.add_argument("--device", default="auto", help="auto takes a GPU where there is one")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (autocast)")
     parser.add_argument("--batch", type=int, default=4, help="lanes (default 4)")
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each variant (default 9)")
     options = parser.parse(argv)
     try:
+        check_choice("--model", options.model, tuple(PEERS))
         check_choice("--device", options.device, DEVICES)
         check_choice("--dtype", options.dtype, ("float32", "bfloat16"))
     except ValueError as error:
@@ -171,20 +264,13 @@ def main(argv):
         raise InputError(f"--batch {options.batch} and --repeats {options.repeats} must be at least 1")
     keep_freed_memory()
     device = choose_device(options.device)
-    config = SIZES[device.type]
-    slide = replace(config, layers=config.layers + 1, recurrent_layers=())
-    run = (options.batch, device, options.dtype)
-    variants = [our_variant(f"block-recurrent {config.layers}L {config.gate}:{config.configuration}", config, *run)]
-    variants.append(our_variant(f"slide {slide.layers}L", slide, *run))
-    if importlib.util.find_spec(PEER):
-        variants.append(peer_variant(config, *run))
+    config = SIZES[options.model, device.type]
+    variants = variants_of(options.model, config, options.batch, device, options.dtype)
     dtype = getattr(torch, options.dtype)
     rate = matmul_rate(device, dtype)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{hardware}, torch {torch.__version__}, {options.dtype}; matrix products at {rate / 1e9:.0f} GFLOP/s")
-    sizes = {"D": config.width, "H": config.heads, "E": config.head_width, "F": config.feed_forward, "W": config.window}
-    sizes |= {"S": config.states, "N": config.segment, "B": options.batch}
-    print(", ".join(f"{letter} {size}" for letter, size in sizes.items()))
+    print(sizes_line(config, options.batch))
     times = time_in_turn(variants, options.repeats, device)
     rate = statistics.mean([rate, matmul_rate(device, dtype)])  # before and after, since the machine's speed drifts
     report(variants, times, rate, device)

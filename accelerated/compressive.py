@@ -89,15 +89,20 @@ def compress(p, config, evicted, usage):
     return functional.linear(evicted.unflatten(1, (-1, rate)).flatten(2), p.weight)
 
 
+def content_attention(query, key, value):
+    """softmax(q.k / sqrt(E)) v without mask or positions (Algorithm 2, line 6)."""
+    return (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1) @ value
+
+
 def attention_reconstruction(p, query, key, value, new):
     """Algorithm 2 of one layer, mean square: attention over the evicted rows' key and value against that over new (B, N/c, D).
 
     Gradient reaches new alone: query, key, value and the attention parameters are detached here.
     """
     with torch.no_grad():
-        target = functional.scaled_dot_product_attention(query, key, value)
+        target = content_attention(query, key, value)
     projected = functional.linear(new, torch.cat([p.key, p.value]).detach())
-    out = functional.scaled_dot_product_attention(query.detach(), *split_heads(projected, query.shape[1], 2))
+    out = content_attention(query.detach(), *split_heads(projected, query.shape[1], 2))
     return functional.mse_loss(out, target)
 
 
@@ -235,7 +240,7 @@ class Compressive(nn.Module):
     def _mix(self, p, h, attended):
         """Algorithm 1, lines 7 and 12: the next layer's input from h (B, N, D) and attended (B, H, N, E)."""
         a = layer_norm(self._dropout(functional.linear(merge_heads(attended), p.output)) + h, p.norm)
-        hidden = torch.relu(functional.linear(a, p.mlp_hidden, p.mlp_hidden_bias))
+        hidden = functional.linear(a, p.mlp_hidden, p.mlp_hidden_bias).relu_()
         return layer_norm(self._dropout(functional.linear(hidden, p.mlp_output, p.mlp_output_bias)) + a, p.mlp_norm)
 
     def _remember(self, p, h, memory, compressed, usage):
