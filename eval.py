@@ -11,10 +11,13 @@ from accelerated.documents import SPLITS
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import evaluate
 from accelerated.generation import continue_text, show_text
+from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
 from accelerated.recall import CHANCE
-from accelerated.settings import DEVICES, OptionParser, autocast, choose_device, settings_from
+from accelerated.settings import DEVICES, OptionParser, autocast, changed, choose_device, settings_from
 from accelerated.tokenizer import TOKENIZERS
+
+MEMORIES = ("memory", "compressed_memory")  # sizes that may differ between training and evaluation
 
 
 def parse_options(argv):
@@ -30,6 +33,18 @@ def parse_options(argv):
     parser.add_argument(
         "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
     )
+    for name in MEMORIES:
+        help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model (default the run's)"
+        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="INT", help=help_text)
+    parser.add_argument(
+        "--attention-buckets", action="store_true",
+        help="instead of evaluating, print how much attention goes to six ages each of compressed memory, memory and segment",
+    )  # fmt: skip
+    parser.add_argument(
+        "--compression-by-layer", action="store_true",
+        help="instead of evaluating, print the attention-reconstruction loss of every layer",
+    )  # fmt: skip
+    parser.add_argument("--sequences", type=int, metavar="N", help="segments that these two average over (default 1000)")
     parser.add_argument("--sample", type=int, metavar="N", help="instead of evaluating, continue --prompt by N tokens")
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default a line break)")
     parser.add_argument("--temperature", type=float, help="of sampling; 0 takes the most probable token (default 0.8)")
@@ -38,7 +53,11 @@ def parse_options(argv):
     options = parser.parse(argv)
     if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
         raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
-    for name, least in (("batch", 1), ("sample", 1), ("temperature", 0), ("seed", 0)):
+    if sum((options.sample is not None, options.attention_buckets, options.compression_by_layer)) > 1:
+        raise InputError("--sample, --attention-buckets and --compression-by-layer each replace the evaluation; give one of them")
+    if options.sequences is not None and not (options.attention_buckets or options.compression_by_layer):
+        raise InputError("--sequences goes with --attention-buckets or --compression-by-layer; add one or leave it out")
+    for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temperature", 0), ("seed", 0)):
         if getattr(options, name) is not None and not getattr(options, name) >= least:
             raise InputError(f"--{name} is {getattr(options, name)}; it must be at least {least}")
     if options.prompt == "":
@@ -46,15 +65,56 @@ def parse_options(argv):
     return options
 
 
-def load_run(run, device):
+def evaluation_config(options, settings):
+    """The model's config with the memory sizes and the compression loss that the options ask for."""
+    asked = ("memory", "compressed_memory", "attention_buckets", "compression_by_layer")
+    asked = [name for name in asked if getattr(options, name) not in (None, False)]
+    if asked and settings.model != "compressive":
+        raise InputError(
+            f"--{asked[0].replace('_', '-')} is for compressive models, and this is a {settings.model}; leave it out"
+        )
+    changes = {name: getattr(options, name) for name in asked if name in MEMORIES}
+    if options.compression_by_layer:
+        changes["compression_loss"] = "attention_reconstruction"
+    config = changed(settings.model_config, changes)
+    learned = config.compression in ("conv", "dilated_conv")
+    if learned and config.compressed_memory and not settings.model_config.compressed_memory:
+        raise InputError(
+            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0 and has learned no "
+            f"{config.compression} to fill it with; leave the option out, or train with --compressed-memory"
+        )
+    if options.compression_by_layer and not config.compressed_memory:
+        raise InputError("--compression-by-layer: compressed_memory is 0, so nothing is compressed; leave the option out")
+    return config
+
+
+def load_run(options, device):
     """The trained model, ready to evaluate, and its Settings."""
-    path = checkpoint_path(run)
+    path = checkpoint_path(options.run)
     contents = load_checkpoint(path, device)
     settings = settings_from(contents, path)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
-    model = MODELS[settings.model](settings.model_config).to(device)
-    load_parameters(model, contents["parameters"], path)
+    model = MODELS[settings.model](evaluation_config(options, settings)).to(device)
+    load_parameters(model, contents["parameters"], path, unused=".compression.")
     return model.eval(), settings
+
+
+def memory_line(model, settings):
+    """How large the memories are, where that is not how the model was trained; otherwise None."""
+    if settings.model != "compressive":
+        return None
+    now, then = (", ".join(f"{name} {getattr(c, name)}" for name in MEMORIES) for c in (model.config, settings.model_config))
+    return None if now == then else f"evaluated with {now}; trained with {then}"
+
+
+def print_inspection(model, documents, lanes, options):
+    """Print attention by age or compression loss by layer, over segments whose memories are full."""
+    sequences = options.sequences or 1000
+    if options.attention_buckets:
+        print("\n".join(bucket_table(attention_by_bucket(model, documents, lanes, sequences))))
+        return
+    for layer, loss in enumerate(compression_by_layer(model, documents, lanes, sequences).tolist(), start=1):
+        print(f"layer {layer:<3} attention-reconstruction loss {loss:.3e}")
 
 
 def print_sample(model, tokenizer, options, device):
@@ -69,7 +129,7 @@ def print_sample(model, tokenizer, options, device):
 def main(argv):
     options = parse_options(argv)
     device = choose_device(options.device)
-    model, settings = load_run(options.run, device)
+    model, settings = load_run(options, device)
     tokenizer = TOKENIZERS[settings.data.tokenizer]()
     with autocast(settings.training.dtype, device):
         if options.sample is not None:
@@ -80,6 +140,12 @@ def main(argv):
         if not any(len(document.inputs) for document in splits[options.split]):
             raise InputError(f"--split {options.split} of {data} has nothing to predict; choose another split")
         lanes = options.batch or settings.training.batch
+        print(model.describe())
+        if line := memory_line(model, settings):
+            print(line)
+        if options.attention_buckets or options.compression_by_layer:
+            print_inspection(model, splits[options.split], lanes, options)
+            return
         score = evaluate(model, splits[options.split], tokenizer, lanes, clear_memory=options.clear_memory)
     memory = "cleared at every segment" if options.clear_memory else "carried through each document"
     print(f"{settings.model} from {Path(options.run)}, {options.split} split of {data}, memory {memory}")

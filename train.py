@@ -15,7 +15,7 @@ from accelerated.errors import InputError, run_program
 from accelerated.evaluation import count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
 from accelerated.models import MODELS
-from accelerated.optimization import learning_rate, make_optimizer, set_learning_rate
+from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, state_from
 from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
@@ -90,18 +90,21 @@ def open_run(argv):
     return settings, Path(options.resume), saved
 
 
-def update(model, optimizer, segments, state, step, training):
-    """One update: a rollout of `horizon` segments of every lane. Returns its loss in nats per token and the next state."""
-    set_learning_rate(optimizer, learning_rate(step, training))
+def read(model, segments, state, step, training):
+    """One iteration: a rollout of `horizon` segments of every lane adds to the gradients. Returns nats per token and state."""
     with autocast(training.dtype, segments[0].tokens.device):
         loss, state = BACKPROP[training.backprop](model, segments, state)
     if not torch.isfinite(loss):
         raise InputError(f"the loss is {loss.item()} at step {step}; the last checkpoint stands; try a lower --learning-rate")
-    if training.clip:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+    return loss.item(), state
+
+
+def update(model, optimizer, step, iterations, training):
+    """One update of the parameters from the gradients that so many iterations gathered."""
+    set_learning_rate(optimizer, learning_rate(step, training))
+    prepare_gradients(model, iterations, training.clip)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.item(), state
 
 
 def main(argv):
@@ -132,17 +135,23 @@ def main(argv):
     make_folder(run)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"{settings.model}, {size:.2f}M parameters, on {device}; {len(splits['train'])} training documents; run {run}")
-    tokens_read, begun = 0, time.perf_counter()
+    print(model.describe())
+    tokens_read, gathered, save_due, begun = 0, 0, False, time.perf_counter()
     bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0)
     for step in bar:
         segments = [next(lanes).to(device) for _ in range(training.horizon)]
-        loss, state = update(model, optimizer, segments, state, step, training)
+        loss, state = read(model, segments, state, step, training)
+        gathered, save_due = gathered + 1, save_due or step % training.save_every == 0 or step == training.steps
+        if update_due(step, training):
+            update(model, optimizer, step, gathered, training)
+            gathered = 0
         bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
         tokens_read += training.horizon * training.batch * segment
         rate = tokens_read / (time.perf_counter() - begun)
         bar.set_postfix_str(f"{bits:.3f} bits/byte, {rate:,.0f} tokens/s", refresh=False)
-        if step % training.save_every == 0 or step == training.steps:
+        if save_due and gathered == 0:  # between updates the gradients would be lost
             save(run, settings, model, optimizer, state, lanes, step)
+            save_due = False
 
     # what was learned, and what the memory is worth
     with autocast(training.dtype, device):

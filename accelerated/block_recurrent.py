@@ -140,6 +140,18 @@ class BlockRecurrent(nn.Module):
         bucket = position_bucket(distance, config.buckets, config.max_distance)
         self.register_buffer("bucket", bucket, persistent=False)
 
+    def describe(self):
+        """One line about how far back the model can look."""
+        c = self.config
+        reach = f"attention reaches {c.layers} layers x {c.window} = {c.layers * c.window:,} tokens back"
+        if not c.recurrent_layers:
+            return reach
+        return f"{reach}; {c.states} recurrent states on layer {', '.join(map(str, c.recurrent_layers))} carry the rest"
+
+    def auxiliary_parameters(self):
+        """None: the task loss trains them all."""
+        return []
+
     def initial_state(self, batch):
         """What a document starts with: the learned states, and zero keys and values."""
         c = self.config

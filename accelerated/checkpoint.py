@@ -55,9 +55,14 @@ def load_checkpoint(path, device="cpu"):
     return contents
 
 
-def load_parameters(model, parameters, path):
-    """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs."""
+def load_parameters(model, parameters, path, unused=None):
+    """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs.
+
+    unused: parameters with this in their names may be in the checkpoint without the model having them.
+    """
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if unused:
+        parameters = {name: value for name, value in parameters.items() if name in expected or unused not in name}
     found = {name: tuple(value.shape) for name, value in parameters.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -9,13 +9,13 @@ SCHEDULES = ("cosine", "inverse_square_root", "constant")
 
 
 def learning_rate(step, config):
-    """The rate of update `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
+    """The rate of iteration `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
 
-    cosine falls to config.final_fraction of it at config.steps; inverse_square_root is
-    learning_rate / sqrt(max(step, warmup)), the Block-Recurrent Transformer's, whose peak is learning_rate / sqrt(warmup);
-    constant stays.
+    The warm-up starts from config.initial_fraction of it at step 0. cosine falls to config.final_fraction of it at config.steps;
+    inverse_square_root is learning_rate / sqrt(max(step, warmup)), the Block-Recurrent Transformer's, whose peak is
+    learning_rate / sqrt(warmup); constant stays.
     """
-    warm = min(1.0, step / max(1, config.warmup))
+    warm = config.initial_fraction + (1 - config.initial_fraction) * min(1.0, step / max(1, config.warmup))
     if config.schedule == "inverse_square_root":
         return config.learning_rate * warm / math.sqrt(max(step, config.warmup, 1))
     if config.schedule == "constant" or step <= config.warmup:
@@ -23,6 +23,30 @@ def learning_rate(step, config):
     progress = min(1.0, (step - config.warmup) / max(1, config.steps - config.warmup))
     fraction = config.final_fraction + (1 - config.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
     return config.learning_rate * fraction
+
+
+def update_due(step, config):
+    """Whether the gradients gathered so far are applied after iteration `step`, counted from 1.
+
+    Every time until iteration update_every_from, every update_every iterations from there on (Compressive Transformer, 5.5.1),
+    and at the end.
+    """
+    late = step - config.update_every_from
+    return late <= 0 or late % config.update_every == 0 or step == config.steps
+
+
+def prepare_gradients(model, iterations, limit):
+    """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
+
+    Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps.
+    """
+    apart = {id(p) for p in model.auxiliary_parameters()}
+    for group in ([p for p in model.parameters() if (id(p) in apart) is own] for own in (False, True)):
+        gradients = [p.grad for p in group if p.grad is not None]
+        if iterations > 1:
+            torch._foreach_div_(gradients, iterations)
+        if limit:
+            torch.nn.utils.clip_grad_norm_(group, limit)
 
 
 def make_optimizer(model, config):

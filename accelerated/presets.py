@@ -1,6 +1,30 @@
 """Named settings: per model and preset, what differs from the defaults of its Config and of TrainingConfig."""
 
-PAPER_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0}
+# Block-Recurrent Transformer, section 4
+BLOCK_RECURRENT_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0}
+
+# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
+COMPRESSIVE_TRAINING = {
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "beta2": 0.999, "weight_decay": 0.0,
+    "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
+}  # fmt: skip
+CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
+WORDS = COMPRESSIVE_TRAINING | {"warmup": 16_000, "steps": 516_000}
+
+
+def with_transformer_xl(presets, memories=None):
+    """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
+
+    memories {name: M} gives the Transformer-XL's memory where the paper's differs from that.
+    """
+    both = {}
+    for name, preset in presets.items():
+        model = preset["model"]
+        memory = (memories or {}).get(name, model["memory"] + model["compressed_memory"])
+        both[name] = preset
+        both[f"{name}-xl"] = preset | {"model": model | {"memory": memory, "compressed_memory": 0}}
+    return both
+
 
 PRESETS = {
     "block_recurrent": {
@@ -24,7 +48,7 @@ PRESETS = {
                 "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
                 "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
             },
-            "training": PAPER_TRAINING | {"steps": 500_000, "batch": 32, "learning_rate": 1.0},
+            "training": BLOCK_RECURRENT_TRAINING | {"steps": 500_000, "batch": 32, "learning_rate": 1.0},
         },
         "recall": {
             "model": {
@@ -33,7 +57,57 @@ PRESETS = {
             },
             "training": {"steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50},
         },
-    }
+    },
+    "compressive": with_transformer_xl(
+        {
+            "tiny": {
+                "model": {
+                    "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+                },
+                "training": {"steps": 700, "batch": 32, "learning_rate": 2e-3, "validation_segments": 80},
+            },
+            "small": {
+                "model": {
+                    "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
+                    "compressed_memory": 512, "compression_rate": 4,
+                },
+                "training": {"steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25},
+            },
+            # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
+            "enwik8": {
+                "model": {
+                    "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
+                    "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
+                },
+                "training": CHARACTERS | {"batch": 32},
+            },
+            # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
+            "wikitext-103": {
+                "model": {
+                    "width": 1024, "layers": 18, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
+                    "memory": 512, "compressed_memory": 512, "compression_rate": 4,
+                },
+                "training": WORDS | {"batch": 128},
+            },
+            # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
+            "pg19": {
+                "model": {
+                    "width": 1024, "layers": 36, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
+                    "memory": 512, "compressed_memory": 512, "compression_rate": 2,
+                },
+                "training": WORDS | {"batch": 512},
+            },
+            "recall": {
+                "model": {
+                    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+                    "compressed_memory": 64, "compression_rate": 4,
+                },
+                "training": {"steps": 1500, "batch": 32, "learning_rate": 3e-3, "warmup": 50},
+                "recall": {"distance": 192, "questions": 16},
+            },
+        },
+        memories={"enwik8": 2304},
+    ),
 }  # fmt: skip
 
 

@@ -36,22 +36,25 @@ class TrainingConfig:
     """How a model is trained; impossible values raise ValueError naming the field.
 
     Fields:
-        steps: updates of the parameters
+        steps: iterations, each reading `horizon` segments of every lane
         batch: B, lanes that each read a document of their own
-        horizon: K, segments per update, with gradient through the state that links them
+        horizon: K, segments per iteration, with gradient through the state that links them
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
         optimizer: adamw or adafactor
         schedule: cosine, inverse_square_root or constant
         learning_rate: peak learning rate; under inverse_square_root the factor before 1/sqrt(step)
-        warmup: updates of linear warm-up
+        warmup: iterations of linear warm-up
+        initial_fraction: fraction of the peak at which the warm-up starts
         final_fraction: fraction of the peak at which the cosine ends
         beta2: AdamW's second-moment decay
         weight_decay: AdamW's and Adafactor's decay of matrices
-        clip: largest norm of the gradient, 0 for no limit
+        clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
+        update_every: iterations whose gradients are averaged into one update, from update_every_from on
+        update_every_from: iteration up to which every one is followed by an update
         seed: of weights, order of documents and dropout
         device: auto takes a GPU where there is one
         dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
-        save_every: updates between checkpoints; one is always written at the end
+        save_every: iterations between checkpoints; one is always written at the end
         validation_segments: segments of every lane read to validate, 0 for the whole split
         sample: tokens of text to print at the end
     """
@@ -64,10 +67,13 @@ class TrainingConfig:
     schedule: str = "cosine"
     learning_rate: float = 2e-3
     warmup: int = 40
+    initial_fraction: float = 0.0
     final_fraction: float = 0.05
     beta2: float = 0.99
     weight_decay: float = 0.01
     clip: float = 1.0
+    update_every: int = 1
+    update_every_from: int = 0
     seed: int = 0
     device: str = "auto"
     dtype: str = "float32"
@@ -76,15 +82,15 @@ class TrainingConfig:
     sample: int = 200
 
     def __post_init__(self):
-        for name in ("steps", "batch", "horizon", "save_every"):
+        for name in ("steps", "batch", "horizon", "save_every", "update_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample"):
+        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not self.learning_rate > 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive")
-        for name, low, high in (("final_fraction", 0, 1), ("beta2", 0, 1)):
+        for name, low, high in (("initial_fraction", 0, 1), ("final_fraction", 0, 1), ("beta2", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in {low}..{high}")
         check_choice("backprop", self.backprop, tuple(BACKPROP))
@@ -205,7 +211,11 @@ def preset_settings(model, preset):
     """The settings that a preset stands for."""
     chosen = PRESETS[model][preset]
     return Settings(
-        model, MODELS[model].Config(**chosen["model"]), TrainingConfig(**chosen["training"]), DataConfig(), RecallConfig()
+        model,
+        MODELS[model].Config(**chosen["model"]),
+        TrainingConfig(**chosen["training"]),
+        DataConfig(),
+        RecallConfig(**chosen.get("recall", {})),
     )
 
 

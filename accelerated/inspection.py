@@ -1,0 +1,87 @@
+"""What a Compressive Transformer's memories are good for: attention by age (Figure 2), compression loss by layer (Figure 6)."""
+
+import itertools
+
+import torch
+
+from accelerated.corpus import Lanes
+from accelerated.errors import InputError
+from accelerated.protocol import replace_lanes
+
+BUCKETS = 6  # of each of compressed memory, memory and segment
+PARTS = ("compressed memory", "memory", "segment")
+
+
+def segments_to_fill(config):
+    """Segments that a document must have before its memories hold no zeros of its start."""
+    filled = -(-config.memory // config.segment)
+    if config.compressed_memory:
+        filled += -(-config.compressed_memory * config.compression_rate // config.segment)
+    return filled
+
+
+@torch.no_grad()
+def full_memories(model, documents, lanes, sequences):
+    """Yield (tokens, state) of the lanes whose memories are full, `sequences` lanes and segments in all or as many as there are.
+
+    Raises InputError where no document is long enough to fill them.
+    """
+    config, device = model.config, next(model.parameters()).device
+    need, found = segments_to_fill(config), 0
+    state, age = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
+    for segment in Lanes(documents, lanes, config.segment):
+        segment = segment.to(device)
+        state = replace_lanes(segment.starts, model.initial_state(lanes), state)
+        age = torch.where(segment.starts, 0, age + 1)
+        own = ((age >= need) & segment.scored.any(1)).nonzero()[: sequences - found, 0]
+        if len(own):
+            yield segment.tokens[own], type(state)(*(field[own] for field in state))
+        found += len(own)
+        if found >= sequences:
+            return
+        state = model.advance(segment.tokens, state)
+    if not found:
+        raise InputError(
+            f"no document fills the memories: that takes {need} segments of {config.segment} tokens; "
+            f"give longer documents or smaller memories"
+        )
+
+
+def bucket_edges(size):
+    """Where the buckets of a part of `size` rows begin and end: BUCKETS of equal width, to a row."""
+    return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+
+
+def attention_by_bucket(model, documents, lanes, sequences):
+    """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18).
+
+    Buckets run from old to new, as the keys do: compressed memory, memory, segment.
+    """
+    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)
+    rows = []
+    for tokens, state in full_memories(model, documents, lanes, sequences):
+        parts = model.usage(tokens, state)[0].mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
+        for part in parts:
+            edges = bucket_edges(part.shape[1])
+            rows.append(torch.stack([part[:, a:b].sum(1) for a, b in itertools.pairwise(edges)], 1))
+    return torch.cat([torch.cat(rows[at : at + 3], 1) for at in range(0, len(rows), 3)])
+
+
+def bucket_table(weights):
+    """Lines of a table of attention_by_bucket's rows: mean and one standard error of the mean, in percent."""
+    mean, error = weights.mean(0) * 100, weights.std(0) / len(weights) ** 0.5 * 100
+    lines = [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
+    for index, part in enumerate(PARTS):
+        cells = [f"{mean[at]:6.2f} ({error[at]:.2f})" for at in range(index * BUCKETS, (index + 1) * BUCKETS)]
+        total = mean[index * BUCKETS : (index + 1) * BUCKETS].sum()
+        lines.append(f"{part:<18}{''.join(f'{cell:>15}' for cell in cells)}   sum {total:.1f}")
+    return lines
+
+
+def compression_by_layer(model, documents, lanes, sequences):
+    """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""
+    total, count = 0.0, 0
+    for tokens, state in full_memories(model, documents, lanes, sequences):
+        losses = model(tokens, state).auxiliary.values()
+        total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
+    return total / count
