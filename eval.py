@@ -69,10 +69,10 @@ def evaluation_config(options, settings):
     """The model's config with the memory sizes and the compression loss that the options ask for."""
     asked = ("memory", "compressed_memory", "attention_buckets", "compression_by_layer")
     asked = [name for name in asked if getattr(options, name) not in (None, False)]
-    if asked and settings.model != "compressive":
-        raise InputError(
-            f"--{asked[0].replace('_', '-')} is for compressive models, and this is a {settings.model}; leave it out"
-        )
+    if settings.model != "compressive":
+        if asked:
+            raise InputError(f"--{asked[0].replace('_', '-')} is for compressive models, this is {settings.model}; leave it out")
+        return settings.model_config
     changes = {name: getattr(options, name) for name in asked if name in MEMORIES}
     if options.compression_by_layer:
         changes["compression_loss"] = "attention_reconstruction"
