@@ -68,7 +68,7 @@ def parse_options(argv):
 def evaluation_config(options, settings):
     """The model's config with the memory sizes and the compression loss that the options ask for."""
     asked = ("memory", "compressed_memory", "attention_buckets", "compression_by_layer")
-    asked = [name for name in asked if getattr(options, name) not in (None, False)]
+    asked = [name for name in asked if getattr(options, name) is not None and getattr(options, name) is not False]
     if settings.model != "compressive":
         if asked:
             raise InputError(f"--{asked[0].replace('_', '-')} is for compressive models, this is {settings.model}; leave it out")

@@ -203,9 +203,9 @@ class Compressive(nn.Module):
         return split_heads(functional.linear(self.sinusoids, p.distance_key)[None], self.config.heads, 1)[0][0]
 
     def _check(self, state):
-        for name, rows, size in zip(state._fields, state, (self.config.memory, self.config.compressed_memory), strict=True):
-            if rows.shape[2] != size:
-                raise ValueError(f"the state holds {rows.shape[2]} rows of {name} memory, the model {size}")
+        for name, rows in (("memory", state.memory), ("compressed_memory", state.compressed)):
+            if rows.shape[2] != getattr(self.config, name):
+                raise ValueError(f"the state holds {rows.shape[2]} rows of {name}, the model {getattr(self.config, name)}")
 
     def _read(self, tokens, state, memory_only=False, measure=False):
         """The last layer's output, the next state, auxiliary losses and, to measure them, each layer's usage (B, K)."""

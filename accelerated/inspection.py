@@ -13,11 +13,8 @@ PARTS = ("compressed memory", "memory", "segment")
 
 
 def segments_to_fill(config):
-    """Segments that a document must have before its memories hold no zeros of its start."""
-    filled = -(-config.memory // config.segment)
-    if config.compressed_memory:
-        filled += -(-config.compressed_memory * config.compression_rate // config.segment)
-    return filled
+    """Segments that must have been read before no memory holds zeros of the document's start: those of M + c C tokens."""
+    return -(-(config.memory + config.compression_rate * config.compressed_memory) // config.segment)
 
 
 @torch.no_grad()

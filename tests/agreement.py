@@ -45,3 +45,8 @@ def assert_agree(expected, actual, tolerance, title=""):
         passed = passed and passes
     print("\n".join([title, *lines]))
     assert passed, "\n".join([title, *(line for line in lines if line.endswith("FAIL"))])
+
+
+def named(prefix, state):
+    """A state's fields as rows."""
+    return {f"{prefix}.{name}": field for name, field in zip(state._fields, state, strict=True)}

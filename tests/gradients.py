@@ -1,4 +1,4 @@
-"""Finite differences for the reference's hand-written backward passes, in float64."""
+"""Finite differences for the references' hand-written backward passes, in float64."""
 
 import numpy as np
 from agreement import assert_agree
@@ -38,3 +38,24 @@ def check_directions(function, inputs, gradients, rng, title):
         numeric[name] = np.array([(ends[0] - ends[1]) / (2 * STEP)])
         analytic[name] = np.array([(gradients[name] * direction).sum()])
     assert_agree(numeric, analytic, MODEL_TOLERANCE, title)
+
+
+RNG = np.random.default_rng(3)
+
+
+def draw(*shape):
+    return RNG.standard_normal(shape)
+
+
+def check_operation(forward, backward, inputs, title):
+    """forward(**inputs) -> (out, cache); backward(dout, cache) -> {name: gradient}."""
+    out, cache = forward(**inputs)
+    dout = draw(*np.shape(out))
+    gradients = backward(dout, cache)
+    check_jacobian(lambda **given_inputs: (forward(**given_inputs)[0] * dout).sum(), inputs, gradients, title)
+
+
+def flat(gradients, names):
+    """((dx, dy, {name: dparam}) -> {name: gradient}) with the given names for the leading entries."""
+    *leading, params = gradients
+    return dict(zip(names, leading, strict=True)) | params

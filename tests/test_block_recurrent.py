@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree
-from gradients import check_directions, check_jacobian
+from agreement import assert_agree, named
+from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import check_rollout
 from tolerances import TOLERANCE
 
 import accelerated.block_recurrent as fast
 from accelerated.attention import position_bucket, tile_distance, window_mask
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.protocol import replace_lanes, require_gradient
 from reference import block_recurrent as ref
 
 LADDER_TOLERANCE = 1e-9  # float64, relative; most rows land near 1e-14, the worst measured is 1.1e-12
@@ -72,31 +72,7 @@ def to_torch(state):
     return fast.State(*(torch.tensor(field) for field in state))
 
 
-def named(prefix, state):
-    return {f"{prefix}.{name}": field for name, field in zip(state._fields, state, strict=True)}
-
-
 # Rung 1: every operation's backward against its full Jacobian
-
-RNG = np.random.default_rng(3)
-
-
-def draw(*shape):
-    return RNG.standard_normal(shape)
-
-
-def check_operation(forward, backward, inputs, title):
-    """forward(**inputs) -> (out, cache); backward(dout, cache) -> {name: gradient}."""
-    out, cache = forward(**inputs)
-    dout = draw(*out.shape)
-    gradients = backward(dout, cache)
-    check_jacobian(lambda **given_inputs: (forward(**given_inputs)[0] * dout).sum(), inputs, gradients, title)
-
-
-def flat(gradients, names):
-    """((dx, dy, {name: dparam}) -> {name: gradient}) with the given names for the leading entries."""
-    *leading, params = gradients
-    return dict(zip(names, leading, strict=True)) | params
 
 
 def test_linear_gradient():
@@ -323,92 +299,13 @@ def test_arguments_are_not_changed():
 # Rung 2: accelerated against reference
 
 
-def reference_rollout(params, config, segments, start, state):
-    """Logits, states and gradients of three segments in float64; lane 1 starts a document at segment `start`."""
-    caches, logits_all, states, losses = [], [], [], []
-    for index, (tokens, targets, scored) in enumerate(segments):
-        if index == start:
-            fresh = ref.initial_state(params, config, len(tokens))
-            state = ref.State(*(np.concatenate([old[:1], new[1:]]) for old, new in zip(state, fresh, strict=True)))
-        logits, state, cache = ref.forward(params, config, tokens, state)
-        loss, loss_cache = ref.cross_entropy_forward(logits, targets, scored)
-        logits_all.append(logits)
-        states.append(state)
-        losses.append(loss)
-        caches.append((cache, loss_cache))
-    grads, dstate = {}, None
-    for index in reversed(range(len(segments))):
-        cache, loss_cache = caches[index]
-        dlogits = ref.cross_entropy_backward(1.0, loss_cache)
-        dparams, dstate = ref.backward(params, config, cache, dlogits, dstate)
-        ref.add_into(grads, dparams)
-        if index == start:
-            lane = ref.State(*(np.concatenate([np.zeros_like(f[:1]), f[1:]]) for f in dstate))
-            ref.add_into(grads, ref.initial_state_backward(config, lane))
-            dstate = ref.State(*(np.concatenate([f[:1], np.zeros_like(f[1:])]) for f in dstate))
-    return sum(losses), logits_all, states, grads, dstate
-
-
-def accelerated_rollout(model, segments, start, state):
-    leaf = require_gradient(to_torch(state))
-    state, loss, logits_all, states = leaf, 0.0, [], []
-    for index, (tokens, targets, scored) in enumerate(segments):
-        starts = torch.tensor([False, index == start])
-        state = replace_lanes(starts, model.initial_state(2), state)
-        output = model(torch.tensor(tokens), state)
-        state = output.state
-        picked = output.logits.log_softmax(-1).gather(-1, torch.tensor(targets)[..., None])[..., 0]
-        loss = loss - picked[torch.tensor(scored)].sum()
-        logits_all.append(output.logits)
-        states.append(state)
-    loss.backward()
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    dstate = fast.State(*(torch.zeros_like(f) if f.grad is None else f.grad for f in leaf))
-    return loss, logits_all, states, grads, dstate
-
-
-def rollout_segments(config, rng):
-    cut = []
-    for _ in range(3):
-        tokens, targets = rng.integers(config.vocabulary, size=(2, 2, config.segment))
-        cut.append((tokens, targets, rng.random(tokens.shape) < 0.7))
-    return cut
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_accelerated_equals_reference(name):
-    """Logits, states, loss and gradients over three segments with a document start in the second, then five Adam steps."""
+    """Logits, states, loss and gradients over three segments with a document start in the second, then five steps."""
     config, rng = variant(name), np.random.default_rng(5)
     params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).train()
     assert_agree(params, dict(model.state_dict()), 1e-15, "initialisation")
-    segments, state = rollout_segments(config, rng), random_state(config, rng, 2)
-    loss, logits, states, grads, dstate = reference_rollout(params, config, segments, 1, state)
-    torch_loss, torch_logits, torch_states, torch_grads, torch_dstate = accelerated_rollout(model, segments, 1, state)
-
-    def gathered(loss, logits, states, grads, dstate):
-        rows = {"loss": np.array([float(loss)])} | {f"grad {k}": v for k, v in grads.items()} | named("grad state", dstate)
-        for k, (out, after) in enumerate(zip(logits, states, strict=True)):
-            rows |= {f"logits {k}": out} | named(f"state {k}", after)
-        return {k: v for k, v in rows.items() if math.prod(v.shape)}
-
-    expected = gathered(loss, logits, states, grads, dstate)
-    actual = gathered(torch_loss.item(), torch_logits, torch_states, torch_grads, torch_dstate)
-    assert_agree(expected, actual, LADDER_TOLERANCE, name)
-    five_steps(params, model, config, segments, state)
-
-
-def five_steps(params, model, config, segments, state):
-    """Momentum descent on both sides; the weights must still agree."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    momentum = {name: np.zeros_like(value) for name, value in params.items()}
-    for _ in range(5):
-        optimizer.zero_grad()
-        grads = reference_rollout(params, config, segments, 1, state)[3]
-        accelerated_rollout(model, segments, 1, state)
-        optimizer.step()
-        momentum = {name: 0.9 * momentum[name] + grads[name] for name in params}
-        params = {name: value - 1e-3 * momentum[name] for name, value in params.items()}
-    assert_agree(params, dict(model.state_dict()), LADDER_TOLERANCE, "weights after five steps")
+    check_rollout(ref, params, model, config, random_state(config, rng, 2), to_torch, LADDER_TOLERANCE, name)
 
 
 def test_dropout_acts_where_the_reference_has_it(monkeypatch):

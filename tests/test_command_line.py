@@ -19,6 +19,12 @@ TINY = [
     *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--validation-segments", 0),
 ]
 
+COMPRESSIVE = [
+    *("--model", "compressive", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
+    *("--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2, "--batch", 3, "--warmup", 2),
+    *("--sample", 0, "--validation-segments", 0),
+]
+
 
 @pytest.fixture
 def text(tmp_path):
@@ -95,6 +101,101 @@ def test_a_run_cut_in_two_equals_an_uncut_run(text, tmp_path, method):
     for name, value in whole["parameters"].items():
         assert torch.equal(value, cut["parameters"][name]), name
     assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+def test_a_compressive_run_cut_between_updates_equals_an_uncut_run(text, tmp_path):
+    """Checkpoints wait for an update, so that no gathered gradient is lost: those of steps 4 and 8 come at 5 and 8."""
+    options = [
+        *COMPRESSIVE, "--data", text, "--update-every", 3, "--update-every-from", 2, "--schedule", "constant", "--save-every", 4,
+    ]  # fmt: skip
+    train(*options, "--steps", 8, "--out", tmp_path / "whole")
+    steps, stopped = [], tmp_path / "cut"
+
+    def save_and_stop(path, contents):
+        steps.append(contents["step"])
+        save(path, contents)
+        raise KeyboardInterrupt
+
+    save = training_script.save_checkpoint
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_script, "save_checkpoint", save_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(*options, "--steps", 8, "--out", stopped)
+    assert steps == [5]
+    train("--resume", stopped, "--steps", 8)
+    whole, cut = saved(tmp_path / "whole"), saved(stopped)
+    assert all(torch.equal(value, cut["parameters"][name]) for name, value in whole["parameters"].items())
+    assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, monkeypatch):
+    """Parameters stand still between updates, and AdamW sees the mean of the gathered gradients."""
+    seen, prepare = [], training_script.prepare_gradients
+
+    def watch(model, iterations, limit):
+        before = model.embedding.grad.clone()
+        prepare(model, iterations, limit)
+        seen.append((iterations, float((before / model.embedding.grad).nanmedian())))
+
+    monkeypatch.setattr(training_script, "prepare_gradients", watch)
+    train(*COMPRESSIVE, "--data", text, "--update-every", 3, "--steps", 7, "--clip", 0, "--out", tmp_path / "run")
+    assert [count for count, _ in seen] == [3, 3, 1]
+    assert [ratio for _, ratio in seen] == pytest.approx([3, 3, 1])
+
+
+def test_compressive_runs_are_inspected_and_evaluated_at_other_sizes(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    train(*COMPRESSIVE, "--data", text, "--steps", 2, "--out", run)
+    assert "temporal range 2 layers x (8 + 2 x 4) = 32 tokens" in capsys.readouterr().out
+    evaluate(run)
+    assert "trained with" not in capsys.readouterr().out
+    evaluate(run, "--memory", 5, "--compressed-memory", 9)
+    printed = capsys.readouterr().out
+    assert "evaluated with memory 5, compressed_memory 9; trained with memory 8, compressed_memory 4" in printed
+    assert "temporal range 2 layers x (5 + 2 x 9) = 46 tokens" in printed and "bits per byte" in printed
+    evaluate(run, "--compressed-memory", 0)
+    assert "trained with" in capsys.readouterr().out
+    evaluate(run, "--attention-buckets", "--sequences", 20)
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if line.startswith(("compressed memory", "memory ", "segment "))]
+    assert len(rows) == 3 and "20 segments" in printed
+    assert sum(float(row.split("sum")[1]) for row in rows) == pytest.approx(100, abs=0.2)
+    evaluate(run, "--compression-by-layer", "--sequences", 20)
+    assert len(re.findall(r"layer \d +attention-reconstruction loss \d\.\d{3}e", capsys.readouterr().out)) == 2
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--memory", -1], "memory is -1"),
+        (["--sequences", 5], "goes with"),
+        (["--attention-buckets", "--sample", 3], "each replace the evaluation"),
+        (["--attention-buckets", "--sequences", 1], "--sequences is 1"),
+        (["--attention-buckets", "--memory", 9000], "no document fills the memories: that takes 1126 segments of 8 tokens"),
+        (["--compression-by-layer", "--compressed-memory", 0], "nothing is compressed"),
+    ],
+)
+def test_compressive_evaluation_refuses_in_one_line(text, tmp_path, argv, words):
+    train(*COMPRESSIVE, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match=words) as caught:
+        evaluate(tmp_path / "run", *argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compression_that_was_never_trained_is_refused(text, tmp_path):
+    train(*COMPRESSIVE, "--compressed-memory", 0, "--data", text, "--steps", 1, "--out", tmp_path / "xl")
+    with pytest.raises(InputError, match="trained with compressed_memory 0 and has learned no conv"):
+        evaluate(tmp_path / "xl", "--compressed-memory", 4)
+    train("--data", text, "--steps", 1, "--out", tmp_path / "other", *TINY)
+    for option in (["--memory", 4], ["--attention-buckets"], ["--compression-by-layer"]):
+        with pytest.raises(InputError, match=f"{option[0]} is for compressive models, this is block_recurrent"):
+            evaluate(tmp_path / "other", *option)
+
+
+def test_a_compressive_config_that_cannot_work_is_refused(text, tmp_path):
+    with pytest.raises(InputError, match="compression_rate 3 does not divide segment 8"):
+        train(*COMPRESSIVE, "--compression-rate", 3, "--data", text, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_is_not_resumed_backwards(text, tmp_path):

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from accelerated.optimization import learning_rate, make_optimizer, set_learning_rate
+from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
+from accelerated.presets import PRESETS
 from accelerated.settings import TrainingConfig
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
@@ -34,6 +35,43 @@ def test_the_papers_schedule():
 
 def test_no_warmup_starts_at_the_peak():
     assert learning_rate(1, dataclasses.replace(BASE, warmup=0, schedule="constant")) == 0.5
+
+
+def test_the_compressive_papers_schedule():
+    """Section 5: linear from 1e-6 to 3e-4 over 4,000 iterations, cosine back down to 1e-6 over 100,000."""
+    config = TrainingConfig(**PRESETS["compressive"]["enwik8"]["training"])
+    for step, expected in ((0, 1e-6), (2000, (1e-6 + 3e-4) / 2), (4000, 3e-4), (54_000, (1e-6 + 3e-4) / 2), (104_000, 1e-6)):
+        assert learning_rate(step, config) == pytest.approx(expected)
+    assert (config.clip, config.weight_decay, config.beta2) == (0.1, 0.0, 0.999)
+
+
+def test_updates_come_every_k_iterations_from_n_on():
+    """5.5.1: every iteration up to n, then every k-th, and at the end whatever was gathered."""
+    config = dataclasses.replace(BASE, steps=14, update_every=4, update_every_from=5)
+    assert [step for step in range(1, 15) if update_due(step, config)] == [1, 2, 3, 4, 5, 9, 13, 14]
+    assert all(update_due(step, BASE) for step in range(1, 1001))
+    paper = TrainingConfig(**PRESETS["compressive"]["enwik8"]["training"])
+    assert [s for s in range(59_998, 60_010) if update_due(s, paper)] == [59_998, 59_999, 60_000, 60_004, 60_008]
+
+
+class TwoObjectives(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.task, self.other = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(2))
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def auxiliary_parameters(self):
+        return [self.other]
+
+
+def test_gradients_are_averaged_then_limited_objective_by_objective():
+    model = TwoObjectives()
+    for limit, task, other in ((0, 4.0, 50.0), (0.1, 0.1, 0.1), (5, 4.0, 5.0)):
+        model.task.grad, model.other.grad = torch.tensor([0.0, 12.0, 0.0]), torch.tensor([90.0, 120.0])
+        prepare_gradients(model, 3, limit)
+        assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
+        assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
+        assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize("name,kind", [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor)])

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ def test_imports_are_numpy_and_the_standard_library(path):
 
 def test_functions_of_one_name_are_the_same_in_every_reference():
     """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
-    own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer", "demonstrate"}
+    own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
+    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "demonstrate"}
     bodies = collections.defaultdict(dict)
     for path in REFERENCES:
         for node in ast.parse(path.read_text()).body:
@@ -68,12 +70,18 @@ def functions_of(path):
     return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
-def test_the_demonstration_runs(capsys, monkeypatch):
-    from reference import block_recurrent
-
-    block_recurrent.demonstrate()
+@pytest.mark.parametrize(
+    "module,last,broken",
+    [
+        ("block_recurrent", "both cleared", ("sigmoid", np.tanh)),  # its derivative is another
+        ("compressive", "both cleared", ("relative_shift_backward", lambda dout, cache: dout)),
+    ],
+)
+def test_the_demonstration_runs(module, last, broken, capsys, monkeypatch):
+    module = importlib.import_module(f"reference.{module}")
+    module.demonstrate()
     printed = capsys.readouterr().out
-    assert "Largest relative error" in printed and "both cleared" in printed
-    monkeypatch.setattr(block_recurrent, "sigmoid", lambda x: np.tanh(x))  # its derivative is another
+    assert "Largest relative error" in printed and last in printed
+    monkeypatch.setattr(module, *broken)
     with pytest.raises(SystemExit):
-        block_recurrent.demonstrate()
+        module.demonstrate()

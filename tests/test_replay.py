@@ -6,17 +6,23 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from agreement import assert_agree
+from agreement import assert_agree, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_block_recurrent import SMALL, VARIANTS, named, variant
+from test_block_recurrent import SMALL, VARIANTS, variant
+from test_compressive import VARIANTS as COMPRESSIVE_VARIANTS
+from test_compressive import variant as compressive_variant
 
 from accelerated import replay
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
 from accelerated.corpus import Segment
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
 
 TOLERANCE = 1e-11  # float64, relative
+EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for name in VARIANTS} | {
+    f"compressive {name}": (Compressive, compressive_variant(name)) for name in COMPRESSIVE_VARIANTS
+}
 
 
 def random_rollout(config, horizon, lanes=3, scored=0.7):
@@ -45,24 +51,27 @@ def carried_state(model, lanes=3):
     return detach(model(tokens, model.initial_state(lanes)).state)
 
 
-@settings(max_examples=30)
-@given(name=st.sampled_from(sorted(VARIANTS)), horizon=st.integers(1, 4), dropout=st.sampled_from([0.0, 0.3]))
+@settings(max_examples=60)
+@given(name=st.sampled_from(sorted(EVERY_MODEL)), horizon=st.integers(1, 4), dropout=st.sampled_from([0.0, 0.3]))
 def test_the_three_methods_agree(name, horizon, dropout):
-    config = dataclasses.replace(variant(name), dropout=dropout)
-    model = BlockRecurrent(config).train()
+    model_class, config = EVERY_MODEL[name]
+    config = dataclasses.replace(config, dropout=dropout)
+    model = model_class(config).train()
     segments, state = random_rollout(config, horizon), carried_state(model)
     expected = rows_of(replay.through_time, model, segments, state)
     for method in ("checkpointed", "memory_replay"):
         assert_agree(expected, rows_of(replay.BACKPROP[method], model, segments, state), TOLERANCE, method)
 
 
-def test_through_time_is_autograd_on_the_whole_rollout():
+@pytest.mark.parametrize("name", ["block_recurrent fixed-skip", "compressive conv-bptt", "compressive conv-auto_encoding"])
+def test_through_time_is_autograd_on_the_whole_rollout(name):
     """The oracle of the oracle: one graph written out by hand, no seeds, no replay."""
-    model = BlockRecurrent(SMALL)
-    segments, state = random_rollout(SMALL, 3), carried_state(model)
+    model_class, config = EVERY_MODEL[name]
+    model = model_class(config)
+    segments, state = random_rollout(config, 3), carried_state(model)
     actual = rows_of(replay.through_time, model, segments, state)
     model.zero_grad()
-    nats, count, carried = 0.0, 0, state
+    nats, count, auxiliary, carried = 0.0, 0, 0.0, state
     for segment in segments:
         fresh = model.initial_state(3)
         carried = type(carried)(
@@ -70,13 +79,13 @@ def test_through_time_is_autograd_on_the_whole_rollout():
               for new, old in zip(fresh, carried, strict=True))
         )  # fmt: skip
         output = model(segment.tokens, carried)
-        carried = output.state
+        carried, auxiliary = output.state, auxiliary + sum(output.auxiliary.values()) / 3
         for lane, place in segment.scored.nonzero().tolist():
             nats = nats - output.logits[lane, place].log_softmax(-1)[segment.targets[lane, place]]
             count += 1
-    (nats / count).backward()
-    expected = {"loss": (nats / count)[None]} | {n: p.grad for n, p in model.named_parameters()} | named("state", carried)
-    assert_agree(expected, actual, TOLERANCE)
+    (nats / count + auxiliary).backward()
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    assert_agree({"loss": (nats / count)[None]} | grads | named("state", carried), actual, TOLERANCE)
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)

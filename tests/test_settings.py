@@ -44,7 +44,7 @@ def test_every_preset_is_possible(model):
     for preset in PRESETS[model]:
         chosen = preset_settings(model, preset)
         assert isinstance(chosen.model_config, MODELS[model].Config)
-    assert {"tiny", "small", "paper"} <= PRESETS[model].keys()
+    assert {"tiny", "small", "recall"} <= PRESETS[model].keys()
 
 
 def test_the_papers_sizes():
@@ -150,3 +150,36 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     assert settings.choose_device("auto").type == "cpu"
     with pytest.raises(InputError, match="torch finds no GPU"):
         settings.choose_device("cuda")
+
+
+@pytest.mark.parametrize(
+    "preset,expected",
+    [
+        # sections 5.1 to 5.3: L, N, M, C, c, and the Transformer-XL's M
+        ("enwik8", (24, 768, 768, 1152, 3, 2304)), ("wikitext-103", (18, 512, 512, 512, 4, 1024)),
+        ("pg19", (36, 512, 512, 512, 2, 1024)),
+    ],
+)  # fmt: skip
+def test_the_compressive_papers_sizes(preset, expected):
+    model, longer = (preset_settings("compressive", name).model_config for name in (preset, f"{preset}-xl"))
+    sizes = (model.layers, model.segment, model.memory, model.compressed_memory, model.compression_rate)
+    assert (*sizes, longer.memory) == expected and longer.compressed_memory == 0
+    assert dataclasses.replace(longer, memory=model.memory, compressed_memory=model.compressed_memory) == model
+
+
+def test_every_compressive_preset_has_its_transformer_xl():
+    """Which attends to at least as many rows; for recall, within reach of the pairs only for the compressive model."""
+    presets = PRESETS["compressive"]
+    assert {f"{name}-xl" for name in presets if not name.endswith("-xl")} == {name for name in presets if name.endswith("-xl")}
+    for name in ("tiny", "small", "recall"):
+        ours, longer = (preset_settings("compressive", n).model_config for n in (name, f"{name}-xl"))
+        assert longer.memory == ours.memory + ours.compressed_memory and longer.compressed_memory == 0
+    chosen, longer = preset_settings("compressive", "recall"), preset_settings("compressive", "recall-xl").model_config
+    task, config = chosen.recall, chosen.model_config
+    assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
+    assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+
+
+def test_recall_options_of_a_preset_hold():
+    assert parse_training(["--model", "compressive", "--data", "recall"])[0].recall.distance == 192
+    assert parse_training(["--model", "compressive", "--data", "recall", "--recall-distance", "9"])[0].recall.distance == 9

@@ -1,0 +1,115 @@
+"""Attention by age and compression loss by layer: averages over segments whose memories are full, and over nothing else."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from agreement import assert_agree
+from test_compressive import SMALL, variant
+from test_corpus import documents_of
+
+from accelerated import inspection
+from accelerated.compressive import Compressive
+from accelerated.corpus import text_document
+from accelerated.errors import InputError
+
+
+def counting_documents(lengths):
+    """Documents of ids below 11, all different from each other."""
+    rng = np.random.default_rng(0)
+    documents = documents_of(lengths)
+    return [d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents]
+
+
+@pytest.mark.parametrize(
+    "change,expected",
+    [
+        ({}, 4), ({"memory": 16}, 5), ({"memory": 0}, 3), ({"compressed_memory": 0}, 2), ({"compressed_memory": 4}, 4),
+        ({"memory": 0, "compressed_memory": 0}, 0),
+    ],
+)  # fmt: skip
+def test_segments_to_fill(change, expected):
+    """N 8, M 12, C 5, c 4: the 12 + 20 tokens of four segments fill both."""
+    config = dataclasses.replace(SMALL, **change)
+    assert inspection.segments_to_fill(config) == expected
+    model = Compressive(config).eval()
+    state = model.initial_state(1)
+    for segment in range(expected + 1):
+        rows = torch.cat([state.memory, state.compressed], 2)
+        assert bool((rows.abs().sum(-1) > 0).all()) == (segment >= expected)
+        state = model.advance(torch.randint(11, (1, 8)), state)
+
+
+def test_only_lanes_with_full_memories_are_read():
+    """Lanes stop at the document's end, start again with the next, and are found in the order of reading."""
+    model, lengths = Compressive(SMALL).eval(), [8 * 7 + 1, 8 * 6 + 1, 30, 8 * 5 + 4]
+    documents = counting_documents(lengths)
+    found = list(inspection.full_memories(model, documents, 2, 100))
+    assert [len(tokens) for tokens, _ in found] == [2, 2, 1, 1, 1]  # segments 4, 5 of two documents, 6 of one; 4, 5 of the last
+    assert (found[0][0].numpy() == np.stack([d.inputs[32:40] for d in documents[:2]])).all()
+    assert (found[2][0].numpy() == documents[0].inputs[48:56]).all()
+    state = model.initial_state(1)
+    for at in range(0, 40, 8):
+        before, state = state, model.advance(torch.tensor(documents[0].inputs[at : at + 8].astype(int))[None], state)
+    assert_agree({"memory": before.memory}, {"memory": found[0][1].memory[:1]}, 1e-12)
+    assert sum(len(tokens) for tokens, _ in inspection.full_memories(model, documents, 2, 3)) == 3
+
+
+def test_short_documents_are_refused():
+    with pytest.raises(InputError, match="no document fills the memories: that takes 4 segments of 8 tokens"):
+        list(inspection.full_memories(Compressive(SMALL).eval(), counting_documents([30, 33]), 2, 10))
+
+
+def test_buckets_cover_every_key_once():
+    assert inspection.bucket_edges(12) == [0, 2, 4, 6, 8, 10, 12]
+    assert inspection.bucket_edges(4) == [0, 0, 1, 2, 2, 3, 4] and inspection.bucket_edges(0) == [0] * 7
+
+
+@pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
+def test_attention_by_bucket_equals_summing_the_weights(name):
+    model = Compressive(variant(name)).eval()
+    documents = counting_documents([8 * 8 + 1, 8 * 7 + 1])
+    weights = inspection.attention_by_bucket(model, documents, 2, 100)
+    rows = []
+    for tokens, state in inspection.full_memories(model, documents, 2, 100):
+        for lane, usage in enumerate(model.usage(tokens, state)[0]):
+            assert usage.shape[0] == 3 and lane < 2
+            row, at = [], 0
+            for size in (model.config.compressed_memory, 12, 8):
+                edges = inspection.bucket_edges(size)
+                row += [float(sum(usage[:, at + j].mean() for j in range(a, b))) for a, b in itertools.pairwise(edges)]
+                at += size
+            rows.append(row)
+    assert_agree({"weights": np.array(rows)}, {"weights": weights}, 1e-12)
+    assert torch.allclose(weights.sum(1), torch.ones(len(weights)))
+
+
+def test_bucket_table_shows_mean_and_standard_error():
+    weights = torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
+    lines = inspection.bucket_table(weights)
+    assert "2 segments" in lines[0] and len(lines) == 4
+    assert lines[1].count("20.00 (10.00)") == 6 and lines[1].endswith("sum 120.0") and lines[2].count("0.00 (0.00)") == 6
+
+
+def test_compression_by_layer_weighs_sequences_alike():
+    model, documents = Compressive(SMALL).eval(), counting_documents([8 * 8 + 1, 8 * 6 + 1])
+    losses = []
+    for tokens, state in inspection.full_memories(model, documents, 2, 100):
+        for lane in range(len(tokens)):
+            one = type(state)(*(field[lane : lane + 1] for field in state))
+            losses.append(torch.stack(list(model(tokens[lane : lane + 1], one).auxiliary.values())))
+    expected = torch.stack(losses).mean(0)
+    assert len(losses) == 6
+    assert_agree({"losses": expected}, {"losses": inspection.compression_by_layer(model, documents, 2, 100)}, 1e-12)
+
+
+def test_a_text_is_read_as_it_stands():
+    """The documents that eval.py hands over are text documents."""
+    from accelerated.tokenizer import ByteTokenizer
+
+    config = dataclasses.replace(SMALL, vocabulary=256)
+    document = text_document("a", bytes(range(1, 100)), ByteTokenizer())
+    (tokens, _), *_ = inspection.full_memories(Compressive(config).eval(), [document], 1, 1)
+    assert tokens[0].tolist() == list(range(33, 41))
