@@ -77,11 +77,11 @@ def evaluation_config(options, settings):
     if options.compression_by_layer:
         changes["compression_loss"] = "attention_reconstruction"
     config = changed(settings.model_config, changes)
-    learned = config.compression in ("conv", "dilated_conv")
+    learned = config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding"
     if learned and config.compressed_memory and not settings.model_config.compressed_memory:
         raise InputError(
             f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0 and has learned no "
-            f"{config.compression} to fill it with; leave the option out, or train with --compressed-memory"
+            f"compression to fill it with; leave the option out, or train with --compressed-memory"
         )
     if options.compression_by_layer and not config.compressed_memory:
         raise InputError("--compression-by-layer: compressed_memory is 0, so nothing is compressed; leave the option out")
@@ -110,11 +110,12 @@ def memory_line(model, settings):
 def print_inspection(model, documents, lanes, options):
     """Print attention by age or compression loss by layer, over segments whose memories are full."""
     sequences = options.sequences or 1000
-    if options.attention_buckets:
-        print("\n".join(bucket_table(attention_by_bucket(model, documents, lanes, sequences))))
-        return
-    for layer, loss in enumerate(compression_by_layer(model, documents, lanes, sequences).tolist(), start=1):
-        print(f"layer {layer:<3} attention-reconstruction loss {loss:.3e}")
+    with torch.autocast(next(model.parameters()).device.type, enabled=False):  # small differences need all their digits
+        if options.attention_buckets:
+            print("\n".join(bucket_table(attention_by_bucket(model, documents, lanes, sequences))))
+            return
+        for layer, loss in enumerate(compression_by_layer(model, documents, lanes, sequences).tolist(), start=1):
+            print(f"layer {layer:<3} attention-reconstruction loss {loss:.3e}")
 
 
 def print_sample(model, tokenizer, options, device):

@@ -90,12 +90,15 @@ def open_run(argv):
     return settings, Path(options.resume), saved
 
 
-def read(model, segments, state, step, training):
+def read(model, segments, state, step, training, auxiliary):
     """One iteration: a rollout of `horizon` segments of every lane adds to the gradients. Returns nats per token and state."""
     with autocast(training.dtype, segments[0].tokens.device):
         loss, state = BACKPROP[training.backprop](model, segments, state)
-    if not torch.isfinite(loss):
-        raise InputError(f"the loss is {loss.item()} at step {step}; the last checkpoint stands; try a lower --learning-rate")
+    for name, value in ({"loss": loss} | auxiliary).items():
+        if not torch.isfinite(value):
+            raise InputError(
+                f"the {name} is {value.item()} at step {step}; the last checkpoint stands; try a lower --learning-rate"
+            )
     return loss.item(), state
 
 
@@ -136,11 +139,13 @@ def main(argv):
     size = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"{settings.model}, {size:.2f}M parameters, on {device}; {len(splits['train'])} training documents; run {run}")
     print(model.describe())
+    auxiliary = {}  # of the segment computed last
+    model.register_forward_hook(lambda model, _, output: auxiliary.update((k, v.detach()) for k, v in output.auxiliary.items()))
     tokens_read, gathered, save_due, begun = 0, 0, False, time.perf_counter()
     bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0)
     for step in bar:
         segments = [next(lanes).to(device) for _ in range(training.horizon)]
-        loss, state = read(model, segments, state, step, training)
+        loss, state = read(model, segments, state, step, training, auxiliary)
         gathered, save_due = gathered + 1, save_due or step % training.save_every == 0 or step == training.steps
         if update_due(step, training):
             update(model, optimizer, step, gathered, training)
@@ -148,7 +153,8 @@ def main(argv):
         bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
         tokens_read += training.horizon * training.batch * segment
         rate = tokens_read / (time.perf_counter() - begun)
-        bar.set_postfix_str(f"{bits:.3f} bits/byte, {rate:,.0f} tokens/s", refresh=False)
+        shown = f", auxiliary loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
+        bar.set_postfix_str(f"{bits:.3f} bits/byte{shown}, {rate:,.0f} tokens/s", refresh=False)
         if save_due and gathered == 0:  # between updates the gradients would be lost
             save(run, settings, model, optimizer, state, lanes, step)
             save_due = False

@@ -124,10 +124,10 @@ class Compressive(nn.Module):
         self.register_buffer("sinusoids", distance_sinusoids(total, config.width), persistent=False)
 
     def describe(self):
-        """One line about how far back the model can look."""
+        """One line about how far back the model looks, the paper's temporal range (3.3)."""
         c = self.config
         memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}" if c.compressed_memory else c.memory
-        return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens before the segment's {c.segment}"
+        return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
 
     def auxiliary_parameters(self):
         """The compression's parameters, where an auxiliary loss trains them and the task loss does not."""
@@ -282,7 +282,7 @@ class Compressive(nn.Module):
         """The state after a segment that has been read whole."""
         memories, compresseds = [], []
         for layer, p in enumerate(self.layers):
-            usage = stream.usage[:, layer] / self.config.segment
+            usage = stream.usage[:, layer]  # a sum over queries, not a mean: only its order counts
             h, memory, compressed = (rows[:, layer] for rows in (stream.hidden, *stream.state))
             next_memory, next_compressed, _, _ = self._remember(p, h, memory, compressed, usage)
             memories.append(next_memory)

@@ -13,15 +13,17 @@ PARTS = ("compressed memory", "memory", "segment")
 
 
 def segments_to_fill(config):
-    """Segments that must have been read before no memory holds zeros of the document's start: those of M + c C tokens."""
-    return -(-(config.memory + config.compression_rate * config.compressed_memory) // config.segment)
+    """Segments that must have been read before no memory can hold zeros of the document's start."""
+    compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
+    return -(-config.memory // config.segment) + compressed
 
 
 @torch.no_grad()
 def full_memories(model, documents, lanes, sequences):
     """Yield (tokens, state) of the lanes whose memories are full, `sequences` lanes and segments in all or as many as there are.
 
-    Raises InputError where no document is long enough to fill them.
+    Segments with positions that are not scored, such as a padded last one, are left out. Raises InputError where fewer than two
+    are found.
     """
     config, device = model.config, next(model.parameters()).device
     need, found = segments_to_fill(config), 0
@@ -30,17 +32,17 @@ def full_memories(model, documents, lanes, sequences):
         segment = segment.to(device)
         state = replace_lanes(segment.starts, model.initial_state(lanes), state)
         age = torch.where(segment.starts, 0, age + 1)
-        own = ((age >= need) & segment.scored.any(1)).nonzero()[: sequences - found, 0]
+        own = ((age >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
         if len(own):
             yield segment.tokens[own], type(state)(*(field[own] for field in state))
         found += len(own)
         if found >= sequences:
             return
         state = model.advance(segment.tokens, state)
-    if not found:
+    if found < 2:
         raise InputError(
-            f"no document fills the memories: that takes {need} segments of {config.segment} tokens; "
-            f"give longer documents or smaller memories"
+            f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments of "
+            f"{config.segment} scored tokens; give longer documents or smaller memories"
         )
 
 
@@ -49,6 +51,7 @@ def bucket_edges(size):
     return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
 
 
+@torch.no_grad()
 def attention_by_bucket(model, documents, lanes, sequences):
     """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18).
 
@@ -75,6 +78,7 @@ def bucket_table(weights):
     return lines
 
 
+@torch.no_grad()
 def compression_by_layer(model, documents, lanes, sequences):
     """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""
     total, count = 0.0, 0

@@ -38,19 +38,20 @@ def update_due(step, config):
 def prepare_gradients(model, iterations, limit):
     """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
 
-    Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps.
+    Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps. A group
+    may have no gradients: most models have no auxiliary loss.
     """
     apart = {id(p) for p in model.auxiliary_parameters()}
     for group in ([p for p in model.parameters() if (id(p) in apart) is own] for own in (False, True)):
         gradients = [p.grad for p in group if p.grad is not None]
-        if iterations > 1:
+        if gradients and iterations > 1:
             torch._foreach_div_(gradients, iterations)
         if limit:
             torch.nn.utils.clip_grad_norm_(group, limit)
 
 
 def make_optimizer(model, config):
-    """The optimiser of a TrainingConfig; weight decay acts on matrices, not on vectors."""
+    """The optimiser of a TrainingConfig; weight decay acts on parameters of two axes, not on vectors."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]

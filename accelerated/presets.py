@@ -64,7 +64,7 @@ PRESETS = {
                 "model": {
                     "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
                 },
-                "training": {"steps": 700, "batch": 32, "learning_rate": 2e-3, "validation_segments": 80},
+                "training": {"steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160},
             },
             "small": {
                 "model": {
@@ -102,7 +102,7 @@ PRESETS = {
                     "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
                     "compressed_memory": 64, "compression_rate": 4,
                 },
-                "training": {"steps": 1500, "batch": 32, "learning_rate": 3e-3, "warmup": 50},
+                "training": {"steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50},
                 "recall": {"distance": 192, "questions": 16},
             },
         },

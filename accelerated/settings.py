@@ -47,9 +47,9 @@ class TrainingConfig:
         initial_fraction: fraction of the peak at which the warm-up starts
         final_fraction: fraction of the peak at which the cosine ends
         beta2: AdamW's second-moment decay
-        weight_decay: AdamW's and Adafactor's decay of matrices
+        weight_decay: AdamW's and Adafactor's decay of parameters with two axes
         clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
-        update_every: iterations whose gradients are averaged into one update, from update_every_from on
+        update_every: iterations whose gradients are averaged into one update, after update_every_from
         update_every_from: iteration up to which every one is followed by an update
         seed: of weights, order of documents and dropout
         device: auto takes a GPU where there is one
@@ -255,13 +255,24 @@ def parse_training(argv, resumed=None):
     if recall and data.get("data") != "recall":
         raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
     vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}
-    return Settings(
+    settings = Settings(
         defaults.model,
         changed(defaults.model_config, model | vocabulary),
         changed(defaults.training, given(options, defaults.training)),
         changed(defaults.data, data),
         changed(defaults.recall, recall),
-    ), options
+    )
+    check_together(settings)
+    return settings, options
+
+
+def check_together(settings):
+    """Raise InputError for settings that are possible each by itself but not together."""
+    if getattr(settings.model_config, "compression_loss", None) == "bptt" and settings.training.horizon == 1:
+        raise InputError(
+            "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
+            "give --horizon 2 or more"
+        )
 
 
 def settings_contents(settings):

@@ -7,11 +7,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from reference import block_recurrent
+from reference import block_recurrent, compressive
 
 HERE = Path(__file__).parent
 PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6c7b"  # an opaque page: legible whatever lies behind it
-TOKEN, STATE, PREVIOUS, GATE = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f"
+TOKEN, STATE, PREVIOUS, GATE, HIDDEN = "#2f6fb0", "#c2571a", "#8fb6dc", "#5f8f2f", "#edf0f3"
 
 
 def new_figure(width, height):
@@ -61,7 +61,7 @@ def mask_tile(window=8):
     bucket = block_recurrent.position_bucket(block_recurrent.tile_distance(window), 8, 8)
     figure, axes = new_figure(8.2, 4.6)
     for i, j in np.ndindex(mask.shape):
-        colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else "#edf0f3"
+        colour = (PREVIOUS if j < window else TOKEN) if mask[i, j] else HIDDEN
         frame(axes, j, window - 1 - i, 0.94, 0.94, colour)
         if mask[i, j]:
             label(axes, j + 0.47, window - 1 - i + 0.47, str(bucket[i, j]), "white" if j >= window else INK, 8)
@@ -156,7 +156,117 @@ def flow():
     save(figure, "block_recurrent_flow")
 
 
+def positions_in_memory(config, segments):
+    """Per segment, what stands in [compressed | memory | segment] while it is read: a set of positions for each row.
+
+    By the reference's own queues: every position is a feature of its own, and mean pooling adds up the features of what it takes.
+    """
+    n, width = config.segment, config.segment * segments
+    memory, compressed = np.zeros((1, config.memory, width)), np.zeros((1, config.compressed_memory, width))
+    shown = []
+    for segment in range(segments):
+        h = np.eye(width)[None, segment * n : (segment + 1) * n]
+        rows = np.concatenate([compressed, memory, h], axis=1)[0]
+        shown.append([np.flatnonzero(row) for row in rows])
+        weights = np.zeros((1, 1, n, len(rows)))
+        memory, compressed, _, _ = compressive.remember_forward({}, config, h, memory, compressed, weights)
+    return shown
+
+
+def memories():
+    """What is where in memory after each segment, at the sizes of the paper's Figure 1."""
+    config = compressive.Config(segment=3, memory=6, compressed_memory=6, compression_rate=3, compression="mean_pooling")
+    parts = (("compressed memory", 6, STATE), ("memory", 6, PREVIOUS), ("segment", 3, TOKEN))
+    figure, axes = new_figure(11.4, 5.0)
+    for row, shown in enumerate(positions_in_memory(config, 8)):
+        y, column, x = 8 - row, 0, 0.0
+        label(axes, -0.3, y + 0.45, f"segment {row + 1}", size=9, ha="right")
+        for _, size, colour in parts:
+            for positions in shown[column : column + size]:
+                frame(axes, x, y, 0.94, 0.9, colour if len(positions) else HIDDEN)
+                text = "0" if not len(positions) else f"{positions[0] + 1}" + (f"-{positions[-1] + 1}" * (len(positions) > 1))
+                label(axes, x + 0.47, y + 0.45, text, FAINT if not len(positions) else INK if colour == PREVIOUS else "white", 8)
+                x += 1
+            x, column = x + 0.5, column + size
+    x = 0.0
+    for name, size, _ in parts:
+        label(axes, x + size / 2, 9.4, name)
+        x += size + 0.5
+    arrow(axes, (6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
+    label(axes, 6.2, 0.25, "3 rows compressed into 1", FAINT, 9)
+    label(axes, 14.5, 0.25, "inputs become memory", FAINT, 9)
+    arrow(axes, (13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
+    axes.set_xlim(-2.0, 16.6)
+    axes.set_ylim(-0.1, 9.8)
+    save(figure, "compressive_memories")
+
+
+def shift():
+    """The relative shift of three queries and six keys, by the reference's own function; numbers are distances."""
+    n, k = 3, 6
+    distance = np.broadcast_to(np.arange(k - 1, -1, -1.0), (1, 1, n, k))
+    moved, seen = compressive.relative_shift_forward(distance)[0][0, 0], compressive.causal_mask(n, k)
+    lost = compressive.relative_shift_backward(seen[None, None] * 1.0, None)[0, 0] == 0
+    figure, axes = new_figure(10.2, 2.9)
+    for left, grid, faint, title in (
+        (0, distance[0, 0], lost, "scores by distance, far to near"),
+        (8, moved, ~seen, "scores by key, old to new"),
+    ):
+        for i, j in np.ndindex(n, k):
+            frame(axes, left + j, n - 1 - i, 0.94, 0.94, HIDDEN if faint[i, j] else TOKEN)
+            label(axes, left + j + 0.47, n - 1 - i + 0.47, f"{grid[i, j]:.0f}", FAINT if faint[i, j] else "white", 10)
+        label(axes, left + k / 2, n + 0.4, title)
+    arrow(axes, (6.3, 1.5), (7.7, 1.5))
+    label(axes, 7.0, 1.85, "shift", size=10)
+    for i in range(n):
+        label(axes, -0.25, n - 0.5 - i, f"query {i + 1}", FAINT, 9, ha="right")
+    label(
+        axes,
+        7,
+        -0.5,
+        "pale on the left: no key has this distance, so its gradient is zero; pale on the right: the mask",
+        FAINT,
+        9,
+    )
+    axes.set_xlim(-1.8, 14.2)
+    axes.set_ylim(-0.9, n + 0.8)
+    save(figure, "compressive_shift")
+
+
+def learning():
+    """Which loss trains what: three rows of the same picture, one per training of the compression."""
+    figure, axes = new_figure(10.6, 4.3)
+    for row, (name, compression) in enumerate(
+        (("a loss of its own\n(attention, auto-encoding)", "own"), ("bptt", "task"), ("pooling, most-used", None))
+    ):
+        y = 3.0 - 1.4 * row
+        label(axes, -0.2, y + 0.3, name, size=9, ha="right")
+        box(axes, 0.2, y, 1.9, 0.6, "earlier segment:\nlayer inputs", TOKEN, size=8)
+        box(axes, 3.0, y, 1.5, 0.6, "memory", PREVIOUS, size=9)
+        box(axes, 5.4, y, 1.5, 0.6, "$f_c$", GATE if compression else FAINT, size=10)
+        box(axes, 7.8, y, 1.9, 0.6, "compressed\nmemory", STATE, size=8)
+        box(axes, 10.6, y, 1.9, 0.6, "next segment:\ntask loss", TOKEN, size=8)
+        for start, stop in ((2.15, 2.95), (4.55, 5.35), (6.95, 7.75), (9.75, 10.55)):
+            arrow(axes, (start, y + 0.3), (stop, y + 0.3))
+        label(axes, 2.55, y + 0.5, "stop", FAINT, 8)
+        label(axes, 4.95, y + 0.5, "stop", FAINT, 8)
+        if compression != "task":
+            label(axes, 7.35, y + 0.5, "stop", FAINT, 8)
+        if compression == "own":
+            arrow(axes, (6.1, y - 0.35), (6.15, y - 0.05), STATE)
+            label(axes, 6.15, y - 0.5, "compression loss", STATE, 8)
+        if compression == "task":
+            arrow(axes, (11.5, y - 0.05), (6.2, y - 0.05), STATE, dashed=True, bend=-0.12)
+            label(axes, 8.9, y - 0.62, "task loss of the next segment, when one rollout holds both", STATE, 8)
+    axes.set_xlim(-2.6, 12.8)
+    axes.set_ylim(-0.4, 4.0)
+    save(figure, "compressive_learning")
+
+
 if __name__ == "__main__":
     mask_tile()
     cell()
     flow()
+    memories()
+    shift()
+    learning()

@@ -18,8 +18,8 @@ Glossary: code symbol, meaning, paper symbol, shape
     seen               what attention reads: [compressed | memory | h]             (B, K, D), K = C + M + N
     evicted            the N rows that fall out of memory             old_mem      (B, N, D)
     new                evicted, compressed                            new_cm       (B, N/c, D)
-    compress           the compression function                       f_c
-    distance_key       sinusoid of the distance i - j, projected      W_R R_{i-j}  (H, K, E)
+    COMPRESSIONS       the compression functions                      f_c
+    distance_key       parameter; sinusoids of distances through it   W_R          (HE, D); (H, K, E)
     content_bias, distance_bias    Transformer-XL's global biases     u, v         (H, E)
     decoder            what reconstructs evicted from new             g            (cD, D)
 
@@ -31,26 +31,30 @@ sonnet/python/modules/nets/transformer.py; where that is silent too, Transformer
      2. Memory holds a layer's input with the gradient stopped, as in Transformer-XL.
      3. A document starts with zeros in both memories (Algorithm 1, lines 1-2), and they are not masked: they take softmax mass.
      4. evicted is the first N rows of concat(memory, h), and memory the rest. Algorithm 1, l.8 takes memory[:N], the same for
-        M >= N; ours holds for every M, 0 included.
+        M >= N; this (authors' code too) holds for every M, 0 included. Where M < N, some of the segment's own rows are evicted,
+        and both most-used and attention reconstruction let all its queries count; the code takes the last M queries.
      5. Line 11 writes cm_t where it means cm_{t+1}.
      6. Relative positions are Transformer-XL's, one distance i - j over [compressed | memory | segment], where a compressed row
         counts as one position; u, v and W_R are each layer's own. The authors' code gives compressed memory a W_R and a v of its
-        own. Both biases stand inside the 1/sqrt(E), as in Transformer-XL; the authors' code adds them to scaled queries.
+        own, and measures distances to it as if memory were not in between. Both biases stand inside the 1/sqrt(E), as in
+        Transformer-XL; the authors' code adds them to scaled queries.
      7. The compressions have no bias (authors' code), so zeros compress to zeros. c must divide N; the paper takes the floor.
      8. Dilated convolutions: for each rate a kernel of 2 and a ReLU, then the strided convolution (authors' code, where rates
-        1, 2, 4 are an example), padded on the left so that N/c rows come out.
+        1, 2, 4 are an example), padded on the left so that N/c rows come out (the code pads nothing).
      9. Most-used: a row's usage is its attention weight when it is evicted, averaged over heads and queries, before dropout.
         The N/c most used rows stay, in their order in time; of equals the older stays. No code of the authors is public.
-    10. Both losses are mean squares, not the norms that the paper writes, whose gradient at zero difference is not a number;
-        attention is compared per head before the output projection, without mask and positions (authors' code); the losses are
+    10. Both losses are mean squares, not the norms that the paper writes, whose gradient at zero difference is not a number.
+        Attention is compared per head before the output projection, with 1/sqrt(E), without mask and u (authors' code). They are
         summed over layers (Algorithm 2, l.8), where the code takes the mean. g is a transposed convolution (authors' code).
     11. "bptt" (Table 5) has no auxiliary loss: the gradient of later segments reaches the compression through compressed memory.
         What is compressed, and memory itself, stay stopped.
-    12. The feed-forward layers have biases (authors' code), attention's projections have none (Transformer-XL). Weights start
-        truncated normal with variance 1/fan_in, u and v at N(0, 0.02^2) (Transformer-XL's code).
-    13. Dropout: on the attention matrix, after attention's output projection and after the feed-forward. It acts only when
-        `forward` is given a random generator.
+    12. The feed-forward layers have biases (authors' code), attention's projections none (Transformer-XL; the authors' output
+        projection has one). Weights start truncated normal with variance 1/fan_in, as in all papers here (the code: 2/sqrt(L)
+        times that), u and v at N(0, 0.02^2) (Transformer-XL's code). LayerNorm's epsilon is 1e-6 (the code: 1e-5).
+    13. Dropout: on the attention matrix, after attention's output projection and after the feed-forward (the code has it on the
+        sinusoids and inside the feed-forward as well). It acts only when `forward` is given a random generator.
     14. Embedding and output are tied, N(0, 1); logits are divided by sqrt(D).
+    15. Training: gradients of the two objectives are limited to their norm apart, and those of a late update (5.5.1) averaged.
 """
 
 from dataclasses import dataclass
@@ -121,7 +125,11 @@ class Config:
 
     @property
     def temporal_range(self):
-        """Tokens back that a prediction can depend on at most, l (n_m + c n_cm) (3.3), the segment not counted."""
+        """The paper's temporal range in tokens, l (n_m + c n_cm) (3.3).
+
+        It leaves out the segments: a row of memory was itself made by a token that looked back from its own segment's start, so
+        that up to a segment more per layer can count.
+        """
         return self.layers * (self.memory + self.compression_rate * self.compressed_memory)
 
 
@@ -567,7 +575,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     """
     tokens, caches, output_cache = cache
     dstate = initial_state(params, config, len(tokens))
-    dnext_compressed = dstate.compressed if dnext_state is None else dnext_state.compressed
+    dnext_compressed = np.zeros_like(dstate.compressed) if dnext_state is None else dnext_state.compressed
     dh, dembedding = linear_backward(dlogits, output_cache)
     dh, grads = dh * config.width**-0.5, {}
     for layer in reversed(range(config.layers)):

@@ -128,6 +128,25 @@ def test_a_compressive_run_cut_between_updates_equals_an_uncut_run(text, tmp_pat
     assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
 
 
+def test_the_schedule_reaches_the_optimiser(text, tmp_path):
+    train("--data", text, "--steps", 3, "--learning-rate", 0.01, "--final-fraction", 0.25, "--out", tmp_path / "run", *TINY)
+    groups = saved(tmp_path / "run")["optimizer"]["param_groups"]
+    assert [group["lr"] for group in groups] == pytest.approx([0.0025, 0.0025])
+
+
+def test_an_auxiliary_loss_that_is_not_finite_stops_the_run(text, tmp_path, monkeypatch):
+    monkeypatch.setattr("accelerated.compressive.attention_reconstruction", lambda *a: torch.tensor(float("nan")))
+    with pytest.raises(InputError, match=r"the layers\.0\.compression is nan at step 1"):
+        train(*COMPRESSIVE, "--data", text, "--steps", 2, "--out", tmp_path / "run")
+    assert not checkpoint_path(tmp_path / "run").exists()
+
+
+def test_a_compression_that_nothing_would_train_is_refused(text, tmp_path):
+    with pytest.raises(InputError, match="--horizon 1 has none; give --horizon 2"):
+        train(*COMPRESSIVE, "--compression-loss", "bptt", "--data", text, "--out", tmp_path / "run")
+    train(*COMPRESSIVE, "--compression-loss", "bptt", "--horizon", 2, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+
+
 def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, monkeypatch):
     """Parameters stand still between updates, and AdamW sees the mean of the gathered gradients."""
     seen, prepare = [], training_script.prepare_gradients
@@ -171,7 +190,7 @@ def test_compressive_runs_are_inspected_and_evaluated_at_other_sizes(text, tmp_p
         (["--sequences", 5], "goes with"),
         (["--attention-buckets", "--sample", 3], "each replace the evaluation"),
         (["--attention-buckets", "--sequences", 1], "--sequences is 1"),
-        (["--attention-buckets", "--memory", 9000], "no document fills the memories: that takes 1126 segments of 8 tokens"),
+        (["--attention-buckets", "--memory", 9000], "0 segments have full memories"),
         (["--compression-by-layer", "--compressed-memory", 0], "nothing is compressed"),
     ],
 )
@@ -184,7 +203,7 @@ def test_compressive_evaluation_refuses_in_one_line(text, tmp_path, argv, words)
 
 def test_a_compression_that_was_never_trained_is_refused(text, tmp_path):
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", text, "--steps", 1, "--out", tmp_path / "xl")
-    with pytest.raises(InputError, match="trained with compressed_memory 0 and has learned no conv"):
+    with pytest.raises(InputError, match="trained with compressed_memory 0 and has learned no compression"):
         evaluate(tmp_path / "xl", "--compressed-memory", 4)
     train("--data", text, "--steps", 1, "--out", tmp_path / "other", *TINY)
     for option in (["--memory", 4], ["--attention-buckets"], ["--compression-by-layer"]):

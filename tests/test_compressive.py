@@ -648,6 +648,7 @@ def test_initialisation():
         ({"compression_loss": "l1"}, "compression_loss is 'l1'"),
         ({"dilations": (0, 1)}, "dilations"),
         ({"dilations": (2, 1)}, "ascending"),
+        ({"dilations": (1, 1)}, "each rate once"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"layers": 0}, "layers is 0"),
         ({"compression_rate": 0}, "compression_rate is 0"),
@@ -756,7 +757,7 @@ def test_how_many_segments_later_a_token_still_counts(change, counts):
 
 def test_temporal_range_and_description():
     assert SMALL.temporal_range == 3 * (12 + 4 * 5)
-    assert Compressive(SMALL).describe() == "temporal range 3 layers x (12 + 4 x 5) = 96 tokens before the segment's 8"
+    assert Compressive(SMALL).describe() == "temporal range 3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8"
     assert "3 layers x (12) = 36 tokens" in Compressive(variant("transformer-xl")).describe()
 
 
@@ -802,6 +803,16 @@ def test_every_parameter_gets_gradient_from_a_rollout():
         objective.backward()
         silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
         assert not silent, (name, silent)
+
+
+@pytest.mark.parametrize("name", ["conv-attention_reconstruction", "most_used-none"])
+def test_evaluation_drops_nothing_out(name):
+    config = variant(name)
+    plain, dropping = (Compressive(dataclasses.replace(config, dropout=rate), seed=3).eval() for rate in (0.0, 0.3))
+    tokens, state = torch.randint(11, (2, 8)), to_torch(random_state(config, np.random.default_rng(0), 2))
+    expected, actual = (model(tokens, state) for model in (plain, dropping))
+    assert torch.equal(expected.logits, actual.logits) and torch.equal(expected.state.compressed, actual.state.compressed)
+    assert not torch.equal(dropping.train()(tokens, state).logits, expected.logits)
 
 
 def test_float32_stays_float32():

@@ -23,43 +23,70 @@ def counting_documents(lengths):
     return [d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents]
 
 
+@pytest.mark.parametrize("compression", ["mean_pooling", "most_used"])
 @pytest.mark.parametrize(
     "change,expected",
     [
-        ({}, 4), ({"memory": 16}, 5), ({"memory": 0}, 3), ({"compressed_memory": 0}, 2), ({"compressed_memory": 4}, 4),
+        ({}, 2 + 3), ({"memory": 16}, 2 + 3), ({"memory": 0}, 3), ({"compressed_memory": 0}, 2), ({"compressed_memory": 4}, 4),
         ({"memory": 0, "compressed_memory": 0}, 0),
     ],
 )  # fmt: skip
-def test_segments_to_fill(change, expected):
-    """N 8, M 12, C 5, c 4: the 12 + 20 tokens of four segments fill both."""
-    config = dataclasses.replace(SMALL, **change)
+def test_segments_to_fill(change, expected, compression):
+    """N 8, M 12, C 5, c 4: two segments fill memory; the five compressed rows come from three evicted segments."""
+    config = dataclasses.replace(SMALL, compression=compression, **change)
     assert inspection.segments_to_fill(config) == expected
-    model = Compressive(config).eval()
-    state = model.initial_state(1)
-    for segment in range(expected + 1):
+    for seed in range(8):
+        model, rng = Compressive(config, seed=seed).eval(), np.random.default_rng(seed)
+        state = model.initial_state(1)
+        for _ in range(expected):
+            state = model.advance(torch.tensor(rng.integers(11, size=(1, 8))), state)
         rows = torch.cat([state.memory, state.compressed], 2)
-        assert bool((rows.abs().sum(-1) > 0).all()) == (segment >= expected)
+        assert (rows.abs().sum(-1) > 0).all()
+
+
+def test_fewer_segments_leave_zeros():
+    model = Compressive(dataclasses.replace(SMALL, memory=16, compression="mean_pooling")).eval()
+    state = model.initial_state(1)
+    for _ in range(4):
         state = model.advance(torch.randint(11, (1, 8)), state)
+    assert not state.compressed[0, 0, 0].any() and state.memory.abs().sum(-1).all()
 
 
 def test_only_lanes_with_full_memories_are_read():
-    """Lanes stop at the document's end, start again with the next, and are found in the order of reading."""
-    model, lengths = Compressive(SMALL).eval(), [8 * 7 + 1, 8 * 6 + 1, 30, 8 * 5 + 4]
+    """Lanes stop at the document's end and start again with the next; every state is that of reading its document alone."""
+    model, lengths = Compressive(SMALL).eval(), [8 * 7 + 1, 8 * 7 + 1, 30, 8 * 6 + 4, 8 * 6 + 1]
     documents = counting_documents(lengths)
     found = list(inspection.full_memories(model, documents, 2, 100))
-    assert [len(tokens) for tokens, _ in found] == [2, 2, 1, 1, 1]  # segments 4, 5 of two documents, 6 of one; 4, 5 of the last
-    assert (found[0][0].numpy() == np.stack([d.inputs[32:40] for d in documents[:2]])).all()
-    assert (found[2][0].numpy() == documents[0].inputs[48:56]).all()
-    state = model.initial_state(1)
-    for at in range(0, 40, 8):
-        before, state = state, model.advance(torch.tensor(documents[0].inputs[at : at + 8].astype(int))[None], state)
-    assert_agree({"memory": before.memory}, {"memory": found[0][1].memory[:1]}, 1e-12)
+    # segments 5 and 6 of the first two; 5 of the two that follow in their lanes, one of which has a short segment more
+    assert [len(tokens) for tokens, _ in found] == [2, 2, 2]
+    places = [(0, 40), (1, 40), (0, 48), (1, 48), (3, 40), (4, 40)]
+    lanes = [(tokens[k], [field[k] for field in state]) for tokens, state in found for k in range(2)]
+    for (document, place), (tokens, memories) in zip(places, lanes, strict=True):
+        assert (tokens.numpy() == documents[document].inputs[place : place + 8]).all()
+        state = model.initial_state(1)
+        for at in range(0, place, 8):
+            state = model.advance(torch.tensor(documents[document].inputs[at : at + 8].astype(int))[None], state)
+        assert_agree({"m": state.memory[0], "c": state.compressed[0]}, {"m": memories[0], "c": memories[1]}, 1e-12)
     assert sum(len(tokens) for tokens, _ in inspection.full_memories(model, documents, 2, 3)) == 3
 
 
+def test_lanes_that_restart_apart_keep_their_own_states():
+    """One lane begins a new document while the other is in the middle of one."""
+    model, documents = Compressive(SMALL).eval(), counting_documents([8 * 9 + 1, 8 * 6 + 1, 8 * 6 + 1])
+    found = list(inspection.full_memories(model, documents, 2, 100))
+    assert [len(tokens) for tokens, _ in found] == [2, 1, 1, 1, 1]
+    state = model.initial_state(1)
+    for at in range(0, 40, 8):
+        state = model.advance(torch.tensor(documents[2].inputs[at : at + 8].astype(int))[None], state)
+    last = found[-1]
+    assert (last[0][0].numpy() == documents[2].inputs[40:48]).all()
+    assert_agree({"m": state.memory, "c": state.compressed}, {"m": last[1].memory, "c": last[1].compressed}, 1e-12)
+
+
 def test_short_documents_are_refused():
-    with pytest.raises(InputError, match="no document fills the memories: that takes 4 segments of 8 tokens"):
-        list(inspection.full_memories(Compressive(SMALL).eval(), counting_documents([30, 33]), 2, 10))
+    for lengths, found in (([30, 40], 0), ([8 * 6 + 1, 30], 1)):
+        with pytest.raises(InputError, match=f"{found} segments have full memories, .* more than 6 segments of 8 scored tokens"):
+            list(inspection.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
 
 
 def test_buckets_cover_every_key_once():
@@ -72,6 +99,7 @@ def test_attention_by_bucket_equals_summing_the_weights(name):
     model = Compressive(variant(name)).eval()
     documents = counting_documents([8 * 8 + 1, 8 * 7 + 1])
     weights = inspection.attention_by_bucket(model, documents, 2, 100)
+    assert not weights.requires_grad
     rows = []
     for tokens, state in inspection.full_memories(model, documents, 2, 100):
         for lane, usage in enumerate(model.usage(tokens, state)[0]):
@@ -101,8 +129,10 @@ def test_compression_by_layer_weighs_sequences_alike():
             one = type(state)(*(field[lane : lane + 1] for field in state))
             losses.append(torch.stack(list(model(tokens[lane : lane + 1], one).auxiliary.values())))
     expected = torch.stack(losses).mean(0)
-    assert len(losses) == 6
-    assert_agree({"losses": expected}, {"losses": inspection.compression_by_layer(model, documents, 2, 100)}, 1e-12)
+    assert len(losses) == 4
+    found = inspection.compression_by_layer(model, documents, 2, 100)
+    assert not found.requires_grad
+    assert_agree({"losses": expected}, {"losses": found}, 1e-12)
 
 
 def test_a_text_is_read_as_it_stands():
@@ -110,6 +140,6 @@ def test_a_text_is_read_as_it_stands():
     from accelerated.tokenizer import ByteTokenizer
 
     config = dataclasses.replace(SMALL, vocabulary=256)
-    document = text_document("a", bytes(range(1, 100)), ByteTokenizer())
-    (tokens, _), *_ = inspection.full_memories(Compressive(config).eval(), [document], 1, 1)
-    assert tokens[0].tolist() == list(range(33, 41))
+    document = text_document("a", bytes(range(1, 120)), ByteTokenizer())
+    (tokens, _), *_ = inspection.full_memories(Compressive(config).eval(), [document], 1, 2)
+    assert tokens[0].tolist() == list(range(41, 49))

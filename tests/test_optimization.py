@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from accelerated.block_recurrent import BlockRecurrent
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.presets import PRESETS
 from accelerated.settings import TrainingConfig
@@ -74,6 +75,14 @@ def test_gradients_are_averaged_then_limited_objective_by_objective():
         assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
 
 
+def test_gradients_of_two_iterations_and_of_models_with_one_objective():
+    model = BlockRecurrent(BlockRecurrent.Config(width=8, feed_forward=8, recurrent_layers=(), layers=1))
+    assert model.auxiliary_parameters() == []
+    model.embedding.grad = torch.full_like(model.embedding, 3.0)
+    prepare_gradients(model, 2, 0)
+    assert (model.embedding.grad == 1.5).all()
+
+
 @pytest.mark.parametrize("name,kind", [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor)])
 def test_optimisers_decay_matrices_only(name, kind):
     model = torch.nn.Linear(3, 2)
@@ -82,7 +91,8 @@ def test_optimisers_decay_matrices_only(name, kind):
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert decay == {id(model.weight): 0.3, id(model.bias): 0.0}
     if name == "adamw":
-        assert optimizer.param_groups[0]["betas"] == (0.9, 0.97)
+        group = optimizer.param_groups[0]
+        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.97), 1e-8, False)
     set_learning_rate(optimizer, 0.125)
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
     model(torch.ones(1, 3)).sum().backward()

@@ -67,6 +67,14 @@ def test_shift_mask_and_sinusoids_are_the_references(n, before):
     assert_agree(sinusoids, {"sinusoids": module.distance_sinusoids(before + n, 4)}, 1e-14)
 
 
+def test_sinusoids_of_far_distances_are_rounded_once():
+    """In float32 the angle itself would be off by 2e-4 at a distance of 4,000."""
+    torch.set_default_dtype(torch.float32)
+    far = module.distance_sinusoids(4001, 8)
+    assert far.dtype == torch.float32
+    assert_agree({"sinusoids": ref.distance_sinusoids(4001, 8)}, {"sinusoids": far}, 1e-7)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_bfloat16_is_close_to_float32(device):
     inputs = attention_inputs(2, 3, 64, 70, 16, torch.float32, device)

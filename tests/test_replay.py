@@ -188,12 +188,15 @@ def test_memory_replay_keeps_one_segments_graph(monkeypatch):
     assert calls == ["advance False"] * 2 + ["forward", "backward"] * 3
 
 
+@pytest.mark.parametrize("name", ["block_recurrent fixed-skip", "compressive conv-attention_reconstruction"])
 @pytest.mark.parametrize("method", replay.BACKPROP)
-def test_bfloat16_autocast_trains(method):
+def test_bfloat16_autocast_trains(method, name):
     """Close to float32, finite, and gradients for every parameter."""
     torch.set_default_dtype(torch.float32)
-    model = BlockRecurrent(SMALL)
-    segments, state = random_rollout(SMALL, 3), model.initial_state(3)
+    model_class, config = EVERY_MODEL[name]
+    model = model_class(config)
+    segments = random_rollout(config, 3)
+    state = carried_state(model)
     exact = rows_of(replay.BACKPROP[method], model, segments, state)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         rough = rows_of(replay.BACKPROP[method], model, segments, state)
