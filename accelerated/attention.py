@@ -6,18 +6,23 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-NORM_EPSILON = 1e-6  # under the square root of unit_norm, as in the reference
+from accelerated.normalization import NORM_EPSILON, unit_norm
 
 
-def unit_norm(x):
-    """Unit length over the last axis: query-key normalisation."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
+def split_heads(x, heads, parts):
+    """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
+    width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
+    return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, HE)"""
+    return x.transpose(1, 2).flatten(2)
 
 
 def project_heads_plain(x, weight, heads, parts):
     """Project x (B, N, D) by weight (m HE, D), m = parts, to m tensors (B, H, N, E), all but the last of unit length."""
-    y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1).transpose(1, 3)  # (B, H, m, N, E)
-    *vectors, value = y.unbind(2)
+    *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     return *(unit_norm(vector) for vector in vectors), value
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from accelerated.attention import (
     attention,
+    merge_heads,
     position_bucket,
     project_heads,
     score_offset,
@@ -21,11 +22,10 @@ from accelerated.attention import (
     tile_distance,
     window_mask,
 )
+from accelerated.normalization import layer_norm
 from accelerated.parameters import adopt_parameters
 from accelerated.protocol import Output
 from reference.block_recurrent import Config, init_params
-
-NORM_EPSILON = 1e-6  # of the layer norms, as in the reference
 
 
 class State(NamedTuple):
@@ -47,15 +47,6 @@ class Stream(NamedTuple):
 
     state: State
     shared: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None
-
-
-def layer_norm(x, p):
-    return functional.layer_norm(x, (x.shape[-1],), p.scale, p.bias, NORM_EPSILON)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, HE)"""
-    return x.transpose(1, 2).flatten(2)
 
 
 def gate(p, kind, carry, hidden):

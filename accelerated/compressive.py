@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accelerated.attention import merge_heads, split_heads
+from accelerated.normalization import layer_norm
 from accelerated.parameters import adopt_parameters
 from accelerated.protocol import Output
 from accelerated.relative_attention import distance_sinusoids, relative_attention
 from reference.compressive import Config, init_params
-
-NORM_EPSILON = 1e-6  # of the layer norms, as in the reference
 
 
 class State(NamedTuple):
@@ -35,21 +35,6 @@ class Stream(NamedTuple):
     values: tuple
     distance_keys: tuple  # per layer (H, K, E)
     usage: torch.Tensor  # (B, L, K), attention that each key got so far, summed over tokens, mean over heads
-
-
-def layer_norm(x, p):
-    return functional.layer_norm(x, (x.shape[-1],), p.scale, p.bias, NORM_EPSILON)
-
-
-def split_heads(x, heads, parts):
-    """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
-    width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
-    return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, HE)"""
-    return x.transpose(1, 2).flatten(2)
 
 
 def project(p, heads, h, remembered):

@@ -99,3 +99,39 @@ def five_steps(ref, params, model, config, segments, state, to_torch, tolerance)
         momentum = {name: 0.9 * momentum[name] + rows[f"grad {name}"] for name in params}
         params = {name: value - 1e-3 * momentum[name] for name, value in params.items()}
     assert_agree(params, dict(model.state_dict()), tolerance, "weights after five steps")
+
+
+def check_causality(ref, params, model, config, state, to_torch, at, rng):
+    """Another token at place `at` changes that place's logits and none before it, on both sides."""
+    tokens = rng.integers(config.vocabulary, size=(1, config.segment))
+    other = tokens.copy()
+    other[0, at] = (other[0, at] + 1 + rng.integers(config.vocabulary - 1)) % config.vocabulary
+    a, b = (ref.forward(params, config, t, state)[0] for t in (tokens, other))
+    assert (a[:, :at] == b[:, :at]).all() and not np.isclose(a[:, at], b[:, at]).all()
+    a, b = (model(torch.tensor(t), to_torch(state)).logits.detach().numpy() for t in (tokens, other))
+    assert np.allclose(a[:, :at], b[:, :at], rtol=0, atol=1e-12) and not np.isclose(a[:, at], b[:, at]).all()
+
+
+def check_gpu(model_class, config, tolerance, title):
+    """Logits, states, losses and gradients in float32, and generation token by token, on a GPU as on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    tokens, rows = torch.tensor(np.random.default_rng(5).integers(config.vocabulary, size=(2, config.segment))), {}
+    for device in ("cpu", "cuda"):
+        model = model_class(config, seed=9).to(device)
+        state = model.advance(tokens.to(device), model.initial_state(2))
+        output = model(tokens.to(device), state)
+        (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        _, stream = model.step(tokens[:, 0].to(device), output.state)
+        found = {"logits": output.logits, "step": model.step(tokens[:, 1].to(device), stream)[0]} | gradients
+        found |= {name: loss[None] for name, loss in output.auxiliary.items()}
+        rows[device] = filled(found | named("state", output.state))
+    assert_agree(rows["cpu"], rows["cuda"], tolerance, title)
+
+
+def check_float32(model, config):
+    """No float64 leaks into what a float32 model makes."""
+    output = model(torch.zeros(1, config.segment, dtype=torch.long), model.initial_state(1))
+    (output.logits.sum() + sum(output.auxiliary.values())).backward()
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    assert {t.dtype for t in (output.logits, *output.state, *output.auxiliary.values(), *grads)} == {torch.float32}

@@ -11,7 +11,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_rollout
+from rollouts import check_causality, check_float32, check_gpu, check_rollout
 from tolerances import TOLERANCE
 
 import accelerated.block_recurrent as fast
@@ -623,15 +623,7 @@ def test_step_and_advance_equal_forward(name):
 def test_a_token_changes_no_logit_before_it(name, at, seed):
     config, rng = variant(name), np.random.default_rng(seed)
     params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).eval()
-    length = 12 // config.window * config.window
-    tokens, at = rng.integers(config.vocabulary, size=(1, length)), at % length
-    other = tokens.copy()
-    other[0, at] = (other[0, at] + 1 + rng.integers(config.vocabulary - 1)) % config.vocabulary
-    state = random_state(config, rng, 1)
-    a, b = (ref.forward(params, config, t, state)[0] for t in (tokens, other))
-    assert (a[:, :at] == b[:, :at]).all() and not np.isclose(a[:, at], b[:, at]).all()
-    a, b = (model(torch.tensor(t), to_torch(state)).logits.detach().numpy() for t in (tokens, other))
-    assert np.allclose(a[:, :at], b[:, :at], rtol=0, atol=1e-12) and not np.isclose(a[:, at], b[:, at]).all()
+    check_causality(ref, params, model, config, random_state(config, rng, 1), to_torch, at % config.segment, rng)
 
 
 def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
@@ -693,28 +685,10 @@ def test_last_state_update_gets_no_gradient_within_a_segment():
 
 def test_float32_stays_float32():
     torch.set_default_dtype(torch.float32)
-    model = BlockRecurrent(SMALL)
-    output = model(torch.zeros(1, 12, dtype=torch.long), model.initial_state(1))
-    output.logits.sum().backward()
-    assert {t.dtype for t in (output.logits, *output.state, *(p.grad for p in model.parameters() if p.grad is not None))} == {
-        torch.float32
-    }
+    check_float32(BlockRecurrent(SMALL), SMALL)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_gpu_gives_what_the_cpu_gives(name):
-    """Logits, states and gradients in float32, and generation token by token."""
-    torch.set_default_dtype(torch.float32)
-    config, rng = variant(name), np.random.default_rng(5)
-    tokens, rows = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment))), {}
-    for device in ("cpu", "cuda"):
-        model = BlockRecurrent(config, seed=9).to(device)
-        output = model(tokens.to(device), model.initial_state(2))
-        output.logits.square().sum().backward()
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        _, stream = model.step(tokens[:, 0].to(device), output.state)
-        found = {"logits": output.logits, "step": model.step(tokens[:, 1].to(device), stream)[0]} | gradients
-        rows[device] = found | named("state", output.state)
-    keep = {device: {k: v for k, v in found.items() if v.numel()} for device, found in rows.items()}
-    assert_agree(keep["cpu"], keep["cuda"], TOLERANCE["cuda", torch.float32], name)
+    check_gpu(BlockRecurrent, variant(name), TOLERANCE["cuda", torch.float32], name)

@@ -11,7 +11,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_rollout, filled
+from rollouts import check_causality, check_float32, check_gpu, check_rollout, filled
 from tolerances import TOLERANCE
 
 import accelerated.compressive as fast
@@ -723,14 +723,7 @@ def test_a_step_costs_the_same_however_much_was_read():
 def test_a_token_changes_no_logit_before_it(name, at, seed):
     config, rng = variant(name), np.random.default_rng(seed)
     params, model = ref.init_params(config, np.random.default_rng(9)), Compressive(config, seed=9).eval()
-    tokens = rng.integers(config.vocabulary, size=(1, 8))
-    other = tokens.copy()
-    other[0, at] = (other[0, at] + 1 + rng.integers(config.vocabulary - 1)) % config.vocabulary
-    state = random_state(config, rng, 1)
-    a, b = (ref.forward(params, config, t, state)[0] for t in (tokens, other))
-    assert (a[:, :at] == b[:, :at]).all() and not np.isclose(a[:, at], b[:, at]).all()
-    a, b = (model(torch.tensor(t), to_torch(state)).logits.detach().numpy() for t in (tokens, other))
-    assert np.allclose(a[:, :at], b[:, :at], rtol=0, atol=1e-12) and not np.isclose(a[:, at], b[:, at]).all()
+    check_causality(ref, params, model, config, random_state(config, rng, 1), to_torch, at % config.segment, rng)
 
 
 @pytest.mark.parametrize("change,counts", [({"compressed_memory": 0}, 2), ({}, 5)])
@@ -817,28 +810,10 @@ def test_evaluation_drops_nothing_out(name):
 
 def test_float32_stays_float32():
     torch.set_default_dtype(torch.float32)
-    model = Compressive(SMALL)
-    output = model(torch.zeros(1, 8, dtype=torch.long), model.initial_state(1))
-    (output.logits.sum() + sum(output.auxiliary.values())).backward()
-    grads = [p.grad for p in model.parameters() if p.grad is not None]
-    assert {t.dtype for t in (output.logits, *output.state, *output.auxiliary.values(), *grads)} == {torch.float32}
+    check_float32(Compressive(SMALL), SMALL)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_gpu_gives_what_the_cpu_gives(name):
-    """Logits, states, losses and gradients in float32, and generation token by token."""
-    torch.set_default_dtype(torch.float32)
-    config, rng = variant(name), np.random.default_rng(5)
-    tokens, rows = torch.tensor(rng.integers(config.vocabulary, size=(2, 8))), {}
-    for device in ("cpu", "cuda"):
-        model = Compressive(config, seed=9).to(device)
-        state = model.advance(tokens.to(device), model.initial_state(2))
-        output = model(tokens.to(device), state)
-        (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        _, stream = model.step(tokens[:, 0].to(device), output.state)
-        found = {"logits": output.logits, "step": model.step(tokens[:, 1].to(device), stream)[0]} | gradients
-        found |= {name: loss[None] for name, loss in output.auxiliary.items()}
-        rows[device] = filled(found | named("state", output.state))
-    assert_agree(rows["cpu"], rows["cuda"], TOLERANCE["cuda", torch.float32], name)
+    check_gpu(Compressive, variant(name), TOLERANCE["cuda", torch.float32], name)
