@@ -20,6 +20,7 @@ from accelerated.tokenizer import TOKENIZERS
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
+DEFAULT_MODEL = "block_recurrent"
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -197,7 +198,7 @@ def choose_model_and_preset(argv):
     for name in ("model", "preset", "data", "resume"):
         parser.add_argument(f"--{name}")
     chosen, _ = parser.parse_known_args(argv)
-    chosen.model = chosen.model or "block_recurrent"
+    chosen.model = chosen.model or DEFAULT_MODEL
     try:
         check_choice("model", chosen.model, tuple(MODELS))
         chosen.preset = chosen.preset or default_preset(chosen.data)
@@ -226,7 +227,7 @@ def training_parser(defaults):
         description="Train a long-memory Transformer, validate it with its memory and without, and sample from it.",
         epilog="The defaults shown are those of the chosen --model and --preset: add them before --help to see others.",
     )  # fmt: skip
-    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {defaults.model})")
+    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {DEFAULT_MODEL})")
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS[defaults.model])} (default tiny; recall with --data recall)")
     parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
