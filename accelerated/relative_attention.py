@@ -43,7 +43,9 @@ def relative_attention_plain(query, key, value, distance_key, content_bias, dist
     scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
     weights = scores.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -math.inf).softmax(-1)
     usage = weights.detach().mean((1, 2)) if measure else None
-    return functional.dropout(weights, dropout) @ value, usage
+    if dropout:
+        weights = functional.dropout(weights, dropout)
+    return weights @ value, usage
 
 
 class RelativeAttention(torch.autograd.Function):
