@@ -34,7 +34,7 @@ def parse_options(argv):
         "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
     )
     for name in MEMORIES:
-        help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model (default the run's)"
+        help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="INT", help=help_text)
     parser.add_argument(
         "--attention-buckets", action="store_true",
@@ -44,17 +44,23 @@ def parse_options(argv):
         "--compression-by-layer", action="store_true",
         help="instead of evaluating, print the attention-reconstruction loss of every layer",
     )  # fmt: skip
-    parser.add_argument("--sequences", type=int, metavar="N", help="segments that these two average over (default 1000)")
+    parser.add_argument(
+        "--sequences", type=int, metavar="N", help="segments that the two options above average over (default 1000)"
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="instead of evaluating, continue --prompt by N tokens")
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default a line break)")
-    parser.add_argument("--temperature", type=float, help="of sampling; 0 takes the most probable token (default 0.8)")
+    parser.add_argument(
+        "--temperature", type=float, help="of sampling: below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
+    )
     parser.add_argument("--seed", type=int, help="of sampling (default 0)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one (default auto)")
     options = parser.parse(argv)
     if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
         raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
     if sum((options.sample is not None, options.attention_buckets, options.compression_by_layer)) > 1:
         raise InputError("--sample, --attention-buckets and --compression-by-layer each replace the evaluation; give one of them")
+    if options.clear_memory and (options.attention_buckets or options.compression_by_layer):
+        raise InputError("--clear-memory leaves no memories to look into; leave it out, or the option that prints them")
     if options.sequences is not None and not (options.attention_buckets or options.compression_by_layer):
         raise InputError("--sequences goes with --attention-buckets or --compression-by-layer; add one or leave it out")
     for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temperature", 0), ("seed", 0)):
@@ -137,7 +143,7 @@ def main(argv):
             print_sample(model, tokenizer, options, device)
             return
         data = options.data or settings.data.data
-        splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment)
+        splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment, needed=())
         if not any(len(document.inputs) for document in splits[options.split]):
             raise InputError(f"--split {options.split} of {data} has nothing to predict; choose another split")
         lanes = options.batch or settings.training.batch

@@ -60,6 +60,11 @@ def report(model, documents, tokenizer, settings):
     limit = settings.training.validation_segments or None
     lanes = settings.training.batch
     carried, cleared = (evaluate(model, documents, tokenizer, lanes, clear, limit) for clear in (False, True))
+    if carried.tokens == 0:
+        print(
+            f"validation: the first {limit} segments of every lane score nothing; give more --validation-segments, or 0 for all"
+        )
+        return
     print(f"validation on {carried.tokens} tokens, bits per byte: {carried.bits_per_byte:.3f} with the memory, "
           f"{cleared.bits_per_byte:.3f} with it cleared at every segment")  # fmt: skip
     if settings.data.data == "recall":
@@ -97,7 +102,7 @@ def read(model, segments, state, step, training, auxiliary):
     for name, value in ({"loss": loss} | auxiliary).items():
         if not torch.isfinite(value):
             raise InputError(
-                f"the {name} is {value.item()} at step {step}; the last checkpoint stands; try a lower --learning-rate"
+                f"the {name} is {value.item()} at step {step}; what was saved before stands; try a lower --learning-rate"
             )
     return loss.item(), state
 
@@ -153,7 +158,7 @@ def main(argv):
         bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
         tokens_read += training.horizon * training.batch * segment
         rate = tokens_read / (time.perf_counter() - begun)
-        shown = f", auxiliary loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
+        shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
         bar.set_postfix_str(f"{bits:.3f} bits/byte{shown}, {rate:,.0f} tokens/s", refresh=False)
         if save_due and gathered == 0:  # between updates the gradients would be lost
             save(run, settings, model, optimizer, state, lanes, step)

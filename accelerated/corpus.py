@@ -93,10 +93,10 @@ def text_splits(path, tokenizer):
     return splits if all(splits.values()) else split_by_position(texts, tokenizer)
 
 
-def load_splits(data, tokenizer, recall, segment):
+def load_splits(data, tokenizer, recall, segment, needed=("train", "valid")):
     """{split: documents} of --data: stdlib, recall (of a RecallConfig), or the path of a text file or folder.
 
-    Raises InputError where the training or the validation split could not fill one segment.
+    Raises InputError where a needed split could not fill one segment.
     """
     if data == "recall":
         return recall_splits(recall)
@@ -104,7 +104,7 @@ def load_splits(data, tokenizer, recall, segment):
         splits = split_by_name(text_document(name, text, tokenizer) for name, text in standard_library_texts())
     else:
         splits = text_splits(data, tokenizer)
-    for split in ("train", "valid"):
+    for split in needed:
         tokens = sum(len(document.inputs) for document in splits[split])
         if tokens < segment:
             raise InputError(

@@ -42,7 +42,7 @@ def full_memories(model, documents, lanes, sequences):
     if found < 2:
         raise InputError(
             f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments of "
-            f"{config.segment} scored tokens; give longer documents or smaller memories"
+            f"{config.segment} scored tokens; give longer documents (--data) or smaller memories (--memory, --compressed-memory)"
         )
 
 
@@ -72,6 +72,9 @@ def bucket_table(weights):
     mean, error = weights.mean(0) * 100, weights.std(0) / len(weights) ** 0.5 * 100
     lines = [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
     for index, part in enumerate(PARTS):
+        if not weights[:, index * BUCKETS : (index + 1) * BUCKETS].any():
+            lines.append(f"{part:<18} none")
+            continue
         cells = [f"{mean[at]:6.2f} ({error[at]:.2f})" for at in range(index * BUCKETS, (index + 1) * BUCKETS)]
         total = mean[index * BUCKETS : (index + 1) * BUCKETS].sum()
         lines.append(f"{part:<18}{''.join(f'{cell:>15}' for cell in cells)}   sum {total:.1f}")

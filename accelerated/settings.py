@@ -56,7 +56,7 @@ class TrainingConfig:
         device: auto takes a GPU where there is one
         dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
         save_every: iterations between checkpoints; one is always written at the end
-        validation_segments: segments of every lane read to validate, 0 for the whole split
+        validation_segments: segments of every lane read to validate (a lane for each document at most), 0 for the whole split
         sample: tokens of text to print at the end
     """
 
@@ -134,8 +134,11 @@ class OptionParser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv):
+    def parse(self, argv, elsewhere=None):
+        """Options of argv; elsewhere {option: model} are those that only another model has."""
         options, unknown = self.parse_known_args(argv)
+        if unknown and (model := (elsewhere or {}).get(unknown[0].split("=")[0])):
+            self.error(f"{unknown[0].split('=')[0]} is an option of --model {model}; leave it out or choose that model")
         if unknown:
             names = [name for action in self._actions for name in action.option_strings]
             nearest = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1, cutoff=0.0)[0]
@@ -225,7 +228,7 @@ def training_parser(defaults):
     parser = OptionParser(
         prog="train.py", allow_abbrev=False, usage="python train.py [options]",
         description="Train a long-memory Transformer, validate it with its memory and without, and sample from it.",
-        epilog="The defaults shown are those of the chosen --model and --preset: add them before --help to see others.",
+        epilog="The defaults shown are those of the chosen --model, --preset and --data: add them before --help to see others.",
     )  # fmt: skip
     parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {DEFAULT_MODEL})")
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS[defaults.model])} (default tiny; recall with --data recall)")
@@ -238,6 +241,13 @@ def training_parser(defaults):
     return parser
 
 
+def options_elsewhere(defaults):
+    """{option: model} of what other models' configs have and this one's does not."""
+    own = {field.name for field in dataclasses.fields(defaults.model_config)}
+    others = ((name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config))
+    return {f"--{field.replace('_', '-')}": name for name, field in others if field not in own}
+
+
 def parse_training(argv, resumed=None):
     """(Settings, options) of a train.py command line.
 
@@ -245,7 +255,7 @@ def parse_training(argv, resumed=None):
     """
     chosen = choose_model_and_preset(argv)
     defaults = resumed or preset_settings(chosen.model, chosen.preset)
-    options = training_parser(defaults).parse(argv)
+    options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
     model = given(options, defaults.model_config)
     if resumed and (data or recall or model or options.preset or options.model != resumed.model):

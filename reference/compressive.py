@@ -111,9 +111,9 @@ class Config:
         if self.width % 2:
             raise ValueError(f"width {self.width} is odd; the sinusoids of the distances need an even one")
         if self.compressed_memory and self.segment % self.compression_rate:
-            nearest = max(1, round(self.segment / self.compression_rate)) * self.compression_rate
-            fault = f"compression_rate {self.compression_rate} does not divide segment {self.segment}"
-            raise ValueError(f"{fault}; the nearest segment is {nearest}")
+            fits = [rate for rate in range(1, self.segment + 1) if self.segment % rate == 0]
+            nearest = min(fits, key=lambda rate: abs(rate - self.compression_rate))
+            raise ValueError(f"compression_rate {self.compression_rate} does not divide segment {self.segment}; {nearest} does")
         if self.compression not in COMPRESSIONS:
             raise ValueError(f"compression is {self.compression!r}; it must be one of {', '.join(COMPRESSIONS)}")
         if self.compression_loss not in COMPRESSION_LOSSES:

@@ -189,6 +189,7 @@ def test_compressive_runs_are_inspected_and_evaluated_at_other_sizes(text, tmp_p
         (["--memory", -1], "memory is -1"),
         (["--sequences", 5], "goes with"),
         (["--attention-buckets", "--sample", 3], "each replace the evaluation"),
+        (["--attention-buckets", "--clear-memory"], "leaves no memories"),
         (["--attention-buckets", "--sequences", 1], "--sequences is 1"),
         (["--attention-buckets", "--memory", 9000], "0 segments have full memories"),
         (["--compression-by-layer", "--compressed-memory", 0], "nothing is compressed"),
@@ -237,6 +238,34 @@ def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch):
 def test_recall_reports_right_answers(tmp_path, capsys):
     train("--data", "recall", "--steps", 1, "--out", tmp_path / "run", *TINY)
     assert re.search(r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)", capsys.readouterr().out)
+
+
+def test_validation_that_scores_nothing_says_so(tmp_path, capsys):
+    """The recall task's first segments ask nothing."""
+    options = [*COMPRESSIVE, "--data", "recall", "--steps", 1, "--out", tmp_path / "run"]
+    train(*options, "--validation-segments", 2)
+    printed = capsys.readouterr().out
+    assert "the first 2 segments of every lane score nothing; give more --validation-segments" in printed
+    assert f"saved in {tmp_path / 'run'}" in printed
+
+
+def test_evaluation_reads_texts_shorter_than_a_segment(text, tmp_path, capsys):
+    train("--data", text, "--steps", 1, "--out", tmp_path / "run", *TINY)
+    (tmp_path / "short.txt").write_text("x" * 40)
+    capsys.readouterr()
+    evaluate(tmp_path / "run", "--data", tmp_path / "short.txt")
+    assert "tokens scored       1\n" in capsys.readouterr().out
+
+
+def test_options_of_another_model_are_named(capsys):
+    for argv, words in (
+        (["--model", "compressive", "--gate", "lstm"], "--gate is an option of --model block_recurrent"),
+        (["--memory", 64], "--memory is an option of --model compressive"),
+    ):
+        with pytest.raises(SystemExit) as caught:
+            train(*argv)
+        printed = capsys.readouterr().err
+        assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
 
 
 def test_the_seed_decides_everything(text, tmp_path):

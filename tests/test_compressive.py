@@ -640,7 +640,7 @@ def test_initialisation():
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"segment": 10}, "compression_rate 4 does not divide segment 10; the nearest segment is 8"),
+        ({"segment": 10}, "compression_rate 4 does not divide segment 10; 5 does"),
         ({"memory": -1}, "memory is -1"),
         ({"compressed_memory": -2}, "compressed_memory is -2"),
         ({"width": 7}, "width 7 is odd"),
