@@ -9,6 +9,11 @@ from torch.nn import functional
 from accelerated.normalization import NORM_EPSILON, unit_norm
 
 
+def on_cpu_as_it_is(x):
+    """Whether x is on the CPU with no autocast to change its type: where the hand-written backward passes run."""
+    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
 def split_heads(x, heads, parts):
     """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
     width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
@@ -56,7 +61,7 @@ class ProjectHeads(torch.autograd.Function):
 
 def project_heads(x, weight, heads, parts):
     """project_heads_plain by the fastest path there is for x."""
-    if x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+    if on_cpu_as_it_is(x):
         return ProjectHeads.apply(x, weight, heads, parts)
     return project_heads_plain(x, weight, heads, parts)
 
@@ -169,6 +174,6 @@ class SlidingAttention(torch.autograd.Function):
 
 def sliding_attention(query, keys, values, offset, dropout=0.0):
     """sliding_attention_plain by the fastest path there is for these arguments."""
-    if query.device.type == "cpu" and dropout == 0 and not torch.is_autocast_enabled("cpu"):
+    if on_cpu_as_it_is(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)
     return sliding_attention_plain(query, keys, values, offset, dropout)

@@ -37,13 +37,23 @@ class Stream(NamedTuple):
     usage: torch.Tensor  # (B, L, K), attention that each key got so far, summed over tokens, mean over heads
 
 
-def project(p, heads, h, remembered):
-    """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h].
+def project_own(p, heads, h):
+    """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
+    return split_heads(functional.linear(h, torch.cat([p.query, p.key, p.value])), heads, 3)
 
-    Remembered rows are projected apart: they need no gradient, which half the work of a joint product would be spent on.
+
+def project_remembered(p, heads, remembered):
+    """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
+
+    Apart from the segment's own: they need no gradient, which half the work of a joint product would be spent on.
     """
-    query, *own = split_heads(functional.linear(h, torch.cat([p.query, p.key, p.value])), heads, 3)
-    before = split_heads(functional.linear(remembered, torch.cat([p.key, p.value])), heads, 2)
+    return split_heads(functional.linear(remembered, torch.cat([p.key, p.value])), heads, 2)
+
+
+def project(p, heads, h, remembered):
+    """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
+    query, *own = project_own(p, heads, h)
+    before = project_remembered(p, heads, remembered)
     return query, *(torch.cat(pair, 2) for pair in zip(before, own, strict=True))
 
 
@@ -169,7 +179,7 @@ class Compressive(nn.Module):
         keys, values, distance_keys = [], [], []
         for layer, p in enumerate(self.layers):
             remembered = torch.cat([state.compressed[:, layer], state.memory[:, layer]], 1)
-            key, value = split_heads(functional.linear(remembered, torch.cat([p.key, p.value])), heads, 2)
+            key, value = project_remembered(p, heads, remembered)
             keys.append(key)
             values.append(value)
             distance_keys.append(self._distance_key(p))
@@ -257,7 +267,7 @@ class Compressive(nn.Module):
 
     def _step_attention(self, p, h, keys, values, distance_key):
         """One token h (B, 1, D) of a layer: attended (B, H, 1, E), keys and values with its own, and usage (B, K)."""
-        query, key, value = split_heads(functional.linear(h, torch.cat([p.query, p.key, p.value])), self.config.heads, 3)
+        query, key, value = project_own(p, self.config.heads, h)
         keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
         read = keys.shape[2]
         attended, usage = self._attend(p, query, keys, values, distance_key[:, -read:], measure=True)

@@ -60,11 +60,11 @@ def attention_by_bucket(model, documents, lanes, sequences):
     sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        parts = model.usage(tokens, state)[0].mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
-        for part in parts:
-            edges = bucket_edges(part.shape[1])
-            rows.append(torch.stack([part[:, a:b].sum(1) for a, b in itertools.pairwise(edges)], 1))
-    return torch.cat([torch.cat(rows[at : at + 3], 1) for at in range(0, len(rows), 3)])
+        buckets = []
+        for part in model.usage(tokens, state)[0].mean(1).split(sizes, dim=1):  # (b, C), (b, M), (b, N)
+            buckets += [part[:, a:b].sum(1) for a, b in itertools.pairwise(bucket_edges(part.shape[1]))]
+        rows.append(torch.stack(buckets, 1))  # (b, 18)
+    return torch.cat(rows)
 
 
 def bucket_table(weights):

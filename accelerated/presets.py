@@ -10,6 +10,9 @@ COMPRESSIVE_TRAINING = {
 }  # fmt: skip
 CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
 WORDS = COMPRESSIVE_TRAINING | {"warmup": 16_000, "steps": 516_000}
+WORD_MODEL = {
+    "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
+}  # fmt: skip
 
 
 def with_transformer_xl(presets, memories=None):
@@ -83,18 +86,12 @@ PRESETS = {
             },
             # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
             "wikitext-103": {
-                "model": {
-                    "width": 1024, "layers": 18, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
-                    "memory": 512, "compressed_memory": 512, "compression_rate": 4,
-                },
+                "model": WORD_MODEL | {"layers": 18, "compression_rate": 4},
                 "training": WORDS | {"batch": 128},
             },
             # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
             "pg19": {
-                "model": {
-                    "width": 1024, "layers": 36, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512,
-                    "memory": 512, "compressed_memory": 512, "compression_rate": 2,
-                },
+                "model": WORD_MODEL | {"layers": 36, "compression_rate": 2},
                 "training": WORDS | {"batch": 512},
             },
             "recall": {

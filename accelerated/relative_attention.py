@@ -7,6 +7,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from accelerated.attention import on_cpu_as_it_is
+
 TILE = 64  # queries that the fast path takes at a time
 
 
@@ -150,6 +152,6 @@ class RelativeAttention(torch.autograd.Function):
 
 def relative_attention(query, key, value, distance_key, content_bias, distance_bias, dropout=0.0, measure=False):
     """relative_attention_plain by the fastest path there is for these arguments."""
-    if query.device.type == "cpu" and dropout == 0 and not torch.is_autocast_enabled("cpu"):
+    if on_cpu_as_it_is(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
     return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)

@@ -5,6 +5,7 @@ summed cross-entropy plus the auxiliary losses of every segment.
 """
 
 import numpy as np
+import pytest
 import torch
 from agreement import assert_agree, named
 
@@ -99,6 +100,15 @@ def five_steps(ref, params, model, config, segments, state, to_torch, tolerance)
         momentum = {name: 0.9 * momentum[name] + rows[f"grad {name}"] for name in params}
         params = {name: value - 1e-3 * momentum[name] for name, value in params.items()}
     assert_agree(params, dict(model.state_dict()), tolerance, "weights after five steps")
+
+
+def check_length_refused(ref, model_class, config, length, words):
+    """A segment of that many tokens is refused with these words, on both sides."""
+    params, model = ref.init_params(config, np.random.default_rng(0)), model_class(config)
+    with pytest.raises(ValueError, match=words):
+        ref.forward(params, config, np.zeros((1, length), int), ref.initial_state(params, config, 1))
+    with pytest.raises(ValueError, match=words):
+        model(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
 
 
 def check_causality(ref, params, model, config, state, to_torch, at, rng):

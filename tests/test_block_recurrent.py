@@ -11,7 +11,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_float32, check_gpu, check_rollout
+from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, filled
 from tolerances import TOLERANCE
 
 import accelerated.block_recurrent as fast
@@ -562,11 +562,7 @@ def test_impossible_configs_are_refused(change, words):
 
 @pytest.mark.parametrize("length", [0, 3, 13])
 def test_segments_that_are_no_whole_blocks_are_refused(length):
-    params, model = ref.init_params(SMALL, np.random.default_rng(0)), BlockRecurrent(SMALL)
-    with pytest.raises(ValueError, match=f"{length} tokens is not a positive multiple of window 4"):
-        ref.forward(params, SMALL, np.zeros((1, length), int), ref.initial_state(params, SMALL, 1))
-    with pytest.raises(ValueError, match=f"{length} tokens is not a positive multiple of window 4"):
-        model(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
+    check_length_refused(ref, BlockRecurrent, SMALL, length, f"{length} tokens is not a positive multiple of window 4")
 
 
 def test_a_state_within_a_block_is_refused_by_forward():
@@ -591,8 +587,8 @@ def test_segmented_run_equals_one_long_run(name):
     for start, stop in ((0, w), (w, 3 * w), (3 * w, 5 * w)):
         part, carried, _ = ref.forward(params, config, tokens[:, start:stop], carried)
         parts.append(part)
-    rows = {"logits": np.concatenate(parts, 1)} | {k: v for k, v in named("state", carried).items() if v.size}
-    assert_agree({"logits": whole} | {k: v for k, v in named("state", after).items() if v.size}, rows, 1e-12)
+    rows = filled({"logits": np.concatenate(parts, 1)} | named("state", carried))
+    assert_agree(filled({"logits": whole} | named("state", after)), rows, 1e-12)
     torch_tokens = torch.tensor(tokens)
     long = model(torch_tokens, to_torch(state))
     first = model(torch_tokens[:, : 2 * w], to_torch(state))
@@ -614,9 +610,8 @@ def test_step_and_advance_equal_forward(name):
         logits.append(out)
     assert_agree({"logits": whole.logits[:, config.window :]}, {"logits": torch.stack(logits, 1)}, 1e-12)
     advanced = model.advance(tokens, state)
-    keep = lambda fields: {k: v for k, v in fields.items() if v.numel()}  # noqa: E731
-    assert_agree(keep(named("state", whole.state)), keep(named("state", advanced)), 1e-12)
-    assert_agree(keep(named("state", whole.state)), keep(named("state", stream.state)), 1e-12)
+    assert_agree(filled(named("state", whole.state)), filled(named("state", advanced)), 1e-12)
+    assert_agree(filled(named("state", whole.state)), filled(named("state", stream.state)), 1e-12)
 
 
 @given(name=st.sampled_from(sorted(VARIANTS)), at=st.integers(0, 11), seed=st.integers(0, 99))

@@ -11,7 +11,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_float32, check_gpu, check_rollout, filled
+from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, filled
 from tolerances import TOLERANCE
 
 import accelerated.compressive as fast
@@ -661,11 +661,7 @@ def test_impossible_configs_are_refused(change, words):
 
 @pytest.mark.parametrize("length", [0, 4, 9])
 def test_segments_of_other_lengths_are_refused(length):
-    params, model = ref.init_params(SMALL, np.random.default_rng(0)), Compressive(SMALL)
-    with pytest.raises(ValueError, match=f"{length} tokens is not one of 8"):
-        ref.forward(params, SMALL, np.zeros((1, length), int), ref.initial_state(params, SMALL, 1))
-    with pytest.raises(ValueError, match=f"{length} tokens is not one of 8"):
-        model(torch.zeros(1, length, dtype=torch.long), model.initial_state(1))
+    check_length_refused(ref, Compressive, SMALL, length, f"{length} tokens is not one of 8")
 
 
 def test_states_of_other_sizes_are_refused_with_both_numbers():
