@@ -2,5 +2,6 @@
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
+from accelerated.memformer import Memformer
 
-MODELS = {"block_recurrent": BlockRecurrent, "compressive": Compressive}
+MODELS = {"block_recurrent": BlockRecurrent, "compressive": Compressive, "memformer": Memformer}
