@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tqdm import tqdm
 
 from accelerated.allocator import keep_freed_memory
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_checkpoint
-from accelerated.corpus import Lanes, load_splits
+from accelerated.corpus import Lanes, load_splits, longest_document
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
@@ -20,6 +21,7 @@ from accelerated.protocol import detach, state_from
 from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
 from accelerated.settings import autocast, choose_device, parse_training, settings_contents, settings_from
+from accelerated.tasks import MultiTask
 from accelerated.tokenizer import TOKENIZERS
 
 
@@ -46,11 +48,21 @@ def make_folder(run):
         raise InputError(f"cannot write to the folder {run}; give another --out")
 
 
-def save(run, settings, model, optimizer, state, lanes, step):
+def warn_of_horizon(horizon, longest):
+    """Say what happens to rollouts that no document fills."""
+    if horizon > longest:
+        print(
+            f"warning: --horizon {horizon} is longer than the longest training document ({longest} segments): every rollout runs "
+            f"over the start of a document, through which no gradient passes; {longest} would do",
+            file=sys.stderr,
+        )
+
+
+def save(run, settings, model, optimizer, state, work, step):
     """Write everything that going on from here needs."""
     contents = settings_contents(settings) | {
         "parameters": model.state_dict(), "optimizer": optimizer.state_dict(), "state": tuple(state),
-        "lanes": lanes.position(), "random": torch.get_rng_state(), "step": step,
+        "lanes": work.position(), "random": torch.get_rng_state(), "step": step,
     }  # fmt: skip
     save_checkpoint(checkpoint_path(run), contents)
 
@@ -125,6 +137,8 @@ def main(argv):
     token_bytes = torch.as_tensor(tokenizer.token_bytes, device=device)
     splits = load_splits(settings.data.data, tokenizer, settings.recall, segment)
     lanes = Lanes(splits["train"], training.batch, segment, training.seed)
+    work = MultiTask(lanes, settings.tasks, getattr(settings.model_config, "special", None), training.seed)
+    warn_of_horizon(training.horizon, -(-longest_document(splits["train"]) // segment))
 
     # the model, what trains it, and the state that its lanes carry
     keep_freed_memory()
@@ -136,7 +150,7 @@ def main(argv):
     if saved:
         load_parameters(model, saved["parameters"], checkpoint_path(run))
         optimizer.load_state_dict(saved["optimizer"])
-        lanes.seek(saved["lanes"])
+        work.seek(saved["lanes"])
         state, first = state_from(state, saved["state"]), saved["step"] + 1
         torch.set_rng_state(saved["random"].cpu())
 
@@ -149,7 +163,7 @@ def main(argv):
     tokens_read, gathered, save_due, begun = 0, 0, False, time.perf_counter()
     bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0)
     for step in bar:
-        segments = [next(lanes).to(device) for _ in range(training.horizon)]
+        segments = [part.to(device) for part in work.rollout(training.horizon)]
         loss, state = read(model, segments, state, step, training, auxiliary)
         gathered, save_due = gathered + 1, save_due or step % training.save_every == 0 or step == training.steps
         if update_due(step, training):
@@ -161,7 +175,7 @@ def main(argv):
         shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
         bar.set_postfix_str(f"{bits:.3f} bits/byte{shown}, {rate:,.0f} tokens/s", refresh=False)
         if save_due and gathered == 0:  # between updates the gradients would be lost
-            save(run, settings, model, optimizer, state, lanes, step)
+            save(run, settings, model, optimizer, state, work, step)
             save_due = False
 
     # what was learned, and what the memory is worth

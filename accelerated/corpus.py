@@ -11,7 +11,7 @@ import torch
 
 from accelerated.documents import SPLITS, Document
 from accelerated.errors import InputError
-from accelerated.recall import recall_splits
+from accelerated.recall import RecallDocuments, recall_splits
 from accelerated.windows import cut
 
 CORPORA = ("stdlib", "recall")
@@ -93,6 +93,13 @@ def text_splits(path, tokenizer):
     return splits if all(splits.values()) else split_by_position(texts, tokenizer)
 
 
+def longest_document(documents):
+    """Tokens to predict in the longest of documents."""
+    if isinstance(documents, RecallDocuments):  # made when they are read, and all of one length
+        return documents.config.length
+    return max(len(document.inputs) for document in documents)
+
+
 def load_splits(data, tokenizer, recall, segment, needed=("train", "valid")):
     """{split: documents} of --data: stdlib, recall (of a RecallConfig), or the path of a text file or folder.
 
@@ -121,9 +128,10 @@ class Segment(NamedTuple):
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, where a new document begins
+    task: tuple | None = None  # a tasks.Task, where something else than continuing the text is asked for
 
     def to(self, device):
-        return Segment(*(field.to(device) for field in self))
+        return Segment(*(None if field is None else field.to(device) for field in self))
 
 
 class Lanes:

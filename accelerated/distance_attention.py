@@ -45,6 +45,25 @@ def simplified_attention_plain(query, key, value, table, index, hidden=None, dro
 simplified_attention = simplified_attention_plain
 
 
+def content_attention_plain(query, key, value, hidden=None, dropout=0.0):
+    """softmax(q.k / sqrt(E)) v without positions; hidden broadcasts to (B, H, N, K)."""
+    scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    return functional.dropout(scores.softmax(-1), dropout) @ value
+
+
+def content_attention(query, key, value, hidden=None, dropout=0.0):
+    """content_attention_plain by the fastest path there is.
+
+    torch's own draws dropout that nothing could be compared with, and leaves rounding for the gradient of a query that has only
+    one key, which is exactly zero.
+    """
+    if dropout or key.shape[2] == 1:
+        return content_attention_plain(query, key, value, hidden, dropout)
+    return functional.scaled_dot_product_attention(query, key, value, None if hidden is None else ~hidden)
+
+
 def transformer_xl_attention(query, key, value, distance_key, content_bias, distance_bias, index, hidden=None, dropout=0.0):
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), the rest as above."""
     scale = query.shape[-1] ** -0.5

@@ -12,7 +12,13 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated.attention import merge_heads, split_heads
-from accelerated.distance_attention import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
+from accelerated.distance_attention import (
+    content_attention,
+    distance_index,
+    signed_sinusoids,
+    simplified_attention,
+    transformer_xl_attention,
+)
 from accelerated.normalization import layer_norm
 from accelerated.parameters import adopt_parameters
 from accelerated.protocol import Output
@@ -227,8 +233,8 @@ class Memformer(nn.Module):
 
     def _cross(self, p, x, key, value, readable=None):
         [query] = split_heads(affine(layer_norm(x, p.norm), p, "query"), self.config.heads, 1)
-        seen = None if readable is None else readable[:, None, None]
-        out = functional.scaled_dot_product_attention(query, key, value, seen, self._rate())
+        hidden = None if readable is None else ~readable[:, None, None]
+        out = content_attention(query, key, value, hidden, self._rate())
         return self._dropout(affine(merge_heads(out), p, "output"))
 
     def _feed_forward(self, p, x):

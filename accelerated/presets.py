@@ -15,6 +15,15 @@ WORD_MODEL = {
 }  # fmt: skip
 
 
+# Memformer, section 3.1: segments of 64, widths and heads of every model there, no dropout; 2.3: the tasks' shares. The paper has
+# no optimiser, rates, batch or number of steps: those are ours. The horizon of 32 is Figure 3b's longest
+MEMFORMER_MODEL = {
+    "width": 512, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 64, "slots": 32, "max_distance": 64,
+}  # fmt: skip
+MEMFORMER_TRAINING = {"backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4, "weight_decay": 0.0}
+MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
+
+
 def with_transformer_xl(presets, memories=None):
     """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
 
@@ -105,6 +114,42 @@ PRESETS = {
         },
         memories={"enwik8": 2304},
     ),
+    "memformer": {
+        "tiny": {
+            "model": {
+                "width": 128, "encoder_layers": 2, "decoder_layers": 2, "segment": 64, "slots": 16, "retention": 4.0,
+            },
+            "training": {
+                "steps": 400, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 3e-3, "warmup": 40,
+                "validation_segments": 160,
+            },
+        },
+        "small": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 4, "retention": 4.0},
+            "training": MEMFORMER_TRAINING | {"steps": 20_000, "batch": 64, "horizon": 8, "learning_rate": 6e-4},
+        },
+        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots
+        "wikitext-103": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 8},
+            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 32},
+            "tasks": MULTI_TASK,
+        },
+        # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4
+        "decoder": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 0, "decoder_layers": 12},
+            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 4},
+        },
+        "recall": {
+            "model": {
+                "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
+                "slots": 8, "max_distance": 16, "retention": 4.0,
+            },
+            "training": {
+                "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay", "learning_rate": 2e-3, "warmup": 50,
+            },
+            "recall": {"distance": 136, "questions": 16},
+        },
+    },
 }  # fmt: skip
 
 

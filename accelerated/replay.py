@@ -42,10 +42,15 @@ def count_scored(segments):
     return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
+def inputs_of(segment, state):
+    """The arguments that a model reads a segment with: a task only where the segment has one."""
+    return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
+
+
 def run_segment(model, segment, state, seed, scored):
     """(summed loss / scored tokens of the rollout, summed auxiliary losses, next state) of one segment."""
     with seeded(seed, segment.tokens.device):
-        output = model(segment.tokens, begin(model, segment, state))
+        output = model(*inputs_of(segment, begin(model, segment, state)))
     logits = output.logits[segment.scored]  # (scored, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     nats = functional.cross_entropy(logits, segment.targets[segment.scored], reduction="sum")
@@ -91,7 +96,7 @@ def memory_replay(model, segments, state):
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
-                states.append(model.advance(segment.tokens, begin(model, segment, states[-1])))
+                states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
     loss, last, dnext = 0.0, None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())

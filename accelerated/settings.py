@@ -16,11 +16,13 @@ from accelerated.optimization import OPTIMIZERS, SCHEDULES
 from accelerated.presets import PRESETS, default_preset
 from accelerated.recall import RecallConfig
 from accelerated.replay import BACKPROP
+from accelerated.tasks import TaskConfig
 from accelerated.tokenizer import TOKENIZERS
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
 DEFAULT_MODEL = "block_recurrent"
+TASK_MODEL = "memformer"  # the one that trains on several tasks
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -125,6 +127,7 @@ class Settings(NamedTuple):
     training: TrainingConfig
     data: DataConfig
     recall: RecallConfig
+    tasks: TaskConfig
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -220,6 +223,7 @@ def preset_settings(model, preset):
         TrainingConfig(**chosen["training"]),
         DataConfig(),
         RecallConfig(**chosen.get("recall", {})),
+        TaskConfig(**chosen.get("tasks", {})),
     )
 
 
@@ -237,6 +241,8 @@ def training_parser(defaults):
     add_options(parser, "data", defaults.data)
     add_options(parser, "recall task (with --data recall)", defaults.recall, prefix="recall_")
     add_options(parser, "training", defaults.training)
+    if defaults.model == TASK_MODEL:
+        add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
     add_options(parser, "model", defaults.model_config, leave_out=("vocabulary",))
     return parser
 
@@ -244,8 +250,11 @@ def training_parser(defaults):
 def options_elsewhere(defaults):
     """{option: model} of what other models' configs have and this one's does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
-    others = ((name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config))
-    return {f"--{field.replace('_', '-')}": name for name, field in others if field not in own}
+    others = [(name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config)]
+    elsewhere = {f"--{field.replace('_', '-')}": name for name, field in others if field not in own}
+    if defaults.model != TASK_MODEL:
+        elsewhere |= {f"--task-{field.name}": TASK_MODEL for field in dataclasses.fields(TaskConfig)}
+    return elsewhere
 
 
 def parse_training(argv, resumed=None):
@@ -257,8 +266,8 @@ def parse_training(argv, resumed=None):
     defaults = resumed or preset_settings(chosen.model, chosen.preset)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
-    model = given(options, defaults.model_config)
-    if resumed and (data or recall or model or options.preset or options.model != resumed.model):
+    model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")
+    if resumed and (data or recall or tasks or model or options.preset or options.model != resumed.model):
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
     fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
     if fixed:
@@ -272,6 +281,7 @@ def parse_training(argv, resumed=None):
         changed(defaults.training, given(options, defaults.training)),
         changed(defaults.data, data),
         changed(defaults.recall, recall),
+        changed(defaults.tasks, tasks),
     )
     check_together(settings)
     return settings, options
@@ -284,6 +294,19 @@ def check_together(settings):
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
+    tasks, config = settings.tasks, settings.model_config
+    if tasks.shares[0] == 1:
+        return
+    if config.encoder_layers == 0:
+        raise InputError(
+            "--task-infilling and --task-recall need an encoder, and --encoder-layers 0 is the decoder-only model; leave them out"
+        )
+    if tasks.infilling and not 0 < tasks.budget(config.segment) < config.segment:
+        what = "nothing" if tasks.budget(config.segment) == 0 else "everything"
+        raise InputError(
+            f"--task-masked {tasks.masked} of a segment of {config.segment} tokens masks {what}; "
+            f"give between {1 / config.segment:.3g} and {1 - 1 / config.segment:.3g}, or another --segment"
+        )
 
 
 def settings_contents(settings):
@@ -292,7 +315,8 @@ def settings_contents(settings):
         "model": settings.model,
         "model_config": dataclasses.asdict(settings.model_config),
         "training_config": dataclasses.asdict(settings.training),
-        "data_config": dataclasses.asdict(settings.data) | {"recall": dataclasses.asdict(settings.recall)},
+        "data_config": dataclasses.asdict(settings.data)
+        | {"recall": dataclasses.asdict(settings.recall), "tasks": dataclasses.asdict(settings.tasks)},
     }
 
 
@@ -301,7 +325,7 @@ def settings_from(contents, path):
     if contents["model"] not in MODELS:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
     data = dict(contents["data_config"])
-    recall = data.pop("recall")
+    recall, tasks = data.pop("recall"), data.pop("tasks", {})
     try:
         return Settings(
             contents["model"],
@@ -309,6 +333,7 @@ def settings_from(contents, path):
             TrainingConfig(**contents["training_config"]),
             DataConfig(**data),
             RecallConfig(**recall),
+            TaskConfig(**tasks),
         )
     except (TypeError, ValueError) as error:
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None

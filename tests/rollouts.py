@@ -1,7 +1,7 @@
 """A rollout of several segments, by a reference and by its accelerated model: everything that the two must agree on, by name.
 
-Segments are (tokens, targets, scored) arrays of two lanes; lane 1 starts a document at segment `start`. The objective is the
-summed cross-entropy plus the auxiliary losses of every segment.
+Segments are (tokens, targets, scored) arrays of two lanes, and a reference's Task where the model has tasks; lane 1 starts a
+document at segment `start`. The objective is the summed cross-entropy plus the auxiliary losses of every segment.
 """
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from agreement import assert_agree, named
 
 from accelerated.protocol import replace_lanes, require_gradient
+from accelerated.tasks import Task
 
 
 def random_segments(config, rng, count=3):
@@ -28,10 +29,10 @@ def by_lane(first, second):
 def reference_rollout(ref, params, config, segments, start, state):
     """{name: array} of losses, logits, states and gradients in float64."""
     caches, rows, total = [], {}, 0.0
-    for index, (tokens, targets, scored) in enumerate(segments):
+    for index, (tokens, targets, scored, *task) in enumerate(segments):
         if index == start:
             state = by_lane(state, ref.initial_state(params, config, len(tokens)))
-        logits, state, cache = ref.forward(params, config, tokens, state)
+        logits, state, cache = ref.forward(params, config, tokens, state, None, *task)
         loss, loss_cache = ref.cross_entropy_forward(logits, targets, scored)
         losses, auxiliary_cache = (
             ref.auxiliary_forward(params, config, cache) if hasattr(ref, "auxiliary_forward") else ({}, None)
@@ -61,9 +62,10 @@ def accelerated_rollout(model, segments, start, state):
     leaf = require_gradient(state)
     state, total, rows = leaf, 0.0, {}
     objective = 0.0
-    for index, (tokens, targets, scored) in enumerate(segments):
+    for index, (tokens, targets, scored, *task) in enumerate(segments):
         state = replace_lanes(torch.tensor([False, index == start]), model.initial_state(2), state)
-        logits, state, auxiliary = model(torch.tensor(tokens), state)
+        task = [Task(*(torch.tensor(field) for field in each)) for each in task]
+        logits, state, auxiliary = model(torch.tensor(tokens), state, *task)
         picked = logits.log_softmax(-1).gather(-1, torch.tensor(targets)[..., None])[..., 0]
         loss = -picked[torch.tensor(scored)].sum()
         total, objective = total + loss, objective + loss + sum(auxiliary.values())
@@ -80,9 +82,9 @@ def filled(rows):
     return {name: row for name, row in rows.items() if 0 not in row.shape}
 
 
-def check_rollout(ref, params, model, config, state, to_torch, tolerance, title):
+def check_rollout(ref, params, model, config, state, to_torch, tolerance, title, segments=None):
     """Everything over three segments with a document start in the second, then the weights after five steps of descent."""
-    segments = random_segments(config, np.random.default_rng(5))
+    segments = segments or random_segments(config, np.random.default_rng(5))
     expected = filled(reference_rollout(ref, params, config, segments, 1, state))
     assert_agree(expected, filled(accelerated_rollout(model, segments, 1, to_torch(state))), tolerance, title)
     five_steps(ref, params, model, config, segments, state, to_torch, tolerance)

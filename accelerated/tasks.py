@@ -1,0 +1,145 @@
+"""Memformer's training tasks (section 2.3), drawn for every rollout and lane: continue the text, fill in masked spans, recall.
+
+The encoder reads the segment before the one that a lane has come to. Continuation predicts the one it has come to; infilling the
+one that is read, from a version with masked spans; recall the one before it. Where a document has no such segment yet,
+continuation takes its place.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+TASKS = ("continuation", "infilling", "recall")
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Which tasks a model is trained on; impossible values raise ValueError naming the field.
+
+    Fields:
+        infilling: share of lanes, drawn for every rollout, that fill in masked spans
+        recall: share of lanes that recall the segment before the one being read; the rest continues the text
+        masked: fraction of a segment's tokens that infilling masks
+        span: mean length of a masked span in tokens, Poisson distributed
+    """
+
+    infilling: float = 0.0
+    recall: float = 0.0
+    masked: float = 0.3
+    span: float = 3.5
+
+    def __post_init__(self):
+        for name in ("infilling", "recall"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+        if self.infilling + self.recall > 1:
+            raise ValueError(f"infilling {self.infilling} and recall {self.recall} are more than 1 together; make one smaller")
+        if not 0 < self.masked < 1:
+            raise ValueError(
+                f"masked is {self.masked}; it must lie between 0, which masks nothing, and 1, which masks everything"
+            )
+        if not (self.span > 0 and math.isfinite(self.span)):
+            raise ValueError(f"span is {self.span}; it must be positive, or no span would mask anything")
+
+    @property
+    def shares(self):
+        """Of TASKS, in their order."""
+        return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
+
+    def budget(self, length):
+        """Tokens that are masked in a text of that length."""
+        return round(self.masked * length)
+
+
+class Task(NamedTuple):
+    """What one segment is to do in every lane; axis 0 of every field is the lane."""
+
+    kind: torch.Tensor  # (B,) index into TASKS
+    reading: torch.Tensor  # (B, N) token ids that the encoder reads
+    readable: torch.Tensor  # (B, N) bool, false on the padding after a text with masked spans
+    prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
+
+    def to(self, device):
+        return Task(*(field.to(device) for field in self))
+
+
+def span_lengths(budget, mean, rng):
+    """Lengths of spans that mask `budget` tokens together: Poisson, the last one cut to fit.
+
+    Spans of no tokens only take room that longer ones have made, so that a masked text is never longer than it was.
+    """
+    lengths, spent = [], 0
+    while spent < budget:
+        length = min(int(rng.poisson(mean)), budget - spent)
+        if length or len(lengths) < spent:
+            lengths.append(length)
+            spent += length
+    return lengths
+
+
+def mask_spans(text, mask, config, rng):
+    """text (n,) with spans of tokens replaced by one `mask` each; where they stand is uniform over all ways to place them."""
+    lengths = span_lengths(config.budget(len(text)), config.span, rng)
+    items = len(text) - config.budget(len(text)) + len(lengths)
+    masked, width = np.zeros(items, bool), np.ones(items, int)
+    masked[rng.permutation(items)[: len(lengths)]] = True
+    width[masked] = lengths  # tokens of the text that each item stands for
+    first = np.minimum(np.cumsum(width) - width, len(text) - 1)
+    return np.where(masked, mask, text[first])
+
+
+class MultiTask:
+    """Deals rollouts of a Lanes, with the tasks that config gives them; with continuation alone, the lanes' own segments.
+
+    special(name) is the id of a special token. What is drawn depends on the seed and the number of rollouts before, so that a
+    position() is enough to go on from.
+    """
+
+    def __init__(self, lanes, config, special=None, seed=0):
+        self.lanes, self.config, self.special, self.seed = lanes, config, special, seed
+        self.rollouts = 0
+        shape = (len(lanes.reading), lanes.length)
+        self.previous, self.earlier = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        self.age = np.zeros(shape[0], np.int64)  # segments of its document that each lane has read
+
+    def rollout(self, horizon):
+        """The next `horizon` segments of every lane."""
+        segments = [next(self.lanes) for _ in range(horizon)]
+        if self.config.shares[0] < 1:
+            rng = np.random.default_rng([self.seed, self.rollouts])
+            drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.shares)
+            segments = [self._with_task(segment, drawn, rng) for segment in segments]
+        self.rollouts += 1
+        return segments
+
+    def _with_task(self, segment, drawn, rng):
+        """A segment whose lanes do what was drawn for them, from the segment of their document where that is possible."""
+        starts, tokens = segment.starts.numpy(), segment.tokens.numpy()
+        self.age[starts], self.previous[starts] = 0, self.special("begin")
+        kind = np.where(self.age >= drawn, drawn, 0)  # infilling needs one segment before, recall two
+        prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
+        reading, readable = self.previous.copy(), np.ones(tokens.shape, bool)
+        for lane in np.flatnonzero(kind == TASKS.index("infilling")):
+            masked = mask_spans(self.previous[lane], self.special("mask"), self.config, rng)
+            reading[lane, : len(masked)], readable[lane] = masked, np.arange(tokens.shape[1]) < len(masked)
+        self.earlier, self.previous = self.previous, tokens.copy()
+        self.age += 1
+        other = torch.from_numpy(kind != 0)[:, None]
+        task = Task(*(torch.from_numpy(array) for array in (kind, reading, readable, prompt)))
+        targets = torch.where(other, task.prompt, segment.targets)
+        return segment._replace(targets=targets, scored=segment.scored | other, task=task)
+
+    def position(self):
+        """Where every lane stands, for a checkpoint."""
+        history = {name: torch.from_numpy(getattr(self, name).copy()) for name in ("previous", "earlier", "age")}
+        return self.lanes.position() | history | {"rollouts": self.rollouts}
+
+    def seek(self, position):
+        """Go on from a position() of lanes over the same documents."""
+        self.lanes.seek(position)
+        self.rollouts = position["rollouts"]
+        for name in ("previous", "earlier", "age"):
+            setattr(self, name, position[name].cpu().numpy().copy())
