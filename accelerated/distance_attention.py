@@ -34,7 +34,7 @@ def simplified_attention_plain(query, key, value, table, index, hidden=None, dro
     query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); hidden,
     True where a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
     """
-    positions = table[index]  # (N, N', E)
+    positions = functional.embedding(index, table)  # (N, N', E)
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, hidden, dropout)

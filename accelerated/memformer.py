@@ -43,21 +43,22 @@ class Stream(NamedTuple):
     encoded: tuple  # per decoder layer the key and the value (B, H, N, E) of what the encoder made of the segment before
 
 
-def affine(x, p, *names):
-    """x by the matrices and biases of these names, side by side. A key's bias has no gradient: softmax does not notice it."""
-    weights = [getattr(p, name) for name in names]
-    biases = [getattr(p, f"{name}_bias") for name in names if hasattr(p, f"{name}_bias")]
-    biases = [bias.detach() if name == "key" else bias for name, bias in zip(names, biases, strict=False)]
-    if len(names) == 1:
-        return functional.linear(x, weights[0], biases[0] if biases else None)
-    return functional.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+def affine(x, p, name):
+    """x by the matrix of that name, and its bias where it has one. A key's bias has no gradient: softmax does not notice it."""
+    bias = getattr(p, f"{name}_bias", None)
+    return functional.linear(x, getattr(p, name), bias.detach() if name == "key" and bias is not None else bias)
+
+
+def project(x, p, name, heads):
+    """affine, a head at a time: (B, n, D) -> (B, H, n, E)"""
+    return split_heads(affine(x, p, name), heads, 1)[0]
 
 
 def slot_attention(p, heads, memory, encoded, readable):
     """Figure 2c: each slot of memory (B, S, D) attends to [itself | encoded (B, N, D)]; its own value is the slot itself."""
-    query, own_key = split_heads(affine(layer_norm(memory, p.memory_norm), p, "query", "key"), heads, 2)
-    source = layer_norm(encoded, p.norm)
-    (key,), (value,) = (split_heads(affine(source, p, name), heads, 1) for name in ("key", "value"))
+    normal, source = layer_norm(memory, p.memory_norm), layer_norm(encoded, p.norm)
+    query, own_key = (project(normal, p, name, heads) for name in ("query", "key"))
+    key, value = (project(source, p, name, heads) for name in ("key", "value"))
     query = query * query.shape[-1] ** -0.5
     own = (query * own_key).sum(-1, keepdim=True) + p.retention[:, None, None]  # (B, H, S, 1)
     others = query @ key.transpose(-1, -2)  # (B, H, S, N)
@@ -145,12 +146,10 @@ class Memformer(nn.Module):
         hidden = state.memory.new_zeros(len(state.memory), len(layers), 0, c.width)
         if c.encoder_layers == 0:
             remembered = (layer_norm(state.memory[:, i], p.attention.memory_norm) for i, p in enumerate(layers))
-            pairs = [split_heads(affine(m, p.attention, "key", "value"), c.heads, 2)
-                     for m, p in zip(remembered, layers, strict=True)]  # fmt: skip
-            keys, values = zip(*pairs, strict=True)
-            return Stream(state.memory, tokens, hidden, keys, values, ())
+            pairs = [self._key_value(p.attention, m) for m, p in zip(remembered, layers, strict=True)]
+            return Stream(state.memory, tokens, hidden, *zip(*pairs, strict=True), ())
         encoded, memory, _ = self._encode(state, None)
-        seen = tuple(split_heads(affine(encoded, p.cross, "key", "value"), c.heads, 2) for p in layers)
+        seen = tuple(self._key_value(p.cross, encoded) for p in layers)
         empty = tuple(key[:, :, :0] for key, _ in seen)
         stream = Stream(memory, tokens, hidden, empty, empty, seen)
         first = state.previous.new_full((len(tokens),), c.special("continuation"))
@@ -208,11 +207,16 @@ class Memformer(nn.Module):
             memories.append(slot_attention(p.writer, self.config.heads, memory[:, layer], x, None))
         return layer_norm(x, self.decoder.norm), torch.stack(memories, 1)
 
+    def _key_value(self, p, x):
+        """Key and value (B, H, n, E) of x (B, n, D)."""
+        return tuple(project(x, p, name, self.config.heads) for name in ("key", "value"))
+
     def _self_attention(self, p, stack, x, memory=None, readable=None):
         """What tokens x (B, N, D) find in each other and, in the decoder-only model, in memory (B, S, D)."""
-        query, key, value = split_heads(affine(layer_norm(x, p.norm), p, "query", "key", "value"), self.config.heads, 3)
+        normal = layer_norm(x, p.norm)
+        query, (key, value) = project(normal, p, "query", self.config.heads), self._key_value(p, normal)
         if memory is not None:
-            remembered = split_heads(affine(layer_norm(memory, p.memory_norm), p, "key", "value"), self.config.heads, 2)
+            remembered = self._key_value(p, layer_norm(memory, p.memory_norm))
             key, value = (torch.cat(pair, 2) for pair in zip(remembered, (key, value), strict=True))
         hidden = stack.hidden if readable is None else ~readable[:, None, None]
         out = self._attend(p, stack, query, key, value, stack.index, hidden)
@@ -228,11 +232,10 @@ class Memformer(nn.Module):
 
     def _cross_attention(self, p, x, source, readable=None):
         """What x (B, N, D) finds in source (B, K, D), by content alone (Figure 2b)."""
-        key, value = split_heads(affine(source, p, "key", "value"), self.config.heads, 2)
-        return self._cross(p, x, key, value, readable)
+        return self._cross(p, x, *self._key_value(p, source), readable)
 
     def _cross(self, p, x, key, value, readable=None):
-        [query] = split_heads(affine(layer_norm(x, p.norm), p, "query"), self.config.heads, 1)
+        query = project(layer_norm(x, p.norm), p, "query", self.config.heads)
         hidden = None if readable is None else ~readable[:, None, None]
         out = content_attention(query, key, value, hidden, self._rate())
         return self._dropout(affine(merge_heads(out), p, "output"))
@@ -258,8 +261,9 @@ class Memformer(nn.Module):
     def _step_attention(self, p, x, keys, values):
         """One token x (B, 1, D): what it finds, and keys and values with its own."""
         c = self.config
-        query, key, value = split_heads(affine(layer_norm(x, p.norm), p, "query", "key", "value"), c.heads, 3)
-        keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        normal = layer_norm(x, p.norm)
+        query = project(normal, p, "query", c.heads)
+        keys, values = (torch.cat(pair, 2) for pair in zip((keys, values), self._key_value(p, normal), strict=True))
         read = keys.shape[2] - (0 if c.encoder_layers else c.slots)  # memory has no positions
         index = self.decoder.index[read - 1 : read, :read]
         out = self._attend(p, self.decoder, query, keys, values, index, None)
