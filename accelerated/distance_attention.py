@@ -28,7 +28,7 @@ def attention_weights(scores, by_key, hidden, dropout):
     return functional.dropout(scores.softmax(-1), dropout)
 
 
-def simplified_attention_plain(query, key, value, table, index, hidden=None, dropout=0.0):
+def simplified_attention(query, key, value, table, index, hidden=None, dropout=0.0):
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
 
     query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); hidden,
@@ -40,9 +40,6 @@ def simplified_attention_plain(query, key, value, table, index, hidden=None, dro
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, hidden, dropout)
     own = weights[..., weights.shape[-1] - index.shape[1] :]
     return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
-
-
-simplified_attention = simplified_attention_plain
 
 
 def content_attention_plain(query, key, value, hidden=None, dropout=0.0):

@@ -373,7 +373,7 @@ def test_dropout_acts_where_the_reference_has_it(monkeypatch, name):
     seed=st.integers(0, 99),
 )  # fmt: skip
 def test_attentions_of_both_sides_agree(n, before, reach, causal, padded, seed):
-    """Outputs and gradients of the two relative attentions in every shape, fast path and plain path and reference."""
+    """Outputs and gradients of simplified relative attention in every shape."""
     rng = np.random.default_rng(seed)
     distances = np.arange(0 if causal else -reach, reach + 1)
     shapes = {"query": n, "key": before + n, "value": before + n}
@@ -389,11 +389,27 @@ def test_attentions_of_both_sides_agree(n, before, reach, causal, padded, seed):
     expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
     hidden = None if causal is False and readable is None else torch.tensor(~seen[..., before:])
     assert torch.equal(attentions.distance_index(n, *map(int, distances[[0, -1]])), torch.tensor(index))
-    for attend in (attentions.simplified_attention_plain, attentions.simplified_attention):
-        leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
-        actual = attend(*leaves.values(), torch.tensor(index), hidden)
-        actual.backward(torch.tensor(dout))
-        assert_agree(expected, {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}, 1e-12, attend.__name__)
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
+    actual = attentions.simplified_attention(*leaves.values(), torch.tensor(index), hidden)
+    actual.backward(torch.tensor(dout))
+    assert_agree(expected, {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}, 1e-12)
+
+
+@given(n=st.integers(1, 5), k=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))
+def test_content_attention_equals_its_plain_path(n, k, padded, seed):
+    """Outputs and gradients of torch's attention against the softmax written out."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal((2, 3, rows, 4)) for rows in (n, k, k)]
+    hidden = torch.tensor(rng.random((2, 1, 1, k)) < 0.4) if padded else None
+    if padded:
+        hidden[..., 0] = False
+    rows = []
+    for attend in (attentions.content_attention_plain, attentions.content_attention):
+        leaves = [torch.tensor(array, requires_grad=True) for array in arrays]
+        out = attend(*leaves, hidden)
+        (out**3).sum().backward()
+        rows.append({"out": out} | {f"gradient {i}": leaf.grad for i, leaf in enumerate(leaves)})
+    assert_agree(*rows, 1e-12)
 
 
 # Definitions
