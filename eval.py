@@ -9,7 +9,7 @@ from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parame
 from accelerated.corpus import load_splits
 from accelerated.documents import SPLITS
 from accelerated.errors import InputError, run_program
-from accelerated.evaluation import evaluate
+from accelerated.evaluation import evaluate, temporal_range
 from accelerated.generation import continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
@@ -20,7 +20,7 @@ from accelerated.tokenizer import TOKENIZERS
 MEMORIES = ("memory", "compressed_memory")  # sizes that may differ between training and evaluation
 
 
-def parse_options(argv):
+def options_parser():
     parser = OptionParser(
         prog="eval.py", allow_abbrev=False,
         description="Read documents with a trained model, its state carried through each, and report what it predicted; "
@@ -33,6 +33,10 @@ def parse_options(argv):
     parser.add_argument(
         "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
     )
+    parser.add_argument(
+        "--temporal-range", type=int, metavar="K",
+        help="instead of evaluating, clear the memory every K segments and print the loss by how many segments it has carried",
+    )  # fmt: skip
     for name in MEMORIES:
         help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="INT", help=help_text)
@@ -54,18 +58,30 @@ def parse_options(argv):
     )
     parser.add_argument("--seed", type=int, help="of sampling (default 0)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one (default auto)")
-    options = parser.parse(argv)
+    return parser
+
+
+def parse_options(argv):
+    options = options_parser().parse(argv)
     if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
         raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
-    if sum((options.sample is not None, options.attention_buckets, options.compression_by_layer)) > 1:
-        raise InputError("--sample, --attention-buckets and --compression-by-layer each replace the evaluation; give one of them")
-    if options.clear_memory and (options.attention_buckets or options.compression_by_layer):
+    instead = (
+        options.sample is not None,
+        options.attention_buckets,
+        options.compression_by_layer,
+        options.temporal_range is not None,
+    )
+    if sum(instead) > 1:
+        raise InputError(
+            "--sample, --temporal-range, --attention-buckets and --compression-by-layer each replace the evaluation; give one"
+        )
+    if options.clear_memory and any(instead[1:]):
         raise InputError("--clear-memory leaves no memories to look into; leave it out, or the option that prints them")
     if options.sequences is not None and not (options.attention_buckets or options.compression_by_layer):
         raise InputError("--sequences goes with --attention-buckets or --compression-by-layer; add one or leave it out")
-    for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temperature", 0), ("seed", 0)):
+    for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temporal_range", 2), ("temperature", 0), ("seed", 0)):
         if getattr(options, name) is not None and not getattr(options, name) >= least:
-            raise InputError(f"--{name} is {getattr(options, name)}; it must be at least {least}")
+            raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least {least}")
     if options.prompt == "":
         raise InputError("--prompt is empty; give at least one character to continue")
     return options
@@ -124,6 +140,19 @@ def print_inspection(model, documents, lanes, options):
             print(f"layer {layer:<3} attention-reconstruction loss {loss:.3e}")
 
 
+def print_temporal_range(model, documents, tokenizer, lanes, reach):
+    """Print a row for each number of segments that the memory has carried."""
+    scores = temporal_range(model, documents, tokenizer, lanes, reach)
+    if not all(score.tokens for score in scores):
+        raise InputError(
+            f"--temporal-range {reach}: no document scores anything in its segments {reach + 1} to {2 * reach}; "
+            f"give longer documents (--data) or a smaller number"
+        )
+    print("segments carried   bits per byte   right answers   tokens scored")
+    for carried, score in enumerate(scores):
+        print(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:13.1%}   {score.tokens:13d}")
+
+
 def print_sample(model, tokenizer, options, device):
     """Print the prompt and its continuation as they come."""
     prompt = torch.tensor(tokenizer.encode(options.prompt or "\n").astype("int64"), device=device)[None]
@@ -152,6 +181,9 @@ def main(argv):
             print(line)
         if options.attention_buckets or options.compression_by_layer:
             print_inspection(model, splits[options.split], lanes, options)
+            return
+        if options.temporal_range is not None:
+            print_temporal_range(model, splits[options.split], tokenizer, lanes, options.temporal_range)
             return
         score = evaluate(model, splits[options.split], tokenizer, lanes, clear_memory=options.clear_memory)
     memory = "cleared at every segment" if options.clear_memory else "carried through each document"

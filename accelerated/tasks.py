@@ -134,12 +134,12 @@ class MultiTask:
 
     def position(self):
         """Where every lane stands, for a checkpoint."""
-        history = {name: torch.from_numpy(getattr(self, name).copy()) for name in ("previous", "earlier", "age")}
-        return self.lanes.position() | history | {"rollouts": self.rollouts}
+        history = {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}
+        return self.lanes.position() | {"rollouts": self.rollouts, "history": history}
 
     def seek(self, position):
         """Go on from a position() of lanes over the same documents."""
         self.lanes.seek(position)
-        self.rollouts = position["rollouts"]
-        for name in ("previous", "earlier", "age"):
-            setattr(self, name, position[name].cpu().numpy().copy())
+        self.rollouts = position.get("rollouts", 0)  # which checkpoints of before there were tasks do not have
+        for name, rows in position.get("history", {}).items():
+            setattr(self, name, np.array(rows, np.int64))

@@ -1,0 +1,159 @@
+"""The training tasks: what is masked, what is asked, of whom and when."""
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_corpus import documents_of
+
+from accelerated import tasks
+from accelerated.corpus import Lanes
+from accelerated.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
+from reference import memformer as ref
+
+SPECIAL = ref.Config().special
+MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")
+ALL = TaskConfig(infilling=0.4, recall=0.3)
+
+
+def test_both_sides_have_the_same_tasks():
+    assert tasks.TASKS == ref.TASKS and tasks.Task._fields == ref.Task._fields
+
+
+@given(n=st.integers(1, 40), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
+def test_masked_texts_equal_the_references(n, masked, span, seed):
+    text = np.random.default_rng(seed).integers(256, size=n)
+    ours = mask_spans(text, MASK, TaskConfig(masked=masked, span=span), np.random.default_rng(seed))
+    assert ours.tolist() == ref.mask_spans(text, MASK, masked, span, np.random.default_rng(seed)).tolist()
+
+
+@given(n=st.integers(1, 60), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
+def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
+    """A mask for every span, the rest in order, each gap as long as the spans in it; never longer than the text was."""
+    config = TaskConfig(masked=masked, span=span)
+    text = 1000 + np.arange(n)  # tokens that name their places
+    lengths = span_lengths(config.budget(n), span, np.random.default_rng(seed))
+    out = mask_spans(text, MASK, config, np.random.default_rng(seed)).tolist()
+    assert sum(lengths) == config.budget(n) == round(masked * n) and min(lengths, default=0) >= 0
+    assert len(out) == n - config.budget(n) + len(lengths) <= n and out.count(MASK) == len(lengths)
+    left, at = list(lengths), 0
+    for item in out:
+        at = at + left.pop(0) if item == MASK else at + 1
+        assert item == MASK or item == 1000 + at - 1
+    assert at == n and not left
+
+
+def test_span_lengths_are_poisson():
+    """Mean and share of the empty ones, over a budget that cuts next to none of them short."""
+    lengths = span_lengths(40_000, 3.5, np.random.default_rng(0))
+    assert np.mean(lengths) == pytest.approx(3.5, rel=0.02) and np.var(lengths) == pytest.approx(3.5, rel=0.05)
+    assert np.mean(np.array(lengths) == 0) == pytest.approx(np.exp(-3.5), rel=0.15)
+
+
+def test_spans_stand_anywhere_alike():
+    """One span of three among nine tokens that stay: each of ten places as often."""
+    config, places = TaskConfig(masked=0.25, span=50.0), np.zeros(10)
+    for seed in range(4000):
+        out = mask_spans(np.arange(12), MASK, config, np.random.default_rng(seed)).tolist()
+        places[out.index(MASK)] += 1
+    assert places == pytest.approx(np.full(10, 400), rel=0.15)
+
+
+def dealt(config, lengths, count, horizon=3, lanes=3, seed=5, length=8):
+    """MultiTask over documents whose tokens name them, and `count` of its rollouts."""
+    work = MultiTask(Lanes(documents_of(lengths), lanes, length, seed), config, SPECIAL, seed)
+    return work, [work.rollout(horizon) for _ in range(count)]
+
+
+def test_continuation_alone_is_the_lanes_own_segments():
+    _, rollouts = dealt(TaskConfig(), [40, 25, 60], 4)
+    lanes = Lanes(documents_of([40, 25, 60]), 3, 8, 5)
+    for segment in (segment for rollout in rollouts for segment in rollout):
+        plain = next(lanes)
+        assert segment.task is None and all(torch.equal(a, b) for a, b in zip(segment[:4], plain[:4], strict=True))
+
+
+@given(seed=st.integers(0, 99), horizon=st.integers(1, 4))
+def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
+    """Against each lane's own history: continuation the segment itself, infilling the one before, recall the one before that."""
+    config = TaskConfig(infilling=0.4, recall=0.4)
+    _, rollouts = dealt(config, [70, 33, 9, 120], 8, horizon, seed=seed)
+    plain, history = Lanes(documents_of([70, 33, 9, 120]), 3, 8, seed), [[], [], []]
+    for rollout in rollouts:
+        drawn = [set() for _ in range(3)]
+        for segment in rollout:
+            expected = next(plain)
+            assert torch.equal(segment.tokens, expected.tokens) and torch.equal(segment.starts, expected.starts)
+            for lane in range(3):
+                if segment.starts[lane]:
+                    history[lane] = []
+                kind, before = int(segment.task.kind[lane]), history[lane]
+                previous = before[-1] if before else [BEGIN] * 8
+                reading = segment.task.reading[lane][segment.task.readable[lane]].tolist()
+                targets, scored = segment.targets[lane].tolist(), segment.scored[lane]
+                if kind == 0:
+                    assert targets == expected.targets[lane].tolist() and torch.equal(scored, expected.scored[lane])
+                    assert segment.task.prompt[lane].tolist() == segment.tokens[lane].tolist()
+                else:
+                    asked = before[-kind]  # exists: recall is absent in two segments of a document, infilling in one
+                    assert targets == asked == segment.task.prompt[lane].tolist() and scored.all()
+                    assert len(before) >= kind
+                    drawn[lane].add(kind)
+                if kind == 1:
+                    assert reading.count(MASK) >= 1 and len(reading) <= 8
+                    rest = [t for t in reading if t != MASK]
+                    assert len(rest) == 8 - config.budget(8) and all(t in previous for t in rest)
+                else:
+                    assert reading == previous and segment.task.readable[lane].all()
+                history[lane] = [*before, segment.tokens[lane].tolist()]
+        assert all(len(kinds) <= 1 for kinds in drawn), "one task a rollout and lane"
+
+
+def test_shares_are_as_configured():
+    """Over long documents, where every task is possible."""
+    _, rollouts = dealt(ALL, [5000] * 4, 600, horizon=1, lanes=4)
+    kinds = collections.Counter(int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind)
+    total = sum(kinds.values())
+    assert [kinds[kind] / total for kind in range(3)] == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
+    assert ALL.shares == pytest.approx((0.3, 0.4, 0.3)) and TaskConfig(infilling=0.3, recall=0.7).shares[0] == 0
+
+
+def test_going_on_from_a_position_gives_the_same_rollouts():
+    whole, rollouts = dealt(ALL, [70, 33, 120], 6)
+    cut, first = dealt(ALL, [70, 33, 120], 3)
+    resumed = MultiTask(Lanes(documents_of([70, 33, 120]), 3, 8, 5), ALL, SPECIAL, 5)
+    resumed.seek(cut.position())
+    again = first + [resumed.rollout(3) for _ in range(3)]
+    for a, b in zip(rollouts, again, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert all(torch.equal(p, q) for p, q in zip((*x[:4], *x.task), (*y[:4], *y.task), strict=True))
+    assert whole.position() == resumed.position()
+    old = {name: value for name, value in cut.position().items() if name not in ("rollouts", "history")}
+    resumed.seek(old)  # of a checkpoint without tasks
+    assert resumed.rollouts == 0
+
+
+def test_segments_move_with_their_task():
+    _, [[segment]] = dealt(ALL, [90, 90, 90], 1, horizon=1)
+    moved = segment.to(torch.device("cpu"))
+    assert type(moved.task) is tasks.Task and all(torch.equal(a, b) for a, b in zip(moved.task, segment.task, strict=True))
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"infilling": -0.1}, "infilling is -0.1"),
+        ({"recall": 1.5}, "recall is 1.5"),
+        ({"infilling": 0.7, "recall": 0.7}, "more than 1 together"),
+        ({"masked": 0.0}, "masked is 0.0.*masks nothing"),
+        ({"masked": 1.0}, "masked is 1.0"),
+        ({"span": 0.0}, "span is 0.0"),
+        ({"span": float("nan")}, "span is nan"),
+    ],
+)
+def test_impossible_settings_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        TaskConfig(**change)
