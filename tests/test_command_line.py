@@ -25,6 +25,12 @@ COMPRESSIVE = [
     *("--sample", 0, "--validation-segments", 0),
 ]
 
+MEMFORMER = [
+    *("--model", "memformer", "--width", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2, "--head-width", 8),
+    *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
+
 
 @pytest.fixture
 def text(tmp_path):
@@ -126,6 +132,63 @@ def test_a_compressive_run_cut_between_updates_equals_an_uncut_run(text, tmp_pat
     whole, cut = saved(tmp_path / "whole"), saved(stopped)
     assert all(torch.equal(value, cut["parameters"][name]) for name, value in whole["parameters"].items())
     assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+@pytest.mark.parametrize("options", [["--task-infilling", 0.4, "--task-recall", 0.3], ["--encoder-layers", 0]])
+def test_a_memformer_run_cut_in_two_equals_an_uncut_run(text, tmp_path, options):
+    """With tasks drawn for every rollout, whose place in the random numbers and in the documents must be kept."""
+    options = [*MEMFORMER, *options, "--data", text, "--dropout", 0.2, "--schedule", "constant"]
+    train(*options, "--steps", 6, "--out", tmp_path / "whole")
+    train(*options, "--steps", 3, "--out", tmp_path / "cut")
+    train("--resume", tmp_path / "cut", "--steps", 6)
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert whole["lanes"] == cut["lanes"] and whole["lanes"]["rollouts"] == 6
+    assert all(torch.equal(value, cut["parameters"][name]) for name, value in whole["parameters"].items())
+    assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+def test_tasks_reach_the_training(text, tmp_path, monkeypatch):
+    kinds = []
+    replay = training_script.BACKPROP["memory_replay"]
+
+    def watch(model, segments, state):
+        kinds.extend(None if segment.task is None else segment.task.kind.tolist() for segment in segments)
+        return replay(model, segments, state)
+
+    monkeypatch.setitem(training_script.BACKPROP, "memory_replay", watch)
+    train(*MEMFORMER, "--data", text, "--steps", 2, "--out", tmp_path / "plain")
+    assert kinds == [None] * 6
+    kinds.clear()
+    train(*MEMFORMER, "--data", text, "--steps", 6, "--task-infilling", 0.4, "--task-recall", 0.5, "--out", tmp_path / "run")
+    assert {kind for lanes in kinds for kind in lanes} == {0, 1, 2}
+
+
+def test_a_horizon_longer_than_any_document_is_warned_of(tmp_path, capsys):
+    """The recall task's documents have 200 tokens, 25 segments of 8."""
+    options = [*MEMFORMER, "--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2]
+    train(*options, "--horizon", 25, "--out", tmp_path / "fits")
+    assert "warning" not in capsys.readouterr().err
+    train(*options, "--horizon", 26, "--out", tmp_path / "long")
+    warning = capsys.readouterr().err
+    assert (
+        "warning: --horizon 26 is longer than the longest training document (25 segments)" in warning and "25 would do" in warning
+    )
+
+
+def test_temporal_range_is_printed(text, tmp_path, capsys):
+    train(*MEMFORMER, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    capsys.readouterr()
+    evaluate(tmp_path / "run", "--temporal-range", 3)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()[:1] in "012"]
+    assert [row[0] for row in rows] == ["0", "1", "2"] and all(0 < float(row[1]) < 20 for row in rows)
+    with pytest.raises(InputError, match="no document scores anything in its segments 9001 to 18000"):
+        evaluate(tmp_path / "run", "--temporal-range", 9000)
+    with pytest.raises(InputError, match="--temporal-range is 1; it must be at least 2"):
+        evaluate(tmp_path / "run", "--temporal-range", 1)
+    with pytest.raises(InputError, match="each replace the evaluation"):
+        evaluate(tmp_path / "run", "--temporal-range", 2, "--sample", 3)
+    with pytest.raises(InputError, match="leaves no memories"):
+        evaluate(tmp_path / "run", "--temporal-range", 2, "--clear-memory")
 
 
 def test_the_schedule_reaches_the_optimiser(text, tmp_path):
@@ -261,6 +324,8 @@ def test_options_of_another_model_are_named(capsys):
     for argv, words in (
         (["--model", "compressive", "--gate", "lstm"], "--gate is an option of --model block_recurrent"),
         (["--memory", 64], "--memory is an option of --model compressive"),
+        (["--slots", 4], "--slots is an option of --model memformer"),
+        (["--task-recall", 0.1], "--task-recall is an option of --model memformer"),
     ):
         with pytest.raises(SystemExit) as caught:
             train(*argv)

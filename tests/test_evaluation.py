@@ -11,7 +11,7 @@ from test_block_recurrent import SMALL
 from test_corpus import documents_of
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.evaluation import Score, evaluate
+from accelerated.evaluation import Score, evaluate, temporal_range
 from accelerated.tokenizer import ByteTokenizer
 
 BYTES = ByteTokenizer()
@@ -99,3 +99,25 @@ def test_measures():
     assert math.isclose(score.bits_per_token, 2) and math.isclose(score.bits_per_byte, 0.5)
     assert score.accuracy == pytest.approx(2 / 3)
     assert np.isfinite(score.nats)
+
+
+@pytest.mark.parametrize("reach", [2, 3])
+def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach):
+    """Against each document read alone: before segment i of it the state is cleared where reach divides i."""
+    documents, model, n = documents_of([70, 9, 45, 88]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
+    expected, counts = [0.0] * reach, [0] * reach
+    for document in documents:
+        state = model.initial_state(1)
+        for index, at in enumerate(range(0, len(document.inputs), n)):
+            piece = torch.tensor(document.inputs[at : at + n].astype(int))
+            if index % reach == 0:
+                state = model.initial_state(1)
+            logits, state, _ = model(torch.nn.functional.pad(piece, (0, n - len(piece)))[None], state)
+            if index >= reach:
+                targets = torch.tensor(document.targets[at : at + n].astype(int))
+                expected[index % reach] -= logits[0, : len(piece)].log_softmax(-1).gather(1, targets[:, None]).sum().item()
+                counts[index % reach] += len(piece)
+    for lanes in (1, 3):
+        scores = temporal_range(model, documents, BYTES, lanes, reach)
+        assert [score.tokens for score in scores] == counts
+        assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)

@@ -5,10 +5,12 @@ import torch
 from test_block_recurrent import SMALL
 from test_compressive import variant
 from test_corpus import documents_of
+from test_memformer import variant as memformer_variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.generation import continue_text, pick, prompt_from, read_prompt, show_text
+from accelerated.memformer import Memformer
 from accelerated.tokenizer import ByteTokenizer
 
 
@@ -21,6 +23,17 @@ def test_a_compressive_prompt_of_any_length_gives_the_logits_of_reading_it(name,
     for segment in torch.nn.functional.pad(prompt, (0, -length % 8)).split(8, 1):
         whole, state, _ = model(segment, state)
     assert torch.allclose(logits, whole[:, (length - 1) % 8], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "encoder-decoder-xl", "decoder-only"])
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 20])
+def test_a_memformer_prompt_of_any_length_gives_the_logits_of_reading_it(name, length):
+    model = Memformer(memformer_variant(name)).eval()
+    prompt, state = torch.randint(11, (2, length)), model.initial_state(2)
+    logits, _ = read_prompt(model, prompt)
+    for segment in torch.nn.functional.pad(prompt, (0, -length % 6)).split(6, 1):
+        whole, state, _ = model(segment, state)
+    assert torch.allclose(logits, whole[:, (length - 1) % 6], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 5, 12, 13, 24, 30])

@@ -31,7 +31,7 @@ def test_imports_are_numpy_and_the_standard_library(path):
 def test_functions_of_one_name_are_the_same_in_every_reference():
     """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
     own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
-    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "demonstrate"}
+    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "check_gradients", "demonstrate"}
     bodies = collections.defaultdict(dict)
     for path in REFERENCES:
         for node in ast.parse(path.read_text()).body:
@@ -79,6 +79,13 @@ def functions_of(path):
             {
                 "relative_shift_backward": lambda dout, cache: dout,
                 "content_attention_backward": lambda dout, cache: (0 * cache[1], 0 * cache[1]),  # the compression's own loss
+            },
+        ),
+        (
+            "memformer",
+            {
+                "softmax_backward": lambda dweights, weights: weights * dweights,
+                "segment_rng": lambda seed, t: None if seed is None else np.random.default_rng(),  # no replay of dropout
             },
         ),
     ],

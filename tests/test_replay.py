@@ -12,17 +12,25 @@ from hypothesis import strategies as st
 from test_block_recurrent import SMALL, VARIANTS, variant
 from test_compressive import VARIANTS as COMPRESSIVE_VARIANTS
 from test_compressive import variant as compressive_variant
+from test_memformer import VARIANTS as MEMFORMER_VARIANTS
+from test_memformer import WITH_TASKS
+from test_memformer import variant as memformer_variant
 
 from accelerated import replay
+from accelerated.bench import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.corpus import Segment
+from accelerated.memformer import Memformer
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
+from accelerated.tasks import Task
 
 TOLERANCE = 1e-11  # float64, relative
 EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for name in VARIANTS} | {
     f"compressive {name}": (Compressive, compressive_variant(name)) for name in COMPRESSIVE_VARIANTS
 }
+EVERY_MODEL |= {f"memformer {name}": (Memformer, memformer_variant(name)) for name in MEMFORMER_VARIANTS}
+ONE_OF_EACH = ["block_recurrent fixed-skip", "compressive conv-bptt", "memformer encoder-decoder", "memformer decoder-only"]
 
 
 def random_rollout(config, horizon, lanes=3, scored=0.7):
@@ -31,6 +39,21 @@ def random_rollout(config, horizon, lanes=3, scored=0.7):
     for _ in range(horizon):
         tokens, targets = torch.randint(config.vocabulary, (2, lanes, config.segment)).unbind(0)
         segments.append(Segment(tokens, targets, torch.rand(lanes, config.segment) < scored, torch.rand(lanes) < 0.3))
+    return segments
+
+
+def random_task(config, lanes):
+    """Infilling, recall and continuation at random, with padding in every lane."""
+    kind = torch.randint(3, (lanes,))
+    reading, prompt = torch.randint(config.vocabulary, (2, lanes, config.segment)).unbind(0)
+    return Task(kind, reading, torch.arange(config.segment) < torch.randint(1, config.segment + 1, (lanes, 1)), prompt)
+
+
+def rollout_for(name, config, horizon):
+    """A random rollout; every other segment of a model with tasks has one."""
+    segments = random_rollout(config, horizon)
+    if name.startswith("memformer") and name.partition(" ")[2] in WITH_TASKS:
+        segments[::2] = [segment._replace(task=random_task(config, 3)) for segment in segments[::2]]
     return segments
 
 
@@ -51,16 +74,99 @@ def carried_state(model, lanes=3):
     return detach(model(tokens, model.initial_state(lanes)).state)
 
 
-@settings(max_examples=60)
-@given(name=st.sampled_from(sorted(EVERY_MODEL)), horizon=st.integers(1, 4), dropout=st.sampled_from([0.0, 0.3]))
+@settings(max_examples=90)
+@given(name=st.sampled_from(sorted(EVERY_MODEL)), horizon=st.integers(1, 6), dropout=st.sampled_from([0.0, 0.3]))
 def test_the_three_methods_agree(name, horizon, dropout):
     model_class, config = EVERY_MODEL[name]
     config = dataclasses.replace(config, dropout=dropout)
     model = model_class(config).train()
-    segments, state = random_rollout(config, horizon), carried_state(model)
+    segments, state = rollout_for(name, config, horizon), carried_state(model)
     expected = rows_of(replay.through_time, model, segments, state)
     for method in ("checkpointed", "memory_replay"):
         assert_agree(expected, rows_of(replay.BACKPROP[method], model, segments, state), TOLERANCE, method)
+
+
+def dropping_in_the_first_pass_alone(model):
+    advance = model.advance
+
+    def advance_by_other_numbers(*read):
+        torch.rand(1)
+        return advance(*read)
+
+    model.advance = advance_by_other_numbers
+
+
+def losing_the_memorys_gradient(model):
+    forward = model.forward
+    model.forward = lambda tokens, state, *task: forward(tokens, detach(state), *task)
+
+
+def losing_a_task(model):
+    advance = model.advance
+    model.advance = lambda tokens, state, *task: advance(tokens, state)
+
+
+@pytest.mark.parametrize("name", ["memformer encoder-decoder", "memformer decoder-only"])
+@pytest.mark.parametrize("fault", [dropping_in_the_first_pass_alone, losing_the_memorys_gradient, losing_a_task])
+def test_a_broken_replay_is_noticed(name, fault):
+    """Another dropout in the first pass, no gradient into memory, a first pass that reads other tokens: each shows."""
+    model_class, config = EVERY_MODEL[name]
+    if fault is losing_a_task and "decoder-only" in name:
+        pytest.skip("the decoder-only model has no tasks")
+    model = model_class(dataclasses.replace(config, dropout=0.3)).train()
+    segments, state = rollout_for(name, config, 4), carried_state(model)
+    expected = rows_of(replay.through_time, model, segments, state)
+    assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
+    fault(model)
+    with pytest.raises(AssertionError):
+        assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
+
+
+@pytest.mark.parametrize("fault", ["doubled loss", "same seed for all", "another seed going back", "state that is not the next"])
+def test_a_broken_replay_function_is_noticed(fault, monkeypatch):
+    """The same of mistakes in memory_replay itself, which are planted in its parts."""
+    name = "memformer encoder-decoder"
+    model_class, config = EVERY_MODEL[name]
+    model = model_class(dataclasses.replace(config, dropout=0.3)).train()
+    segments, state = rollout_for(name, config, 4), carried_state(model)
+    expected = rows_of(replay.through_time, model, segments, state)
+    run = replay.run_segment
+    if fault == "doubled loss":
+        monkeypatch.setattr(replay, "run_segment", lambda *a: (lambda part, extra, after: (2 * part, extra, after))(*run(*a)))
+    elif fault == "same seed for all":
+        monkeypatch.setattr(replay, "segment_seeds", lambda segments: [5] * len(segments))
+    elif fault == "another seed going back":
+        monkeypatch.setattr(replay, "run_segment", lambda m, g, s, seed, n: run(m, g, s, seed + torch.is_grad_enabled(), n))
+    else:
+        monkeypatch.setattr(replay, "begin", lambda model, segment, state: state)
+    with pytest.raises(AssertionError):
+        assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
+
+
+def peak_bytes(method, model, segments, state):
+    """The most that torch's CPU allocator held at once, beyond what it held before."""
+    model.zero_grad()
+    method(model, segments, state)  # gradients are there from now on
+    return peak_memory(lambda: method(model, segments, state), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_memory_replay_takes_the_memory_of_one_segment(name):
+    """From horizon 4 to 16 its peak grows by the stored states; that of BPTT by the graphs of 12 segments."""
+    model_class, config = EVERY_MODEL[name]
+    model = model_class(config)
+    state, lanes = carried_state(model, lanes=3), 3
+    peaks = {
+        (method, horizon): peak_bytes(replay.BACKPROP[method], model, random_rollout(config, horizon, lanes), state)
+        for method in replay.BACKPROP
+        for horizon in (4, 16)
+    }
+    stored = 12 * sum(field.numel() * field.element_size() for field in state)
+    generator = torch.get_rng_state().numel()  # bytes; at these sizes it is not small
+    assert peaks["memory_replay", 16] <= 1.01 * peaks["memory_replay", 4] + stored + generator
+    assert peaks["through_time", 16] > 3.5 * peaks["through_time", 4]
+    assert peaks["memory_replay", 4] < 0.45 * peaks["through_time", 4]
+    assert peaks["memory_replay", 16] < peaks["checkpointed", 16] < peaks["through_time", 16]
 
 
 @pytest.mark.parametrize("name", ["block_recurrent fixed-skip", "compressive conv-bptt", "compressive conv-auto_encoding"])
@@ -177,18 +283,20 @@ def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
                  {name: rows["through_time"][name] for name in ("loss", "rate", "start")}, TOLERANCE)  # fmt: skip
 
 
-def test_memory_replay_keeps_one_segments_graph(monkeypatch):
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_memory_replay_keeps_one_segments_graph(name, monkeypatch):
     """One forward with gradient at a time, one backward call each, the memory path alone before."""
-    model, calls = BlockRecurrent(SMALL), []
+    model_class, config = EVERY_MODEL[name]
+    model, calls = model_class(config), []
     forward, advance, backward = model.forward, model.advance, torch.autograd.backward
     monkeypatch.setattr(model, "forward", lambda *a: calls.append("forward") or forward(*a))
     monkeypatch.setattr(model, "advance", lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a))
     monkeypatch.setattr(torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a))
-    replay.memory_replay(model, random_rollout(SMALL, 3), model.initial_state(3))
+    replay.memory_replay(model, random_rollout(config, 3), model.initial_state(3))
     assert calls == ["advance False"] * 2 + ["forward", "backward"] * 3
 
 
-@pytest.mark.parametrize("name", ["block_recurrent fixed-skip", "compressive conv-attention_reconstruction"])
+@pytest.mark.parametrize("name", [*ONE_OF_EACH, "compressive conv-attention_reconstruction"])
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_bfloat16_autocast_trains(method, name):
     """Close to float32, finite, and gradients for every parameter."""

@@ -10,8 +10,9 @@ from accelerated.models import MODELS
 from accelerated.presets import PRESETS
 from accelerated.recall import RecallConfig
 from accelerated.settings import DataConfig, TrainingConfig, field_help, parse_training, preset_settings
+from accelerated.tasks import TaskConfig
 
-CONFIGS = [TrainingConfig, DataConfig, RecallConfig, *(model.Config for model in MODELS.values())]
+CONFIGS = [TrainingConfig, DataConfig, RecallConfig, TaskConfig, *(model.Config for model in MODELS.values())]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -88,6 +89,16 @@ def test_options_override_presets():
         (["--clip", "nan"], "clip is nan"),
         (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
         (["--data", "recall", "--recall-pairs", "99"], "pairs is 99"),
+        (["--model", "memformer", "--slots", "0"], "slots is 0"),
+        (["--model", "memformer", "--task-span", "0"], "span is 0"),
+        (["--model", "memformer", "--task-masked", "1"], "masked is 1.0"),
+        (["--model", "memformer", "--task-infilling", "0.8", "--task-recall", "0.3"], "more than 1 together"),
+        (
+            ["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.001"],
+            "masks nothing; give between 0.0156 and 0.984",
+        ),
+        (["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.999"], "masks everything"),
+        (["--model", "memformer", "--encoder-layers", "0", "--task-recall", "0.1"], "decoder-only model; leave them out"),
     ],
 )
 def test_impossible_values_are_refused_in_one_line(argv, words):
@@ -178,6 +189,31 @@ def test_every_compressive_preset_has_its_transformer_xl():
     task, config = chosen.recall, chosen.model_config
     assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
     assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+
+
+def test_the_memformer_papers_sizes():
+    """Sections 2.3, 3.1 and 3.4.2: both models, the three tasks' shares."""
+    chosen, decoder = (preset_settings("memformer", name) for name in ("wikitext-103", "decoder"))
+    for c in (chosen.model_config, decoder.model_config):
+        assert (c.width, c.feed_forward, c.heads, c.head_width, c.segment, c.slots) == (512, 2048, 8, 64, 64, 32)
+        assert (c.dropout, c.retention, c.positions) == (0.0, 0.0, "simplified")
+    assert (chosen.model_config.encoder_layers, chosen.model_config.decoder_layers) == (4, 8)
+    assert (decoder.model_config.encoder_layers, decoder.model_config.decoder_layers) == (0, 12)
+    assert chosen.tasks.shares == pytest.approx((0.6, 0.3, 0.1)) and (chosen.tasks.span, chosen.tasks.masked) == (3.5, 0.3)
+    assert (chosen.training.horizon, decoder.training.horizon) == (32, 4)
+    assert chosen.training.backprop == decoder.training.backprop == "memory_replay"
+
+
+def test_the_recall_preset_asks_at_least_eight_segments_later():
+    chosen = preset_settings("memformer", "recall")
+    assert chosen.recall.distance >= 8 * chosen.model_config.segment
+    assert chosen.training.horizon * chosen.model_config.segment >= chosen.recall.length, "a rollout holds a document"
+
+
+def test_checkpoints_from_before_there_were_tasks_are_read():
+    contents = settings.settings_contents(parse_training([])[0])
+    del contents["data_config"]["tasks"]
+    assert settings.settings_from(contents, "run").tasks == TaskConfig()
 
 
 def test_recall_options_of_a_preset_hold():
