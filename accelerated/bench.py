@@ -4,14 +4,15 @@ Prints, for a model, its baseline, and the public PyTorch package of the same pa
 peak memory, and the fraction of this machine's measured matrix-multiplication rate. Variants are timed in turn (A B A B ...)
 in one process, and the ratio is the median of the paired ratios, so that a noisy machine disturbs both sides alike.
 block_recurrent stands against its Slide baseline of one layer more (the paper's equal-cost comparison), compressive against the
-Transformer-XL that attends to as many rows; its step is four segments, from full memories.
+Transformer-XL that attends to as many rows; its step is four segments, from full memories. memformer trains 16 segments by memory
+replay with a loss on each, its package with a loss on the last. --table horizons times the three back-propagation methods of
+any model and measures their peak memory at horizons from 1 to 32 (Memformer, Table 3), --table positions its two relative
+position encodings (Table 2).
 """
 
 import importlib.util
 import statistics
-import time
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -20,8 +21,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.allocator import keep_freed_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
+from accelerated.corpus import Segment
 from accelerated.errors import InputError, run_program
+from accelerated.memformer import Memformer
+from accelerated.protocol import detach
+from accelerated.replay import BACKPROP
 from accelerated.settings import DEVICES, OptionParser, autocast, check_choice, choose_device
+from accelerated.timing import Variant, matmul_rate, paired_ratios, peak_memory, time_in_turn
 
 SIZES = {
     ("block_recurrent", "cpu"): BlockRecurrent.Config(
@@ -40,39 +46,17 @@ SIZES = {
         width=1024, layers=18, heads=16, head_width=64, feed_forward=4096, segment=512, memory=512, compressed_memory=512,
         compression_rate=4,
     ),
+    ("memformer", "cpu"): Memformer.Config(
+        width=256, encoder_layers=3, decoder_layers=3, heads=4, head_width=64, feed_forward=1024, segment=64, slots=32,
+    ),
+    ("memformer", "cuda"): Memformer.Config(
+        width=512, encoder_layers=4, decoder_layers=8, heads=8, head_width=64, feed_forward=2048, segment=64, slots=32,
+    ),
 }  # fmt: skip
-SEGMENTS = {"block_recurrent": 1, "compressive": 4}  # in a training step
-
-
-class Variant(NamedTuple):
-    """A training step to time: forward and backward of a batch, and the multiplications and additions it is worth."""
-
-    name: str
-    step: object
-    tokens: int
-    flops: float | None
-
-
-def synchronize(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def seconds(function, device):
-    synchronize(device)
-    begun = time.perf_counter()
-    function()
-    synchronize(device)
-    return time.perf_counter() - begun
-
-
-def matmul_rate(device, dtype, size=2048, repeats=20):
-    """FLOP/s of a square matrix product, the median of repeats after a warm-up."""
-    size = size if device.type == "cpu" else 4 * size
-    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    return 2 * size**3 / statistics.median(seconds(lambda: a @ b, device) for _ in range(repeats))
+SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16}  # in a training step
+BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8}
+HORIZONS = (1, 2, 4, 8, 16, 32)
+TABLES = ("steps", "horizons", "positions")
 
 
 def objective_of(model, segments, state):
@@ -92,23 +76,6 @@ def training_flops(model_class, config, batch, count):
     with FlopCounterMode(display=False) as counter:
         objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward()
     return counter.get_total_flops()
-
-
-def peak_memory(step, device):
-    """Bytes that the allocator held at once beyond what it held before the step."""
-    if device.type == "cuda":
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    held = peak = 0
-    events = (e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]")
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
 
 
 def random_segments(vocabulary, length, batch, count, device):
@@ -186,9 +153,51 @@ def compressive_peer(config, batch, device, dtype):
     return Variant("compressive-transformer-pytorch (peer)", step, batch * config.segment * count, None)
 
 
+def rollout_variant(name, model, method, horizon, batch, device, dtype):
+    """One rollout by a back-propagation method, from a state in mid-document; gradients stay allocated between steps."""
+    config, segments = model.config, []
+    for tokens, targets in random_segments(config.vocabulary, config.segment, batch, horizon, device):
+        never = torch.zeros(batch, dtype=torch.bool, device=device)
+        segments.append(Segment(tokens, targets, torch.ones_like(tokens, dtype=torch.bool), never))
+    state = detach(model.advance(segments[0].tokens, model.initial_state(batch)))
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        with autocast(dtype, device):
+            BACKPROP[method](model, segments, state)
+
+    return Variant(name, step, batch * config.segment * horizon, None)
+
+
+def memformer_peer(config, batch, device, dtype):
+    """memformer's memory_replay_backprop at the same sizes: a loss on the last segment only."""
+    import memformer
+
+    stacks = {
+        f"{stack}_{name}": value
+        for stack in ("enc", "dec")
+        for name, value in (("num_tokens", config.vocabulary), ("heads", config.heads), ("max_seq_len", config.segment))
+    }
+    model = memformer.Memformer(
+        dim=config.width, num_memory_slots=config.slots, mem_update_attn_heads=config.heads, enc_depth=config.encoder_layers,
+        dec_depth=config.decoder_layers, **stacks,
+    ).to(device)  # fmt: skip
+    count = SEGMENTS["memformer"]
+    source = torch.randint(config.vocabulary, (batch, count * config.segment), device=device)
+    target = torch.randint(config.vocabulary, (batch, config.segment + 1), device=device)
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        with autocast(dtype, device):
+            memformer.memory_replay_backprop(model, source, target)
+
+    return Variant("memformer (peer), loss on the last", step, batch * config.segment * count, None)
+
+
 PEERS = {
     "block_recurrent": ("block_recurrent_transformer_pytorch", block_recurrent_peer),
     "compressive": ("compressive_transformer_pytorch", compressive_peer),
+    "memformer": ("memformer", memformer_peer),
 }
 
 
@@ -201,6 +210,10 @@ def variants_of(name, config, batch, device, dtype):
             our_variant(f"block-recurrent {config.layers}L {config.gate}:{config.configuration}", BlockRecurrent, config, *run)
         ]
         variants.append(our_variant(f"slide {slide.layers}L", BlockRecurrent, slide, *run))
+    elif name == "memformer":
+        model = Memformer(config).to(device)
+        title = f"memformer {config.encoder_layers}+{config.decoder_layers}L"
+        variants = [rollout_variant(f"{title} {method}", model, method, *run) for method in ("memory_replay", "through_time")]
     else:
         longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
         variants = [our_variant(f"compressive {config.layers}L {config.compression}", Compressive, config, *run)]
@@ -212,22 +225,11 @@ def variants_of(name, config, batch, device, dtype):
 
 
 def sizes_line(config, batch):
-    letters = {"D": "width", "L": "layers", "H": "heads", "E": "head_width", "F": "feed_forward", "N": "segment"}
-    letters |= {"W": "window", "S": "states", "M": "memory", "C": "compressed_memory", "c": "compression_rate"}
+    letters = {"D": "width", "L": "layers", "L encoder": "encoder_layers", "L decoder": "decoder_layers", "H": "heads"}
+    letters |= {"E": "head_width", "F": "feed_forward", "N": "segment", "W": "window", "S": "states", "S slots": "slots"}
+    letters |= {"M": "memory", "C": "compressed_memory", "c": "compression_rate"}
     sizes = [f"{letter} {getattr(config, field)}" for letter, field in letters.items() if hasattr(config, field)]
     return ", ".join([*sizes, f"B {batch}"])
-
-
-def time_in_turn(variants, repeats, device):
-    """{name: [seconds of each repeat]}, the variants taking turns."""
-    for variant in variants:
-        variant.step()
-        variant.step()
-    times = {variant.name: [] for variant in variants}
-    for _ in range(repeats):
-        for variant in variants:
-            times[variant.name].append(seconds(variant.step, device))
-    return times
 
 
 def report(variants, times, rate, device):
@@ -242,38 +244,119 @@ def report(variants, times, rate, device):
         print(f"{v.name:<44}{median * 1e3:>9.0f}{spread:>14}{v.tokens / median:>10,.0f}{memory:>9.0f}{flops}")
     first = times[variants[0].name]
     for v in variants[1:]:
-        ratios = sorted(a / b for a, b in zip(first, times[v.name], strict=True))
+        ratios = paired_ratios(first, times[v.name])
         print(f"time of {variants[0].name} / {v.name}: {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f}..{ratios[-1]:.3f})")
 
 
-def main(argv):
+def horizon_models(name, config):
+    """{title: (class, config)} to compare the methods on; of Memformer the paper's two models, at this width."""
+    classes = {"block_recurrent": BlockRecurrent, "compressive": Compressive, "memformer": Memformer}
+    if name != "memformer":
+        return {name: (classes[name], config)}
+    return {
+        "encoder-decoder, 4+8 layers": (Memformer, replace(config, encoder_layers=4, decoder_layers=8)),
+        "decoder-only, 12 layers": (Memformer, replace(config, encoder_layers=0, decoder_layers=12)),
+    }
+
+
+def report_horizons(name, config, options, device):
+    """Print time and peak memory of the three methods at every horizon; speed is relative to full BPTT, in pairs."""
+    print("Memformer's Table 3, horizon 4 on a GPU: BPTT 16,177 MB, x1.00; checkpointing 9,885 MB, x0.48; MRBP 7,229 MB, x0.90")
+    for title, (model_class, sizes) in horizon_models(name, config).items():
+        model = model_class(sizes).to(device)
+        state = sum(field.numel() * field.element_size() for field in model.initial_state(options.batch)) / 1e6
+        print(f"{title}: {sizes_line(sizes, options.batch)}; a stored state is {state:.2f} MB")
+        print(f"{'horizon':>7} {'method':<14}{'ms':>8}{'spread':>15}{'speed':>7}{'pairs':>13}{'peak MB':>9}{'of BPTT':>9}")
+        for horizon in HORIZONS:
+            variants = [rollout_variant(m, model, m, horizon, options.batch, device, options.dtype) for m in BACKPROP]
+            times = time_in_turn(variants, options.repeats, device)
+            full = peak_memory(variants[0].step, device)
+            for variant in variants:
+                spent, ratios = sorted(times[variant.name]), paired_ratios(times["through_time"], times[variant.name])
+                peak = peak_memory(variant.step, device)
+                spread = f"{spent[0] * 1e3:.0f}..{spent[-1] * 1e3:.0f}"
+                print(f"{horizon:7d} {variant.name:<14}{statistics.median(spent) * 1e3:8.0f}{spread:>15}"
+                      f"{statistics.median(ratios):7.2f}{f'{ratios[0]:.2f}..{ratios[-1]:.2f}':>13}"
+                      f"{peak / 1e6:9.1f}{peak / full:9.2f}", flush=True)  # fmt: skip
+
+
+def positions_variant(positions, batch, device, dtype):
+    """Forward and backward of one causal self-attention with its projections, at Table 2's sizes, and its parameters."""
+    sizes = {"width": 512, "encoder_layers": 0, "decoder_layers": 1, "heads": 8, "head_width": 64, "positions": positions}
+    model = Memformer(Memformer.Config(**sizes)).to(device)
+    p, x = model.decoder.layers[0].attention, torch.randn(batch, model.config.segment, 512, device=device)
+
+    def step():
+        with autocast(dtype, device):
+            model.self_attention(p, model.decoder, x).sum().backward()
+
+    parameters = sum(value.numel() for name, value in p.named_parameters() if "norm" not in name)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.self_attention(p, model.decoder, x)
+    return Variant(positions, step, batch * model.config.segment, counter.get_total_flops()), parameters
+
+
+def report_positions(options, device):
+    """Print time, FLOPs and parameters of the two relative position encodings, both on their plain paths."""
+    print("Memformer's Table 2: XL RPE 1.27 ms, 68.99 GFLOPs, 1.32M parameters; simplified 0.88 ms, 68.72 GFLOPs, 1.05M")
+    rows = [positions_variant(positions, options.batch, device, options.dtype) for positions in ("transformer_xl", "simplified")]
+    times = time_in_turn([variant for variant, _ in rows], options.repeats, device)
+    print(f"{'positions':<16}{'ms':>8}{'spread':>15}{'forward GFLOPs':>16}{'parameters':>12}")
+    for variant, parameters in rows:
+        spent = sorted(times[variant.name])
+        spread = f"{spent[0] * 1e3:.2f}..{spent[-1] * 1e3:.2f}"
+        print(f"{variant.name:<16}{statistics.median(spent) * 1e3:8.2f}{spread:>15}{variant.flops / 1e9:16.3f}{parameters:12,d}")
+    ratios = paired_ratios(times["simplified"], times["transformer_xl"])
+    print(f"time of simplified / transformer_xl: {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f}..{ratios[-1]:.3f})")
+
+
+def parse_options(argv):
     parser = OptionParser(prog="python -m accelerated.bench", allow_abbrev=False, description=__doc__.partition("\n\n")[2])
     parser.add_argument("--model", default="block_recurrent", help=f"one of {', '.join(PEERS)} (default block_recurrent)")
+    parser.add_argument("--table", default="steps", help=f"one of {', '.join(TABLES)} (default steps)")
     parser.add_argument("--device", default="auto", help="auto takes a GPU where there is one")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (autocast)")
-    parser.add_argument("--batch", type=int, default=4, help="lanes (default 4)")
+    parser.add_argument("--batch", type=int, help="lanes (default 4; 8 of memformer)")
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each variant (default 9)")
     options = parser.parse(argv)
     try:
         check_choice("--model", options.model, tuple(PEERS))
+        check_choice("--table", options.table, TABLES)
         check_choice("--device", options.device, DEVICES)
         check_choice("--dtype", options.dtype, ("float32", "bfloat16"))
     except ValueError as error:
         raise InputError(str(error)) from None
+    if options.batch is None:
+        options.batch = BATCH[options.model]
     if min(options.batch, options.repeats) < 1:
         raise InputError(f"--batch {options.batch} and --repeats {options.repeats} must be at least 1")
-    keep_freed_memory()
-    device = choose_device(options.device)
-    config = SIZES[options.model, device.type]
+    return options
+
+
+def report_steps(config, options, device):
+    """Print the model's training step beside its baseline's and its package's."""
     variants = variants_of(options.model, config, options.batch, device, options.dtype)
     dtype = getattr(torch, options.dtype)
     rate = matmul_rate(device, dtype)
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{hardware}, torch {torch.__version__}, {options.dtype}; matrix products at {rate / 1e9:.0f} GFLOP/s")
-    print(sizes_line(config, options.batch))
+    print(f"matrix products at {rate / 1e9:.0f} GFLOP/s; {sizes_line(config, options.batch)}")
     times = time_in_turn(variants, options.repeats, device)
     rate = statistics.mean([rate, matmul_rate(device, dtype)])  # before and after, since the machine's speed drifts
     report(variants, times, rate, device)
+
+
+def main(argv):
+    options = parse_options(argv)
+    keep_freed_memory()
+    device = choose_device(options.device)
+    config = SIZES[options.model, device.type]
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{hardware}, torch {torch.__version__}, {options.dtype}")
+    if options.table == "horizons":
+        report_horizons(options.model, config, options, device)
+    elif options.table == "positions":
+        report_positions(options, device)
+    else:
+        report_steps(config, options, device)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class Memformer(nn.Module):
         reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
         memory, x = state.memory[:, 0], functional.embedding(reading, self.embedding)
         for p in self.encoder.layers:
-            x = x + self._self_attention(p.attention, self.encoder, x, readable=readable)
+            x = x + self.self_attention(p.attention, self.encoder, x, readable=readable)
             x = x + self._cross_attention(p.read, x, layer_norm(memory, p.read.memory_norm))
             x = x + self._feed_forward(p, x)
         encoded = layer_norm(x, self.encoder.norm)
@@ -193,7 +193,7 @@ class Memformer(nn.Module):
         """Eq. 6: final hidden states (B, N + 1, D) of prompt (B, N + 1)."""
         x = functional.embedding(prompt, self.embedding)
         for p in self.decoder.layers:
-            x = x + self._self_attention(p.attention, self.decoder, x)
+            x = x + self.self_attention(p.attention, self.decoder, x)
             x = x + self._cross_attention(p.cross, x, encoded, readable)
             x = x + self._feed_forward(p, x)
         return layer_norm(x, self.decoder.norm)
@@ -202,7 +202,7 @@ class Memformer(nn.Module):
         """Figure 1b: final hidden states (B, N, D) of tokens (B, N) and the next memory (B, L, S, D)."""
         x, memories = functional.embedding(tokens, self.embedding), []
         for layer, p in enumerate(self.decoder.layers):
-            x = x + self._self_attention(p.attention, self.decoder, x, memory[:, layer])
+            x = x + self.self_attention(p.attention, self.decoder, x, memory[:, layer])
             x = x + self._feed_forward(p, x)
             memories.append(slot_attention(p.writer, self.config.heads, memory[:, layer], x, None))
         return layer_norm(x, self.decoder.norm), torch.stack(memories, 1)
@@ -211,7 +211,7 @@ class Memformer(nn.Module):
         """Key and value (B, H, n, E) of x (B, n, D)."""
         return tuple(project(x, p, name, self.config.heads) for name in ("key", "value"))
 
-    def _self_attention(self, p, stack, x, memory=None, readable=None):
+    def self_attention(self, p, stack, x, memory=None, readable=None):
         """What tokens x (B, N, D) find in each other and, in the decoder-only model, in memory (B, S, D)."""
         normal = layer_norm(x, p.norm)
         query, (key, value) = project(normal, p, "query", self.config.heads), self._key_value(p, normal)

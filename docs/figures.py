@@ -263,6 +263,97 @@ def learning():
     save(figure, "compressive_learning")
 
 
+def memformer_flow():
+    """What the encoder reads and writes and what the decoder predicts, over three segments, and the three tasks."""
+    figure, axes = new_figure(11.2, 5.0)
+    read = ("begin tokens", "segment 1", "segment 2")
+    for t in range(3):
+        x = 4.2 * t
+        box(axes, x, 0, 2.4, 0.6, read[t], TOKEN, size=9)
+        box(axes, x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN, size=9)
+        box(axes, x, 3.0, 2.4, 0.8, f"decoder predicts\nsegment {t + 1}", GATE, size=9)
+        box(axes, x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
+        arrow(axes, (x + 1.2, 0.65), (x + 1.2, 1.25))
+        arrow(axes, (x + 1.2, 2.15), (x + 1.2, 2.95))
+        arrow(axes, (x + 2.45, 1.7), (x + 2.85, 1.7), STATE)
+        label(axes, x + 3.3, 2.35, "slot\nattention", STATE, 8)
+        if t < 2:
+            arrow(axes, (x + 3.75, 1.7), (x + 4.15, 1.7), STATE)
+            arrow(axes, (x + 3.4, 1.25), (x + 7.4, 1.25), STATE, bend=0.22)
+            label(axes, x + 6.7, 0.95, "each slot itself", STATE, 8, ha="left")
+    box(axes, -1.5, 1.3, 0.8, 0.8, "$M_0$", STATE, size=11)
+    label(axes, -1.1, 2.35, "learned", STATE, 8)
+    arrow(axes, (-0.65, 1.7), (-0.05, 1.7), STATE)
+    label(
+        axes,
+        5.4,
+        4.45,
+        "continuation; infilling masks spans of what is read and predicts it whole; recall predicts the one before",
+        INK,
+        10,
+    )
+    axes.set_xlim(-1.8, 12.5)
+    axes.set_ylim(-0.2, 4.8)
+    save(figure, "memformer_flow")
+
+
+def memformer_slots(slots=4, tokens=8):
+    """Which keys each slot sees, as masked S x (S + N) scores and as what is computed, S x (1 + N)."""
+    figure, axes = new_figure(10.6, 3.4)
+    for left, own, title in ((0, slots, "the pattern of Figure 2c: S x (S + N)"), (14.5, 1, "what is computed: S x (1 + N)")):
+        for i, j in np.ndindex(slots, own + tokens):
+            seen = j >= own or own == 1 or i == j
+            x = left + j + (0.5 if j >= own else 0)
+            frame(axes, x, slots - 1 - i, 0.94, 0.94, (STATE if j < own else TOKEN) if seen else HIDDEN)
+        label(axes, left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
+        label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of the segment", TOKEN, 9)
+        label(axes, left + (own + tokens) / 2, -0.7, title, size=10)
+        for i in range(slots):
+            label(axes, left - 0.25, slots - 0.5 - i, f"slot {i + 1}", FAINT, 9, ha="right")
+    axes.set_xlim(-2.2, 24.6)
+    axes.set_ylim(-1.3, slots + 0.9)
+    axes.set_aspect("equal")
+    save(figure, "memformer_slots")
+
+
+def memformer_replay():
+    """Memory replay over three segments, step by step: what is computed, what is kept, where gradients go."""
+    figure, axes = new_figure(11.4, 6.4)
+    rows = [("1  memory path alone,\n    no gradient", None), ("2  segment 3: recompute,\n    one backward call", 2),
+            ("3  segment 2", 1), ("4  segment 1", 0)]  # fmt: skip
+    for row, (name, replayed) in enumerate(rows):
+        y = 5.4 - 1.8 * row
+        label(axes, -0.5, y + 0.3, name, size=9, ha="right")
+        for t in range(4):
+            x = 3.4 * t
+            kept = t < 3 if replayed is None else t <= replayed
+            gradient = replayed is not None and t == replayed + 1
+            if kept or gradient or (replayed == 2 and t == 3):
+                box(axes, x, y, 0.8, 0.6, f"$M_{t}$", STATE if not gradient or t == 3 else FAINT, size=10)
+            if gradient and t < 3:
+                label(axes, x + 0.4, y - 0.28, f"$\\nabla M_{t}$", STATE, 10)
+        if replayed is None:
+            for t in range(2):
+                box(axes, 3.4 * t + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+                arrow(axes, (3.4 * t + 0.85, y + 0.3), (3.4 * t + 1.15, y + 0.3))
+                arrow(axes, (3.4 * t + 2.85, y + 0.3), (3.4 * t + 3.35, y + 0.3))
+            continue
+        x = 3.4 * replayed
+        box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
+        box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, loss {replayed + 1}", GATE, size=8)
+        arrow(axes, (x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
+        arrow(axes, (x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
+        arrow(axes, (x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
+        arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
+        arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
+        label(axes, x + 0.4, y - 0.28, f"$\\nabla M_{replayed}$", STATE, 10)
+    label(axes, 5.2, -0.75, "solid: computed; dashed: gradient. The graph of a segment is gone before the next one is built; "
+          "the orange boxes are all that is kept.", FAINT, 9)  # fmt: skip
+    axes.set_xlim(-3.4, 11.4)
+    axes.set_ylim(-1.0, 6.9)
+    save(figure, "memformer_replay")
+
+
 if __name__ == "__main__":
     mask_tile()
     cell()
@@ -270,3 +361,6 @@ if __name__ == "__main__":
     memories()
     shift()
     learning()
+    memformer_flow()
+    memformer_slots()
+    memformer_replay()

@@ -17,13 +17,13 @@ from test_memformer import WITH_TASKS
 from test_memformer import variant as memformer_variant
 
 from accelerated import replay
-from accelerated.bench import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.corpus import Segment
 from accelerated.memformer import Memformer
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
 from accelerated.tasks import Task
+from accelerated.timing import peak_memory
 
 TOLERANCE = 1e-11  # float64, relative
 EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for name in VARIANTS} | {
