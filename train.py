@@ -172,8 +172,9 @@ def main(argv):
         bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
         tokens_read += training.horizon * training.batch * segment
         rate = tokens_read / (time.perf_counter() - begun)
+        measure = "bits/byte" if settings.tasks.shares[0] == 1 else "bits/byte over all tasks"
         shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
-        bar.set_postfix_str(f"{bits:.3f} bits/byte{shown}, {rate:,.0f} tokens/s", refresh=False)
+        bar.set_postfix_str(f"{bits:.3f} {measure}{shown}, {rate:,.0f} tokens/s", refresh=False)
         if save_due and gathered == 0:  # between updates the gradients would be lost
             save(run, settings, model, optimizer, state, work, step)
             save_due = False

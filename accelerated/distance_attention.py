@@ -19,52 +19,55 @@ def signed_sinusoids(lowest, highest, width):
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
-def attention_weights(scores, by_key, hidden, dropout):
-    """softmax((scores + by_key) / sqrt(E)) where not hidden; by_key (B, H, N, N) belongs to the last N of the K keys."""
+def attention_weights(scores, by_key, mask, dropout):
+    """softmax(scores + by_key) where not masked, dropped out; by_key (B, H, N, N') belongs to the last N' of the K keys.
+
+    Changes scores, which its callers have just made.
+    """
     own = scores[..., scores.shape[-1] - by_key.shape[-1] :]
     own += by_key
-    if hidden is not None:
-        own.masked_fill_(hidden, -math.inf)
+    if mask is not None:
+        own.masked_fill_(mask, -math.inf)
     return functional.dropout(scores.softmax(-1), dropout)
 
 
-def simplified_attention(query, key, value, table, index, hidden=None, dropout=0.0):
+def simplified_attention(query, key, value, table, index, mask=None, dropout=0.0):
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
 
-    query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); hidden,
+    query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); mask,
     True where a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
     """
     positions = functional.embedding(index, table)  # (N, N', E)
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
-    weights = attention_weights(query @ key.transpose(-1, -2), by_key, hidden, dropout)
+    weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)
     own = weights[..., weights.shape[-1] - index.shape[1] :]
     return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
 
 
-def content_attention_plain(query, key, value, hidden=None, dropout=0.0):
-    """softmax(q.k / sqrt(E)) v without positions; hidden broadcasts to (B, H, N, K)."""
+def content_attention_plain(query, key, value, mask=None, dropout=0.0):
+    """softmax(q.k / sqrt(E)) v without positions; mask broadcasts to (B, H, N, K)."""
     scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -math.inf)
+    if mask is not None:
+        scores = scores.masked_fill(mask, -math.inf)
     return functional.dropout(scores.softmax(-1), dropout) @ value
 
 
-def content_attention(query, key, value, hidden=None, dropout=0.0):
+def content_attention(query, key, value, mask=None, dropout=0.0):
     """content_attention_plain by the fastest path there is.
 
     torch's own draws dropout that nothing could be compared with, and leaves rounding for the gradient of a query that has only
     one key, which is exactly zero.
     """
     if dropout or key.shape[2] == 1:
-        return content_attention_plain(query, key, value, hidden, dropout)
-    return functional.scaled_dot_product_attention(query, key, value, None if hidden is None else ~hidden)
+        return content_attention_plain(query, key, value, mask, dropout)
+    return functional.scaled_dot_product_attention(query, key, value, None if mask is None else ~mask)
 
 
-def transformer_xl_attention(query, key, value, distance_key, content_bias, distance_bias, index, hidden=None, dropout=0.0):
+def transformer_xl_attention(query, key, value, distance_key, content_bias, distance_bias, index, mask=None, dropout=0.0):
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), the rest as above."""
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
     by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)
     by_key = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))
-    return attention_weights(content, by_key, hidden, dropout) @ value
+    return attention_weights(content, by_key, mask, dropout) @ value

@@ -81,8 +81,8 @@ def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=No
 def temporal_range(model, documents, tokenizer, lanes, reach):
     """A Score for each number of segments, 0 .. reach - 1, that the state has carried since it was the initial one.
 
-    The state is cleared before every reach-th segment of a document. A document's first `reach` segments are read and not scored:
-    all numbers are then scored on what follows an equally long text.
+    The state, all of it, is cleared before every reach-th segment of a document. A document's first `reach` segments are read and
+    not scored, so that all numbers are of text from the middle of documents; each is of other segments than the others.
     """
     with evaluating(model, tokenizer) as (device, token_bytes):
         state, scores = model.initial_state(lanes), [EMPTY] * reach

@@ -1,6 +1,7 @@
 """Memformer in PyTorch: reference/memformer.py made fast, encoder-decoder and decoder-only.
 
-Same config, parameter names, shapes and initialisation. `advance` is the memory path alone: encoder and writer.
+Same config, parameter names, shapes and initialisation. `advance` is the memory path alone: encoder and writer, or all layers of
+the decoder-only model.
 """
 
 import math
@@ -35,9 +36,9 @@ class State(NamedTuple):
 class Stream(NamedTuple):
     """A segment being read token by token: `step` alone takes it. n of its N tokens have been read."""
 
-    memory: torch.Tensor  # of the coming segment; in the decoder-only model still that of this one
+    memory: torch.Tensor  # of the next State; in the decoder-only model still what this segment reads
     tokens: torch.Tensor  # (B, n)
-    hidden: torch.Tensor  # (B, L, n, D), outputs of the layers, which write the memory of the decoder-only model
+    hidden: torch.Tensor  # (B, L, n, D), outputs of the decoder-only model's layers, which will write its memory
     keys: tuple  # per decoder layer (B, H, S + n or 1 + n, E): of memory or the task's token, and the tokens
     values: tuple
     encoded: tuple  # per decoder layer the key and the value (B, H, N, E) of what the encoder made of the segment before
@@ -84,13 +85,13 @@ class Memformer(nn.Module):
             lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
             stack = getattr(self, name)
             stack.register_buffer("index", distance_index(length, lowest, highest), persistent=False)
-            hidden = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
-            stack.register_buffer("hidden", hidden, persistent=False)
+            mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
+            stack.register_buffer("mask", mask, persistent=False)
             rows = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
             stack.register_buffer("sinusoids", rows, persistent=False)
 
     def describe(self):
-        """One line about how far back the model looks: no further than gradients taught it to (2.5)."""
+        """One line about how far back the model looks: its temporal range has no end (2.5)."""
         c = self.config
         kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
         return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
@@ -218,17 +219,17 @@ class Memformer(nn.Module):
         if memory is not None:
             remembered = self._key_value(p, layer_norm(memory, p.memory_norm))
             key, value = (torch.cat(pair, 2) for pair in zip(remembered, (key, value), strict=True))
-        hidden = stack.hidden if readable is None else ~readable[:, None, None]
-        out = self._attend(p, stack, query, key, value, stack.index, hidden)
+        mask = stack.mask if readable is None else ~readable[:, None, None]
+        out = self._attend(p, stack, query, key, value, stack.index, mask)
         return self._dropout(affine(merge_heads(out), p, "output"))
 
-    def _attend(self, p, stack, query, key, value, index, hidden):
+    def _attend(self, p, stack, query, key, value, index, mask):
         """By the positions that the config names; (B, H, N, E)."""
         if self.config.positions == "simplified":
-            return simplified_attention(query, key, value, p.positions, index, hidden, self._rate())
+            return simplified_attention(query, key, value, p.positions, index, mask, self._rate())
         [distance_key] = split_heads(functional.linear(stack.sinusoids, p.distance_key)[None], self.config.heads, 1)
         biases = (p.content_bias, p.distance_bias)
-        return transformer_xl_attention(query, key, value, distance_key[0], *biases, index, hidden, self._rate())
+        return transformer_xl_attention(query, key, value, distance_key[0], *biases, index, mask, self._rate())
 
     def _cross_attention(self, p, x, source, readable=None):
         """What x (B, N, D) finds in source (B, K, D), by content alone (Figure 2b)."""
@@ -236,8 +237,8 @@ class Memformer(nn.Module):
 
     def _cross(self, p, x, key, value, readable=None):
         query = project(layer_norm(x, p.norm), p, "query", self.config.heads)
-        hidden = None if readable is None else ~readable[:, None, None]
-        out = content_attention(query, key, value, hidden, self._rate())
+        mask = None if readable is None else ~readable[:, None, None]
+        out = content_attention(query, key, value, mask, self._rate())
         return self._dropout(affine(merge_heads(out), p, "output"))
 
     def _feed_forward(self, p, x):
@@ -255,8 +256,10 @@ class Memformer(nn.Module):
             hidden.append(x)
             keys.append(key)
             values.append(value)
-        hidden = torch.cat([stream.hidden, torch.stack(hidden, 1)], 2)
-        return layer_norm(x, self.decoder.norm), stream._replace(hidden=hidden, keys=tuple(keys), values=tuple(values))
+        stream = stream._replace(keys=tuple(keys), values=tuple(values))
+        if self.config.encoder_layers == 0:
+            stream = stream._replace(hidden=torch.cat([stream.hidden, torch.stack(hidden, 1)], 2))
+        return layer_norm(x, self.decoder.norm), stream
 
     def _step_attention(self, p, x, keys, values):
         """One token x (B, 1, D): what it finds, and keys and values with its own."""

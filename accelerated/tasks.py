@@ -21,7 +21,7 @@ class TaskConfig:
 
     Fields:
         infilling: share of lanes, drawn for every rollout, that fill in masked spans
-        recall: share of lanes that recall the segment before the one being read; the rest continues the text
+        recall: share of lanes that recall the segment before the one being read (not --data recall); the rest continues
         masked: fraction of a segment's tokens that infilling masks
         span: mean length of a masked span in tokens, Poisson distributed
     """
@@ -41,8 +41,8 @@ class TaskConfig:
             raise ValueError(
                 f"masked is {self.masked}; it must lie between 0, which masks nothing, and 1, which masks everything"
             )
-        if not (self.span > 0 and math.isfinite(self.span)):
-            raise ValueError(f"span is {self.span}; it must be positive, or no span would mask anything")
+        if not 0.1 <= self.span < math.inf:
+            raise ValueError(f"span is {self.span}; it must be at least 0.1, or hardly a span would mask anything")
 
     @property
     def shares(self):
@@ -84,9 +84,9 @@ def mask_spans(text, mask, config, rng):
     """text (n,) with spans of tokens replaced by one `mask` each; where they stand is uniform over all ways to place them."""
     lengths = span_lengths(config.budget(len(text)), config.span, rng)
     items = len(text) - config.budget(len(text)) + len(lengths)
-    masked, width = np.zeros(items, bool), np.ones(items, int)
-    masked[rng.permutation(items)[: len(lengths)]] = True
-    width[masked] = lengths  # tokens of the text that each item stands for
+    masked, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
+    places = rng.permutation(items)[: len(lengths)]
+    masked[places], width[places] = True, lengths
     first = np.minimum(np.cumsum(width) - width, len(text) - 1)
     return np.where(masked, mask, text[first])
 
@@ -134,8 +134,10 @@ class MultiTask:
 
     def position(self):
         """Where every lane stands, for a checkpoint."""
-        history = {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}
-        return self.lanes.position() | {"rollouts": self.rollouts, "history": history}
+        position = self.lanes.position() | {"rollouts": self.rollouts}
+        if self.config.shares[0] == 1:
+            return position
+        return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
     def seek(self, position):
         """Go on from a position() of lanes over the same documents."""

@@ -2,7 +2,7 @@
 
 A document is read segment by segment. An encoder reads a segment together with S memory slots, and writes the slots anew:
 each slot attends to itself and to what the encoder made of the segment, never to another slot. A decoder predicts the next
-segment from what the encoder made of the last one. The slots are all that is carried on, so gradients must flow through many of
+segment from what the encoder made of the last one. The slots are all that carries gradient, which must flow through many of
 their updates; Memory Replay Back-Propagation does that at the memory of one segment: it stores the slots alone, and computes
 each segment again on the way back.
 `forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
@@ -12,7 +12,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens              s_{t+1}         (B, N)
     segment            N, tokens in a segment                            L
     slots              S, memory slots
-    state.memory       the slots; of every layer in the decoder-only     M_t             (B, 1 or L, S, D)
+    state.memory       the slots; of every layer in the decoder-only     M_{t-1}         (B, 1 or L, S, D)
     state.previous     the segment before, which the encoder reads       s_t             (B, N)
     reading            what the encoder reads, masked when infilling     s_t             (B, N)
     readable           where reading is no padding                                       (B, N) bool
@@ -32,7 +32,8 @@ Departures and decisions (the paper decides; its authors' released code is a lat
         query, key and value have none, as there, and R is the sinusoid of the signed distance. A key's bias adds the same to all
         scores of a query, which softmax does not notice: it stands because Eq. 2 has it, and its gradient is exactly zero, not
         the rounding that a sum would leave and Adam would enlarge.
-     3. Pre-norm, with a final norm on encoder and decoder. The paper does not say. The memory is normed before its projections.
+     3. Pre-norm, with a final norm on encoder and decoder. The paper does not say. The memory is normed before its projections,
+        and so is what the writer reads, in the encoder-decoder a second time: one writer serves both models.
      4. Encoder layer: self-attention, memory cross-attention, feed-forward (ReLU), each with its residual (Figure 2a).
      5. The decoder that predicts s_{t+1} reads the encoding of s_t, into which the encoder has read M_{t-1}. So the state is
         (memory, previous tokens), and a document's first segment is predicted from a segment of begin tokens.
@@ -46,19 +47,21 @@ Departures and decisions (the paper decides; its authors' released code is a lat
      9. retention: a learned bias per head on a slot's score of itself, like a forget gate's bias in an LSTM. At 0, where the
         paper's presets start it, an untrained slot keeps about 1/(N + 1) of itself in a segment and forgets at once.
     10. Embedding, for encoder, decoder and output, is one matrix, N(0, 1), logits divided by sqrt(D). Its last five rows are the
-        special tokens, which are never predicted.
+        special tokens, which are never predicted; the decoder-only model has none.
     11. Infilling (2.3): spans of Poisson(3.5) tokens, 30% of a segment together, each replaced by one mask token; a span of none
         inserts one. The shortened text is padded, and padding is seen by nobody. The decoder predicts the whole segment (BART).
+        The memory is written from the masked text, as the encoder has no other.
     12. Recall is of the segment before the one that the encoder reads. A document's first two segments have none, and its first
-        has nothing to fill in: continuation takes their place.
+        has nothing to fill in: continuation takes their place, so that the shares of the other two are a little below those
+        drawn. Every token that a task asks for counts alike.
     13. Decoder-only (Figure 1b; the model of Table 3): each layer attends to [its memory | the tokens so far] through one set of
         projections, memory without positions, and writes its memory from its own output. It continues texts and nothing else.
     14. Algorithm 1 with K segments 0 .. K - 1 (the paper's loop runs over T + 1). M_K, free from the first recomputation, goes on
         to the next rollout (the paper saves M_T, the memory before the last write). Losses are summed and divided once by the
         rollout's scored tokens. The gradient of the memory that a rollout begins with is returned.
-    15. Dropout, on attention matrices and before each residual sum, acts only when `forward` is given a random generator. A
-        replayed segment must draw the same numbers as in the first pass: each segment has a generator of its own. Encoder and
-        writer draw before the decoder, so that the memory path alone draws the same.
+    15. Dropout, on the matrices of self- and cross-attention and before each residual sum, not on what memory is written with,
+        acts only when `forward` is given a random generator. A replayed segment must draw the same numbers as in the first
+        pass, so each has a generator of its own, and the encoder draws before the decoder: the memory path alone agrees.
 """
 
 import math
@@ -69,7 +72,7 @@ import numpy as np
 
 NORM_EPSILON = 1e-6  # under the square root of layer_norm
 TASKS = ("continuation", "infilling", "recall")  # section 2.3
-POSITION_DEVIATION = 0.02  # of the simplified positions at the start
+POSITION_DEVIATION = 0.5  # of the simplified positions at the start
 SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ...
 POSITIONS = ("simplified", "transformer_xl")  # Eqs. 2-4, Eq. 1
 
@@ -776,10 +779,10 @@ def mask_spans(text, mask, fraction, span, rng):
         if length or len(lengths) < sum(lengths):
             lengths.append(length)
     items = len(text) - budget + len(lengths)
-    masks, out, at = set(rng.permutation(items)[: len(lengths)].tolist()), [], 0
+    spans, out, at = dict(zip(rng.permutation(items).tolist(), lengths, strict=False)), [], 0  # {place among the items: length}
     for item in range(items):
-        out.append(mask if item in masks else text[at])
-        at += lengths.pop(0) if item in masks else 1
+        out.append(mask if item in spans else text[at])
+        at += spans.get(item, 1)
     return np.array(out)
 
 
@@ -793,6 +796,13 @@ def predicting_rows(task):
     return (task.kind == TASKS.index("continuation"))[:, None] + np.arange(task.prompt.shape[1])
 
 
+def check_segment(config, tokens, task):
+    if tokens.shape[1] != config.segment:
+        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
+    if task is not None and config.encoder_layers == 0:
+        raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
+
+
 def forward(params, config, tokens, state, rng=None, task=None):
     """Read one segment.
 
@@ -801,11 +811,8 @@ def forward(params, config, tokens, state, rng=None, task=None):
     token i of the task's prompt. Returns logits, the next state, and the cache for `backward`. Raises ValueError if N is not
     config.segment, or if the decoder-only model is given a task.
     """
-    if tokens.shape[1] != config.segment:
-        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
+    check_segment(config, tokens, task)
     if config.encoder_layers == 0:
-        if task is not None:
-            raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
         hidden, memory, stack_cache = decoder_only_forward(params, config, tokens, state.memory, rng)
         rows, previous = None, state.previous
     else:
@@ -847,7 +854,8 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
 
 def advance(params, config, tokens, state, rng=None, task=None):
-    """The state after a segment by the memory path alone: encoder and writer, no decoder, no logits."""
+    """The state after a segment by the memory path alone: encoder and writer, or all layers of the decoder-only model."""
+    check_segment(config, tokens, task)
     if config.encoder_layers == 0:
         return State(decoder_only_forward(params, config, tokens, state.memory, rng)[1], state.previous)
     reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)

@@ -18,7 +18,7 @@ import accelerated.memformer as fast
 from accelerated import replay
 from accelerated.corpus import Segment
 from accelerated.memformer import Memformer
-from accelerated.tasks import Task
+from accelerated.tasks import Task, TaskConfig, mask_spans
 from reference import memformer as ref
 
 LADDER_TOLERANCE = 1e-9  # float64, relative; the worst measured is 3e-14
@@ -658,12 +658,122 @@ def test_the_decoder_only_model_refuses_tasks():
     task = random_task(config, np.random.default_rng(0), [0])
     with pytest.raises(ValueError, match="no tasks but continuation"):
         ref.forward(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
+    with pytest.raises(ValueError, match="no tasks but continuation"):
+        ref.advance(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
     for read in (model, model.advance):
         with pytest.raises(ValueError, match="no tasks but continuation"):
             read(torch.zeros(1, 6, dtype=torch.long), model.initial_state(1), to_torch(task))
 
 
+def test_the_references_tasks_are_the_lanes_tasks():
+    """What infilling and recall of the reference ask for, field by field, and that they agree with MultiTask's."""
+    rng = np.random.default_rng(0)
+    previous, earlier = rng.integers(11, size=(2, 3, 6))
+    filled_in, recalled = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1)), ref.recall(previous, earlier)
+    again = np.random.default_rng(1)
+    for lane in range(3):
+        text = mask_spans(previous[lane], 12, TaskConfig(masked=0.5, span=2.0), again).tolist()
+        assert filled_in.reading[lane][filled_in.readable[lane]].tolist() == text
+        assert filled_in.readable[lane].tolist() == [place < len(text) for place in range(6)]
+    assert (filled_in.kind == 1).all() and (filled_in.prompt == previous).all()
+    assert (recalled.kind == 2).all() and (recalled.prompt == earlier).all()
+    assert (recalled.reading == previous).all() and recalled.readable.all()
+    document = rng.integers(11, size=(2, 37))
+    segments = ref.rollout_of(SMALL, document, rng)
+    asked = [document[:, 1:7], document[:, 0:6], document[:, 0:6], document[:, 19:25], document[:, 18:24], document[:, 18:24]]
+    assert all((segment.targets == targets).all() for segment, targets in zip(segments, asked, strict=True))
+    assert [segment.starts.all() for segment in segments] == [True] + [False] * 5
+
+
+# The layers, written out independently of the reference's sublayers
+
+
+def oracle_norm(p, name, x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p[f"{name}.scale"] + p[f"{name}.bias"]
+
+
+def oracle_attention(p, prefix, x, keyed, distances=None, causal=False):
+    """Output of heads of 3, one query and head at a time; keyed (K, D), the last len(x) of which have positions if distances."""
+    before, out = len(keyed) - len(x) if distances is not None else 0, np.zeros((len(x), 6))
+    query, key, value = (rows @ p[f"{prefix}{n}"].T + p[f"{prefix}{n}_bias"]
+                         for n, rows in (("query", x), ("key", keyed), ("value", keyed)))  # fmt: skip
+    for i, h in np.ndindex(len(x), 2):
+        cut = slice(3 * h, 3 * h + 3)
+        seen = [j for j in range(len(keyed)) if not causal or j - before <= i]
+        r = [np.zeros(3) if distances is None or j < before
+             else p[f"{prefix}positions"][np.clip(i - (j - before), *distances) - distances[0]] for j in seen]  # fmt: skip
+        weights = brute_force_softmax([query[i, cut] @ (key[j, cut] + r[n]) / math.sqrt(3) for n, j in enumerate(seen)])
+        out[i, cut] = sum(w * (value[j, cut] + r[n]) for n, (w, j) in enumerate(zip(weights, seen, strict=True)))
+    return out @ p[f"{prefix}output"].T + p[f"{prefix}output_bias"]
+
+
+def oracle_mlp(p, x):
+    hidden = np.maximum(oracle_norm(p, "mlp_norm", x) @ p["mlp_hidden"].T + p["mlp_hidden_bias"], 0)
+    return hidden @ p["mlp_output"].T + p["mlp_output_bias"]
+
+
+def test_layers_are_figures_1_and_2():
+    """Order, norms and residuals of an encoder layer (2a), a decoder layer and a layer with memory (1b)."""
+    rng = np.random.default_rng(0)
+    for name, distances in (("encoder-decoder", (-5, 5)), ("decoder-only", (0, 5))):
+        params = random_params(variant(name), rng)
+        x, memory, source = (rng.standard_normal((rows, 10)) for rows in (6, 4, 6))
+        if name == "encoder-decoder":
+            p = ref.subtree(params, "encoder.layers.1.")
+            normal = oracle_norm(p, "attention.norm", x)
+            y = x + oracle_attention(p, "attention.", normal, normal, distances)
+            y = y + oracle_attention(p, "read.", oracle_norm(p, "read.norm", y), oracle_norm(p, "read.memory_norm", memory))
+            expected = {"encoder layer": y + oracle_mlp(p, y)}
+            actual = {"encoder layer": ref.encoder_layer_forward(p, SMALL, x[None], memory[None], None, None)[0][0]}
+            p = ref.subtree(params, "decoder.layers.2.")
+            normal = oracle_norm(p, "attention.norm", x)
+            y = x + oracle_attention(p, "attention.", normal, normal, (0, 6), causal=True)
+            y = y + oracle_attention(p, "cross.", oracle_norm(p, "cross.norm", y), source)
+            expected["decoder layer"] = y + oracle_mlp(p, y)
+            actual["decoder layer"] = ref.decoder_layer_forward(p, SMALL, x[None], source[None], None, None)[0][0]
+        else:
+            p, config = ref.subtree(params, "decoder.layers.1."), variant(name)
+            normal = oracle_norm(p, "attention.norm", x)
+            keyed = np.concatenate([oracle_norm(p, "attention.memory_norm", memory), normal])
+            y = x + oracle_attention(p, "attention.", normal, keyed, distances, causal=True)
+            y = y + oracle_mlp(p, y)
+            written, _ = ref.slot_attention_forward(ref.subtree(p, "writer."), config, memory[None], y[None], None)
+            out, new, _ = ref.memory_layer_forward(p, config, x[None], memory[None], None)
+            expected, actual = {"memory layer": y, "memory": written}, {"memory layer": out[0], "memory": new}
+        assert_agree(expected, actual, 1e-10, name)
+
+
+def test_stacks_end_in_a_norm():
+    config, rng = SMALL, np.random.default_rng(0)
+    params = random_params(config, rng)
+    memory, tokens = rng.standard_normal((2, 4, 10)), rng.integers(11, size=(2, 6))
+    x = params["embedding"][tokens]
+    for layer in range(2):
+        x, _ = ref.encoder_layer_forward(ref.subtree(params, f"encoder.layers.{layer}."), config, x, memory, None, None)
+    encoded, _, _ = ref.encoder_forward(params, config, tokens, memory, None, None)
+    y = params["embedding"][tokens]
+    for layer in range(3):
+        y, _ = ref.decoder_layer_forward(ref.subtree(params, f"decoder.layers.{layer}."), config, y, encoded, None, None)
+    hidden, _ = ref.decoder_forward(params, config, tokens, encoded, None, None)
+    expected = {"encoded": oracle_norm(params, "encoder.norm", x), "hidden": oracle_norm(params, "decoder.norm", y)}
+    assert_agree(expected, {"encoded": encoded, "hidden": hidden}, 1e-10)
+
+
 # Memory replay in NumPy
+
+
+def test_every_segment_has_random_numbers_of_its_own():
+    draws = [ref.segment_rng(seed, t).random() for seed, t in ((1, 0), (1, 1), (2, 0), (1, 0))]
+    assert draws[0] == draws[3] and len(set(draws)) == 3 and ref.segment_rng(None, 0) is None
+
+
+def test_a_numpy_rollout_without_scored_tokens_has_zero_loss():
+    rng = np.random.default_rng(0)
+    params, state = random_params(SMALL, rng), random_state(SMALL, rng, 3)
+    segments = [segment._replace(scored=np.zeros((3, 6), bool)) for segment in numpy_segments(SMALL, rng, 2)]
+    for method in (ref.through_time, ref.memory_replay):
+        loss, grads, _, _ = method(params, SMALL, segments, state)
+        assert loss == 0 and not any(grad.any() for grad in grads.values())
 
 
 def numpy_segments(config, rng, horizon, lanes=3):
@@ -831,7 +941,7 @@ def test_initialisation():
         assert np.abs(weight).max() < 2.3 * fan_in**-0.5, "not truncated"
     assert params["encoder.layers.0.attention.positions"].shape == (101, 60)
     assert params["decoder.layers.0.attention.positions"].shape == (51, 60)
-    assert params["decoder.layers.0.attention.positions"].std() == pytest.approx(ref.POSITION_DEVIATION, rel=0.1)
+    assert params["decoder.layers.0.attention.positions"].std() == pytest.approx(0.5, rel=0.1)
     assert params["embedding"].std() == pytest.approx(1, rel=0.05)
     assert params["initial_memory"].std() == pytest.approx(1, rel=0.05)
     assert not params["writer.value_bias"].any() and (params["encoder.norm.scale"] == 1).all()
@@ -912,3 +1022,27 @@ def test_float32_stays_float32(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_gpu_gives_what_the_cpu_gives(name):
     check_gpu(Memformer, variant(name), TOLERANCE["cuda", torch.float32], name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_gpu_does_tasks_and_replay_as_the_cpu_does(dropout):
+    """Padding, every kind of task, and memory replay against full BPTT on the GPU, with dropout."""
+    torch.set_default_dtype(torch.float32)
+    config = dataclasses.replace(SMALL, dropout=dropout)
+    rng, rows = np.random.default_rng(0), {}
+    state, parts = random_state(config, rng, 3), numpy_segments(config, rng, 4)
+    state = state._replace(memory=state.memory.astype(np.float32))
+    for device, method in (("cpu", "memory_replay"), ("cuda", "memory_replay"), ("cuda", "through_time")):
+        model = Memformer(config, seed=9).to(device).train()
+        segments = [
+            Segment(*(torch.tensor(field) for field in s[:4]), None if s.task is None else to_torch(s.task)).to(device)
+            for s in parts
+        ]
+        torch.manual_seed(3)
+        loss, after = replay.BACKPROP[method](model, segments, fast.State(*(field.to(device) for field in to_torch(state))))
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        rows[device, method] = {"loss": loss[None]} | grads | named("state", after)
+    assert_agree(rows["cuda", "through_time"], rows["cuda", "memory_replay"], TOLERANCE["cuda", torch.float32], "methods")
+    if dropout == 0:
+        assert_agree(rows["cpu", "memory_replay"], rows["cuda", "memory_replay"], TOLERANCE["cuda", torch.float32], "devices")

@@ -39,11 +39,18 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     out = mask_spans(text, MASK, config, np.random.default_rng(seed)).tolist()
     assert sum(lengths) == config.budget(n) == round(masked * n) and min(lengths, default=0) >= 0
     assert len(out) == n - config.budget(n) + len(lengths) <= n and out.count(MASK) == len(lengths)
-    left, at = list(lengths), 0
-    for item in out:
-        at = at + left.pop(0) if item == MASK else at + 1
-        assert item == MASK or item == 1000 + at - 1
-    assert at == n and not left
+    gaps, at, masks = [], 0, 0  # tokens missing at each run of masks
+    for item in [*out, 1000 + n]:
+        if item == MASK:
+            masks += 1
+            continue
+        missing = item - 1000 - at
+        assert missing >= 0 and (masks or not missing), "tokens go only where a mask stands"
+        gaps += [missing] if masks else []
+        at, masks = item - 999, 0
+    assert sum(gaps) == sum(lengths)
+    if len(gaps) == len(lengths):  # no two masks side by side
+        assert sorted(gaps) == sorted(lengths)
 
 
 def test_span_lengths_are_poisson():
@@ -121,6 +128,34 @@ def test_shares_are_as_configured():
     assert ALL.shares == pytest.approx((0.3, 0.4, 0.3)) and TaskConfig(infilling=0.3, recall=0.7).shares[0] == 0
 
 
+@pytest.mark.parametrize("kind", [1, 2])
+def test_a_task_begins_as_soon_as_the_document_has_what_it_asks_for(kind):
+    _, rollouts = dealt(TaskConfig(**{tasks.TASKS[kind]: 1.0}), [70, 33, 120], 6)
+    age = np.zeros(3, int)
+    for segment in (segment for rollout in rollouts for segment in rollout):
+        age = np.where(segment.starts, 0, age + 1)
+        assert segment.task.kind.tolist() == [kind if read >= kind else 0 for read in age]
+
+
+def test_span_lengths_do_not_depend_on_where_they_stand():
+    """The last span is cut to the budget; it may stand anywhere."""
+    config, sums, counts = TaskConfig(masked=0.3, span=3.5), np.zeros(2), np.zeros(2)
+    text = np.arange(64)
+    for seed in range(3000):
+        out = mask_spans(text, 100, config, np.random.default_rng(seed)).tolist()
+        places = [i for i, item in enumerate(out) if item == 100]
+        if len(places) < 3:
+            continue
+        bounds = [-1, *[item for item in out if item != 100], 64]
+        kept_before = [sum(item != 100 for item in out[:place]) for place in places]
+        gaps = [bounds[k + 1] - bounds[k] - 1 for k in kept_before]
+        for side, at in enumerate((0, -1)):
+            if kept_before.count(kept_before[at]) == 1:  # two masks side by side share a gap
+                sums[side], counts[side] = sums[side] + gaps[at], counts[side] + 1
+    first, last = sums / counts
+    assert first == pytest.approx(last, rel=0.05)
+
+
 def test_going_on_from_a_position_gives_the_same_rollouts():
     whole, rollouts = dealt(ALL, [70, 33, 120], 6)
     cut, first = dealt(ALL, [70, 33, 120], 3)
@@ -151,6 +186,7 @@ def test_segments_move_with_their_task():
         ({"masked": 0.0}, "masked is 0.0.*masks nothing"),
         ({"masked": 1.0}, "masked is 1.0"),
         ({"span": 0.0}, "span is 0.0"),
+        ({"span": 1e-9}, "span is 1e-09; it must be at least 0.1"),
         ({"span": float("nan")}, "span is nan"),
     ],
 )
