@@ -114,8 +114,8 @@ class Memformer(nn.Module):
         """
         self._check(tokens, task)
         if self.config.encoder_layers == 0:
-            hidden, memory = self._decode_only(tokens, state.memory)
-            return Output(self._logits(hidden), State(memory, state.previous), {})
+            x, memory = self._decode_only(tokens, state.memory)
+            return Output(self._logits(layer_norm(x, self.decoder.norm)), State(memory, state.previous), {})
         encoded, memory, readable = self._encode(state, task)
         kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
         first = tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind  # the task's token
@@ -200,13 +200,13 @@ class Memformer(nn.Module):
         return layer_norm(x, self.decoder.norm)
 
     def _decode_only(self, tokens, memory):
-        """Figure 1b: final hidden states (B, N, D) of tokens (B, N) and the next memory (B, L, S, D)."""
+        """Figure 1b: the last layer's output (B, N, D) for tokens (B, N), and the next memory (B, L, S, D)."""
         x, memories = functional.embedding(tokens, self.embedding), []
         for layer, p in enumerate(self.decoder.layers):
             x = x + self.self_attention(p.attention, self.decoder, x, memory[:, layer])
             x = x + self._feed_forward(p, x)
             memories.append(slot_attention(p.writer, self.config.heads, memory[:, layer], x, None))
-        return layer_norm(x, self.decoder.norm), torch.stack(memories, 1)
+        return x, torch.stack(memories, 1)
 
     def _key_value(self, p, x):
         """Key and value (B, H, n, E) of x (B, n, D)."""

@@ -117,10 +117,10 @@ PRESETS = {
     "memformer": {
         "tiny": {
             "model": {
-                "width": 128, "encoder_layers": 2, "decoder_layers": 2, "segment": 64, "slots": 16, "retention": 4.0,
+                "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,
             },
             "training": {
-                "steps": 400, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 3e-3, "warmup": 40,
+                "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3, "warmup": 40,
                 "validation_segments": 160,
             },
         },

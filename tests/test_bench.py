@@ -1,0 +1,68 @@
+"""The bench prints its tables, at sizes that take no time."""
+
+import re
+
+import pytest
+import torch
+
+from accelerated import bench, timing
+from accelerated.errors import InputError
+from accelerated.memformer import Memformer
+
+TINY = Memformer.Config(width=8, encoder_layers=1, decoder_layers=1, heads=2, head_width=4, feed_forward=8, segment=4, slots=2)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setitem(bench.SIZES, ("memformer", "cpu"), TINY)
+    monkeypatch.setattr(bench, "HORIZONS", (1, 3))
+    monkeypatch.setattr(bench, "PEERS", {"memformer": ("no such package", None)})
+
+
+def run(*argv):
+    bench.main(["--model", "memformer", "--device", "cpu", "--batch", "2", "--repeats", "1", *argv])
+
+
+def test_horizons(capsys):
+    run("--table", "horizons")
+    rows = re.findall(r"^ +(\d+) (\w+) +\d+ ", capsys.readouterr().out, re.M)
+    methods = ["through_time", "checkpointed", "memory_replay"]
+    assert rows == [(horizon, method) for _ in range(2) for horizon in "13" for method in methods]
+
+
+def test_positions(capsys):
+    run("--table", "positions")
+    printed = capsys.readouterr().out
+    parameters = {name: int(count.replace(",", "")) for name, count in re.findall(r"^(\w+) .* ([\d,]+)$", printed, re.M)}
+    assert parameters["transformer_xl"] > 1.3e6 and parameters["simplified"] < 1.06e6
+    assert "time of simplified / transformer_xl" in printed
+
+
+def test_steps(capsys):
+    run()
+    printed = capsys.readouterr().out
+    assert "memformer 1+1L memory_replay" in printed and "/ memformer 1+1L through_time" in printed
+    assert "L encoder 1, L decoder 1" in printed and "S slots 2" in printed
+
+
+@pytest.mark.parametrize("argv,words", [(["--table", "step"], "nearest: steps"), (["--repeats", "0"], "must be at least 1")])
+def test_what_cannot_work_is_refused(argv, words):
+    with pytest.raises(InputError, match=words):
+        run(*argv)
+
+
+def test_peak_memory_counts_what_is_held_at_once():
+    def step(keep):
+        held = [torch.zeros(250_000) for _ in range(3 if keep else 1)]  # 1 MB each
+        for _ in range(4):
+            torch.zeros(250_000)
+        return held
+
+    device = torch.device("cpu")
+    one, three = (timing.peak_memory(lambda keep=keep: step(keep), device) for keep in (False, True))
+    assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
+
+
+def test_pairs_are_of_steps_that_took_turns():
+    assert timing.paired_ratios([1.0, 4.0, 9.0], [2.0, 2.0, 3.0]) == [0.5, 2.0, 3.0]
