@@ -153,6 +153,13 @@ def compressive_peer(config, batch, device, dtype):
     return Variant("compressive-transformer-pytorch (peer)", step, batch * config.segment * count, None)
 
 
+def counted_flops(step):
+    """FLOPs of the matrix products that a step takes."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
 def rollout_variant(name, model, method, horizon, batch, device, dtype):
     """One rollout by a back-propagation method, from a state in mid-document; gradients stay allocated between steps."""
     config, segments = model.config, []
@@ -166,7 +173,7 @@ def rollout_variant(name, model, method, horizon, batch, device, dtype):
         with autocast(dtype, device):
             BACKPROP[method](model, segments, state)
 
-    return Variant(name, step, batch * config.segment * horizon, None)
+    return Variant(name, step, batch * config.segment * horizon, counted_flops(step))
 
 
 def memformer_peer(config, batch, device, dtype):
@@ -191,7 +198,7 @@ def memformer_peer(config, batch, device, dtype):
         with autocast(dtype, device):
             memformer.memory_replay_backprop(model, source, target)
 
-    return Variant("memformer (peer), loss on the last", step, batch * config.segment * count, None)
+    return Variant("memformer (peer), loss on the last", step, batch * config.segment * count, counted_flops(step))
 
 
 PEERS = {
@@ -291,9 +298,9 @@ def positions_variant(positions, batch, device, dtype):
             model.self_attention(p, model.decoder, x).sum().backward()
 
     parameters = sum(value.numel() for name, value in p.named_parameters() if "norm" not in name)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model.self_attention(p, model.decoder, x)
-    return Variant(positions, step, batch * model.config.segment, counter.get_total_flops()), parameters
+    with torch.no_grad():
+        flops = counted_flops(lambda: model.self_attention(p, model.decoder, x))
+    return Variant(positions, step, batch * model.config.segment, flops), parameters
 
 
 def report_positions(options, device):

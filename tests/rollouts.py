@@ -104,6 +104,17 @@ def five_steps(ref, params, model, config, segments, state, to_torch, tolerance)
     assert_agree(params, dict(model.state_dict()), tolerance, "weights after five steps")
 
 
+def dropout_from(rng):
+    """Stands in for torch's dropout with a reference's random numbers, so that both sides drop the same."""
+
+    def dropout(x, rate, training=True):
+        if not training or rate == 0:
+            return x
+        return x * torch.tensor((rng.random(tuple(x.shape)) >= rate) / (1 - rate))
+
+    return dropout
+
+
 def check_length_refused(ref, model_class, config, length, words):
     """A segment of that many tokens is refused with these words, on both sides."""
     params, model = ref.init_params(config, np.random.default_rng(0)), model_class(config)

@@ -11,7 +11,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, filled
+from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, dropout_from, filled
 from tolerances import TOLERANCE
 
 import accelerated.compressive as fast
@@ -265,14 +265,9 @@ def test_accelerated_equals_reference(name, monkeypatch):
 def test_dropout_acts_where_the_reference_has_it(monkeypatch, name):
     """With the reference's random numbers in place of torch's, training mode gives the reference's logits, state and losses."""
     config = dataclasses.replace(variant(name), dropout=0.3)
-    model, rng = Compressive(config, seed=9).train(), np.random.default_rng(7)
+    model = Compressive(config, seed=9).train()
 
-    def reference_dropout(x, rate, training=True):
-        if not training or rate == 0:
-            return x
-        return x * torch.tensor((rng.random(tuple(x.shape)) >= rate) / (1 - rate))
-
-    monkeypatch.setattr(torch.nn.functional, "dropout", reference_dropout)
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
     tokens, state = np.random.default_rng(1).integers(11, size=(2, 8)), random_state(config, np.random.default_rng(2), 2)
     params = ref.init_params(config, np.random.default_rng(9))
     expected, after, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))

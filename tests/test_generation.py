@@ -13,27 +13,27 @@ from accelerated.generation import continue_text, pick, prompt_from, read_prompt
 from accelerated.memformer import Memformer
 from accelerated.tokenizer import ByteTokenizer
 
+WHOLE_SEGMENTS = {
+    f"{kind.__name__} {name}": (kind, config_of(name))
+    for kind, config_of, names in (
+        (Compressive, variant, ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
+        (Memformer, memformer_variant, ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
+    )
+    for name in names
+}
 
-@pytest.mark.parametrize("name", ["conv-attention_reconstruction", "most_used-none", "transformer-xl"])
-@pytest.mark.parametrize("length", [1, 5, 8, 9, 16, 30])
-def test_a_compressive_prompt_of_any_length_gives_the_logits_of_reading_it(name, length):
-    model = Compressive(variant(name)).eval()
+
+@pytest.mark.parametrize("name", WHOLE_SEGMENTS)
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 16, 30])
+def test_a_prompt_of_any_length_gives_the_logits_of_reading_whole_segments(name, length):
+    """Of models whose forward takes whole segments alone: the prompt is padded to some for comparison."""
+    model_class, config = WHOLE_SEGMENTS[name]
+    model, n = model_class(config).eval(), config.segment
     prompt, state = torch.randint(11, (2, length)), model.initial_state(2)
     logits, _ = read_prompt(model, prompt)
-    for segment in torch.nn.functional.pad(prompt, (0, -length % 8)).split(8, 1):
+    for segment in torch.nn.functional.pad(prompt, (0, -length % n)).split(n, 1):
         whole, state, _ = model(segment, state)
-    assert torch.allclose(logits, whole[:, (length - 1) % 8], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["encoder-decoder", "encoder-decoder-xl", "decoder-only"])
-@pytest.mark.parametrize("length", [1, 5, 6, 7, 12, 20])
-def test_a_memformer_prompt_of_any_length_gives_the_logits_of_reading_it(name, length):
-    model = Memformer(memformer_variant(name)).eval()
-    prompt, state = torch.randint(11, (2, length)), model.initial_state(2)
-    logits, _ = read_prompt(model, prompt)
-    for segment in torch.nn.functional.pad(prompt, (0, -length % 6)).split(6, 1):
-        whole, state, _ = model(segment, state)
-    assert torch.allclose(logits, whole[:, (length - 1) % 6], rtol=0, atol=1e-12)
+    assert torch.allclose(logits, whole[:, (length - 1) % n], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 5, 12, 13, 24, 30])

@@ -10,7 +10,7 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_gpu, check_length_refused, check_rollout, filled, random_segments
+from rollouts import check_causality, check_gpu, check_length_refused, check_rollout, dropout_from, filled, random_segments
 from tolerances import TOLERANCE
 
 import accelerated.distance_attention as attentions
@@ -351,14 +351,9 @@ def test_accelerated_equals_reference_in_every_task(name):
 def test_dropout_acts_where_the_reference_has_it(monkeypatch, name):
     """With the reference's random numbers in place of torch's, training mode gives the reference's logits and state."""
     config = dataclasses.replace(variant(name), dropout=0.3)
-    model, rng = Memformer(config, seed=9).train(), np.random.default_rng(7)
+    model = Memformer(config, seed=9).train()
 
-    def reference_dropout(x, rate, training=True):
-        if not training or rate == 0:
-            return x
-        return x * torch.tensor((rng.random(tuple(x.shape)) >= rate) / (1 - rate))
-
-    monkeypatch.setattr(torch.nn.functional, "dropout", reference_dropout)
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
     tokens = np.random.default_rng(1).integers(11, size=(2, config.segment))
     state = random_state(config, np.random.default_rng(2), 2)
     params = ref.init_params(config, np.random.default_rng(9))
