@@ -27,7 +27,8 @@ B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabul
 
 Departures and decisions (the paper decides; its authors' released code is a later model and settles little)
      1. Eqs. 3-4 are read with softmax and 1/sqrt(E). R is one table a layer, E wide, shared by heads and by its two roles, key
-        and value; distances are clipped at max_distance. Causal attention needs distances from 0 up, the encoder both signs.
+        and value, from N(0, 0.5^2); distances are clipped at max_distance. Causal attention needs distances from 0 up, the
+        encoder both signs.
      2. Biases as Eq. 2 on query, key and value, and on every other projection. Under "transformer_xl" (Eq. 1) self-attention's
         query, key and value have none, as there, and R is the sinusoid of the signed distance. A key's bias adds the same to all
         scores of a query, which softmax does not notice: it stands because Eq. 2 has it, and its gradient is exactly zero, not
