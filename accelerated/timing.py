@@ -1,6 +1,5 @@
 """Timing steps against each other on a noisy machine, and the memory that they take."""
 
-import os
 import statistics
 import time
 from typing import NamedTuple
@@ -46,7 +45,6 @@ def peak_memory(step, device):
         torch.cuda.reset_peak_memory_stats(device)
         step()
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler reports every start and stop otherwise
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     held = peak = 0
