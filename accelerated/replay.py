@@ -97,7 +97,7 @@ def memory_replay(model, segments, state):
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    torch.clear_autocast_cache()  # torch before 2.10 or so would go on with weights that it cast without gradient
+    torch.clear_autocast_cache()  # older torch would go on with weights that it cast without gradient
     loss, last, dnext = 0.0, None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())

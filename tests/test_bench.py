@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from accelerated import bench, timing
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
 from accelerated.errors import InputError
 from accelerated.memformer import Memformer
 
@@ -29,6 +31,19 @@ def test_horizons(capsys):
     rows = re.findall(r"^ +(\d+) (\w+) +\d+ ", capsys.readouterr().out, re.M)
     methods = ["through_time", "checkpointed", "memory_replay"]
     assert rows == [(horizon, method) for _ in range(2) for horizon in "13" for method in methods]
+
+
+@pytest.mark.parametrize("model,config", [
+    ("block_recurrent", BlockRecurrent.Config(width=8, layers=1, heads=2, head_width=4, feed_forward=8, window=2, segment=4,
+                                              recurrent_layers=(1,), states=2)),
+    ("compressive", Compressive.Config(width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory=4,
+                                       compressed_memory=2, compression_rate=2)),
+])  # fmt: skip
+def test_horizons_of_the_other_models(model, config, capsys, monkeypatch):
+    monkeypatch.setitem(bench.SIZES, (model, "cpu"), config)
+    monkeypatch.setattr(bench, "PEERS", {model: ("no such package", None)})
+    bench.main(["--model", model, "--device", "cpu", "--batch", "2", "--repeats", "1", "--table", "horizons"])
+    assert len(re.findall(r"^ +(\d+) (\w+) +\d+ ", capsys.readouterr().out, re.M)) == 6
 
 
 def test_positions(capsys):
