@@ -122,6 +122,8 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
 def test_shares_are_as_configured():
     """Over long documents, where every task is possible."""
     _, rollouts = dealt(ALL, [5000] * 4, 600, horizon=1, lanes=4)
+    alike = sum(len(set(segment.task.kind.tolist())) == 1 for [segment] in rollouts[3:]) / 597
+    assert alike == pytest.approx(0.3**4 + 0.4**4 + 0.3**4, abs=0.03), "each lane by itself"
     kinds = collections.Counter(int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind)
     total = sum(kinds.values())
     assert [kinds[kind] / total for kind in range(3)] == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
