@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters
-from accelerated.corpus import load_splits
+from accelerated.corpus import load_splits, longest_document
 from accelerated.documents import SPLITS
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import evaluate, temporal_range
@@ -76,7 +76,10 @@ def parse_options(argv):
             "--sample, --temporal-range, --attention-buckets and --compression-by-layer each replace the evaluation; give one"
         )
     if options.clear_memory and any(instead[1:]):
-        raise InputError("--clear-memory leaves no memories to look into; leave it out, or the option that prints them")
+        raise InputError(
+            "--clear-memory leaves no memories to look into; "
+            "leave it out, or --temporal-range, --attention-buckets or --compression-by-layer"
+        )
     if options.sequences is not None and not (options.attention_buckets or options.compression_by_layer):
         raise InputError("--sequences goes with --attention-buckets or --compression-by-layer; add one or leave it out")
     for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temporal_range", 2), ("temperature", 0), ("seed", 0)):
@@ -142,15 +145,16 @@ def print_inspection(model, documents, lanes, options):
 
 def print_temporal_range(model, documents, tokenizer, lanes, reach):
     """Print a row for each number of segments that the memory has carried."""
-    scores = temporal_range(model, documents, tokenizer, lanes, reach)
-    if not all(score.tokens for score in scores):
+    longest = -(-longest_document(documents) // model.config.segment)
+    scores = temporal_range(model, documents, tokenizer, lanes, reach) if longest >= 2 * reach else []
+    if not scores or not all(score.tokens for score in scores):
         raise InputError(
             f"--temporal-range {reach}: no document scores anything in its segments {reach + 1} to {2 * reach}; "
             f"give longer documents (--data) or a smaller number"
         )
-    print("segments carried   bits per byte   right answers   tokens scored")
+    print("segments carried   bits per byte   right predictions   tokens scored")
     for carried, score in enumerate(scores):
-        print(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:13.1%}   {score.tokens:13d}")
+        print(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13d}")
 
 
 def print_sample(model, tokenizer, options, device):

@@ -190,12 +190,12 @@ def given(options, config, prefix=""):
     return {name: getattr(options, prefix + name) for name in names if hasattr(options, prefix + name)}
 
 
-def changed(config, values):
-    """dataclasses.replace, with an impossible value as InputError."""
+def changed(config, values, prefix=""):
+    """dataclasses.replace, with an impossible value as InputError; prefix is that of the fields' options."""
     try:
         return dataclasses.replace(config, **values)
     except ValueError as error:
-        raise InputError(str(error)) from None
+        raise InputError(f"{prefix}{error}") from None
 
 
 def choose_model_and_preset(argv):
@@ -280,8 +280,8 @@ def parse_training(argv, resumed=None):
         changed(defaults.model_config, model | vocabulary),
         changed(defaults.training, given(options, defaults.training)),
         changed(defaults.data, data),
-        changed(defaults.recall, recall),
-        changed(defaults.tasks, tasks),
+        changed(defaults.recall, recall, "recall_"),
+        changed(defaults.tasks, tasks, "task_"),
     )
     check_together(settings)
     return settings, options

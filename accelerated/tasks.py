@@ -21,7 +21,7 @@ class TaskConfig:
 
     Fields:
         infilling: share of lanes, drawn for every rollout, that fill in masked spans
-        recall: share of lanes that recall the segment before the one being read (not --data recall); the rest continues
+        recall: share of lanes that recall the segment before the one being read, whatever --data is; the rest continues
         masked: fraction of a segment's tokens that infilling masks
         span: mean length of a masked span in tokens, Poisson distributed
     """
@@ -39,7 +39,7 @@ class TaskConfig:
             raise ValueError(f"infilling {self.infilling} and recall {self.recall} are more than 1 together; make one smaller")
         if not 0 < self.masked < 1:
             raise ValueError(
-                f"masked is {self.masked}; it must lie between 0, which masks nothing, and 1, which masks everything"
+                f"masked is {self.masked}; it must be above 0, which masks nothing, and below 1, which masks everything"
             )
         if not 0.1 <= self.span < math.inf:
             raise ValueError(f"span is {self.span}; it must be at least 0.1, or hardly a span would mask anything")
