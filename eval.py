@@ -145,7 +145,7 @@ def print_inspection(model, documents, lanes, options):
 
 def print_temporal_range(model, documents, tokenizer, lanes, reach):
     """Print a row for each number of segments that the memory has carried."""
-    longest = -(-longest_document(documents) // model.config.segment)
+    longest = longest_document(documents, model.config.segment)
     scores = temporal_range(model, documents, tokenizer, lanes, reach) if longest >= 2 * reach else []
     if not scores or not all(score.tokens for score in scores):
         raise InputError(

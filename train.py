@@ -138,7 +138,7 @@ def main(argv):
     splits = load_splits(settings.data.data, tokenizer, settings.recall, segment)
     lanes = Lanes(splits["train"], training.batch, segment, training.seed)
     work = MultiTask(lanes, settings.tasks, getattr(settings.model_config, "special", None), training.seed)
-    warn_of_horizon(training.horizon, -(-longest_document(splits["train"]) // segment))
+    warn_of_horizon(training.horizon, longest_document(splits["train"], segment))
 
     # the model, what trains it, and the state that its lanes carry
     keep_freed_memory()
@@ -172,7 +172,7 @@ def main(argv):
         bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
         tokens_read += training.horizon * training.batch * segment
         rate = tokens_read / (time.perf_counter() - begun)
-        measure = "bits/byte" if settings.tasks.shares[0] == 1 else "bits/byte over all tasks"
+        measure = "bits/byte" if settings.tasks.continuation_alone else "bits/byte over all tasks"
         shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
         bar.set_postfix_str(f"{bits:.3f} {measure}{shown}, {rate:,.0f} tokens/s", refresh=False)
         if save_due and gathered == 0:  # between updates the gradients would be lost

@@ -68,14 +68,19 @@ def objective_of(model, segments, state):
     return total
 
 
+def counted_flops(step):
+    """FLOPs of the matrix products that a step takes."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
 def training_flops(model_class, config, batch, count):
     """FLOPs of the matrix products in a forward and a backward of `count` segments, counted on the plain path."""
     with torch.device("meta"):
         model = model_class(config).to("meta")
         tokens = torch.zeros(batch, config.segment, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter:
-        objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward()
-    return counter.get_total_flops()
+    return counted_flops(lambda: objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward())
 
 
 def random_segments(vocabulary, length, batch, count, device):
@@ -153,13 +158,6 @@ def compressive_peer(config, batch, device, dtype):
     return Variant("compressive-transformer-pytorch (peer)", step, batch * config.segment * count, None)
 
 
-def counted_flops(step):
-    """FLOPs of the matrix products that a step takes."""
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops()
-
-
 def rollout_variant(name, model, method, horizon, batch, device, dtype):
     """One rollout by a back-propagation method, from a state in mid-document; gradients stay allocated between steps."""
     config, segments = model.config, []
@@ -173,7 +171,7 @@ def rollout_variant(name, model, method, horizon, batch, device, dtype):
         with autocast(dtype, device):
             BACKPROP[method](model, segments, state)
 
-    return Variant(name, step, batch * config.segment * horizon, counted_flops(step))
+    return Variant(name, step, batch * config.segment * horizon, None)
 
 
 def memformer_peer(config, batch, device, dtype):
@@ -221,6 +219,7 @@ def variants_of(name, config, batch, device, dtype):
         model = Memformer(config).to(device)
         title = f"memformer {config.encoder_layers}+{config.decoder_layers}L"
         variants = [rollout_variant(f"{title} {method}", model, method, *run) for method in ("memory_replay", "through_time")]
+        variants = [variant._replace(flops=counted_flops(variant.step)) for variant in variants]
     else:
         longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
         variants = [our_variant(f"compressive {config.layers}L {config.compression}", Compressive, config, *run)]

@@ -12,7 +12,7 @@ import torch
 from accelerated.documents import SPLITS, Document
 from accelerated.errors import InputError
 from accelerated.recall import RecallDocuments, recall_splits
-from accelerated.windows import cut
+from accelerated.windows import count_windows, cut
 
 CORPORA = ("stdlib", "recall")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
@@ -93,11 +93,11 @@ def text_splits(path, tokenizer):
     return splits if all(splits.values()) else split_by_position(texts, tokenizer)
 
 
-def longest_document(documents):
-    """Tokens to predict in the longest of documents."""
+def longest_document(documents, segment):
+    """Segments in the longest of documents."""
     if isinstance(documents, RecallDocuments):  # made when they are read, and all of one length
-        return documents.config.length
-    return max(len(document.inputs) for document in documents)
+        return count_windows(documents.config.length + 1, segment)
+    return count_windows(max(len(document.inputs) for document in documents) + 1, segment)
 
 
 def load_splits(data, tokenizer, recall, segment, needed=("train", "valid")):

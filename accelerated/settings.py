@@ -295,7 +295,7 @@ def check_together(settings):
             "give --horizon 2 or more"
         )
     tasks, config = settings.tasks, settings.model_config
-    if tasks.shares[0] == 1:
+    if tasks.continuation_alone:
         return
     if config.encoder_layers == 0:
         raise InputError(

@@ -49,6 +49,11 @@ class TaskConfig:
         """Of TASKS, in their order."""
         return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
 
+    @property
+    def continuation_alone(self):
+        """Whether nothing but continuing the text is asked for."""
+        return self.infilling == self.recall == 0
+
     def budget(self, length):
         """Tokens that are masked in a text of that length."""
         return round(self.masked * length)
@@ -108,7 +113,7 @@ class MultiTask:
     def rollout(self, horizon):
         """The next `horizon` segments of every lane."""
         segments = [next(self.lanes) for _ in range(horizon)]
-        if self.config.shares[0] < 1:
+        if not self.config.continuation_alone:
             rng = np.random.default_rng([self.seed, self.rollouts])
             drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.shares)
             segments = [self._with_task(segment, drawn, rng) for segment in segments]
@@ -135,7 +140,7 @@ class MultiTask:
     def position(self):
         """Where every lane stands, for a checkpoint."""
         position = self.lanes.position() | {"rollouts": self.rollouts}
-        if self.config.shares[0] == 1:
+        if self.config.continuation_alone:
             return position
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 

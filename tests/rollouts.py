@@ -4,6 +4,8 @@ Segments are (tokens, targets, scored) arrays of two lanes, and a reference's Ta
 document at segment `start`. The objective is the summed cross-entropy plus the auxiliary losses of every segment.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -150,6 +152,16 @@ def check_gpu(model_class, config, tolerance, title):
         found |= {name: loss[None] for name, loss in output.auxiliary.items()}
         rows[device] = filled(found | named("state", output.state))
     assert_agree(rows["cpu"], rows["cuda"], tolerance, title)
+
+
+def check_evaluation(model_class, config, state):
+    """Evaluation drops nothing out, training does: logits and every field of the next state."""
+    plain, dropping = (model_class(dataclasses.replace(config, dropout=rate), seed=3).eval() for rate in (0.0, 0.3))
+    tokens = torch.randint(config.vocabulary, (2, config.segment))
+    expected, actual = (model(tokens, state) for model in (plain, dropping))
+    assert torch.equal(expected.logits, actual.logits)
+    assert all(torch.equal(a, b) for a, b in zip(expected.state, actual.state, strict=True))
+    assert not torch.equal(dropping.train()(tokens, state).logits, expected.logits)
 
 
 def check_float32(model, config):

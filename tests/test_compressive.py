@@ -11,7 +11,16 @@ from agreement import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, dropout_from, filled
+from rollouts import (
+    check_causality,
+    check_evaluation,
+    check_float32,
+    check_gpu,
+    check_length_refused,
+    check_rollout,
+    dropout_from,
+    filled,
+)
 from tolerances import TOLERANCE
 
 import accelerated.compressive as fast
@@ -792,11 +801,7 @@ def test_every_parameter_gets_gradient_from_a_rollout():
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "most_used-none"])
 def test_evaluation_drops_nothing_out(name):
     config = variant(name)
-    plain, dropping = (Compressive(dataclasses.replace(config, dropout=rate), seed=3).eval() for rate in (0.0, 0.3))
-    tokens, state = torch.randint(11, (2, 8)), to_torch(random_state(config, np.random.default_rng(0), 2))
-    expected, actual = (model(tokens, state) for model in (plain, dropping))
-    assert torch.equal(expected.logits, actual.logits) and torch.equal(expected.state.compressed, actual.state.compressed)
-    assert not torch.equal(dropping.train()(tokens, state).logits, expected.logits)
+    check_evaluation(Compressive, config, to_torch(random_state(config, np.random.default_rng(0), 2)))
 
 
 def test_float32_stays_float32():
