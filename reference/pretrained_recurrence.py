@@ -1,0 +1,749 @@
+"""Adding Recurrence to Pretrained Transformers (anonymous, under review for ICLR 2021), forward and backward in NumPy.
+
+GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector, a
+small feed-forward network turns that into h_prev, and one layer of the next window attends to h_prev beside its own tokens. The
+pretrained weights stay what they are; the module is small, and both are trained by back-propagation through the windows.
+`forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
+vectors = 0 is GPT-2, exactly. Windows may overlap: `windows_of` cuts a document as section 4.2 does.
+
+Glossary: code symbol, meaning, paper symbol, shape
+    tokens            token ids of one window                          t_1 .. t_T   (B, N), N = T but in a document's last window
+    segment           T, tokens in a window                            T
+    overlap           o, tokens of a window that it shares with the one before
+    x                 a layer's input, then its output                 h^(l)        (B, N, D)
+    layer_weights     parameter; through a softmax, each layer's share alpha; w     (L,)
+    mixed             the layers' outputs in those shares                           (B, N, D)
+    pooled            mixed, pooled over positions: state.pooled       z            (B, D)
+    inserted          what the network makes of pooled                 h_prev       (B, S, D), S = vectors, 1 in the paper
+    insertion_layers  the layers that see inserted, counted from 1     l_ins
+    present           whether a window came before                                  (B,)
+
+B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L layers, S inserted vectors.
+
+Departures and decisions (the paper decides; no code of its authors is public; of GPT-2 itself, OpenAI's code and Hugging Face's
+`transformers`, which the paper uses)
+     1. GPT-2: LayerNorm before each sublayer (epsilon 1e-5) and after the last layer, tanh GELU, learned positions that start
+        again at 0 in every window, output tied to the embedding. Query, key and value are three matrices here, (out, in).
+     2. Eq. 1 pools the outputs of layers 1 .. L as they are, the last before the final norm (`pool_final_norm` takes it after);
+        the embeddings are not among them. alpha starts at 0, equal shares.
+     3. The network: D -> 200 -> 200 -> 200 -> S D with GELU between. Weights start with variance 1/fan_in: from GPT-2's 0.02
+        h_prev would be so small that LayerNorm's epsilon shrinks it. GPT-2's own weights start as in OpenAI's code: N(0, 0.02^2),
+        positions 0.01, the matrices that write to the residual stream divided by sqrt(2L).
+     4. h_prev stands before the window at the input of layer l_ins: it passes that layer's norm, then its key and value
+        projections ("301 inputs, 300 outputs"). It has no position, no query and no residual, and every token sees it.
+     5. A document's first window has no slot (its score is -inf). A zero vector would be one: LayerNorm makes its bias of it.
+     6. The gradient passes through every z into every layer, back to the first window of a rollout ("trained end-to-end").
+     7. A document's short last window is read as it is.
+     8. Under overlap z pools all T positions, as the paper says: it knows the first o tokens of the next window. Those are not
+        scored there, in training neither. `pool` "advance" pools the first T - o instead (footnote 3): what the next window does
+        not read itself.
+     9. Also tried by the authors, here as they could have meant it: `pooling` "max" takes the maximum of mixed over positions,
+        "attention" a softmax over positions of mixed times a learned fixed key over sqrt(D), the key starting at 0; several
+        `vectors` come from one z by a wider last matrix; at several `insertion_layers` the same h_prev is inserted.
+    10. Dropout as in GPT-2: on the embeddings, on the attention matrix (the slot's weight included) and before each residual sum.
+        z and the network have none. It acts only when `forward` is given a random generator.
+    11. Section 3.2: `checkpointed` stores the state before each window and computes the window again going back.
+    12. Continuation (5.3): the new window begins with the context's last token; with its last o where windows overlap.
+    13. A key's bias adds the same to all scores of a query, h_prev's too; its gradient is exactly zero.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+NORM_EPSILON = 1e-5  # under the square root of layer_norm
+DEVIATION = 0.02  # of GPT-2's weights at the start
+POSITION_DEVIATION = 0.01
+POOLS = ("all", "advance")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
+
+    Fields:
+        vocabulary: V, number of token ids
+        width: D, model width, a multiple of heads
+        layers: L, number of layers
+        heads: H, attention heads
+        feed_forward: F, width of the feed-forward hidden layer
+        max_positions: rows of the position embedding, the longest window there can be
+        segment: T, tokens in a window
+        overlap: o, tokens of each window that the one before has read too, 0 to T - 1
+        vectors: S, vectors that are inserted into the next window; 0 gives plain GPT-2
+        insertion_layers: layers that they are inserted at, counted from 1
+        pooling: how a window's positions become one vector, one of mean, max, attention
+        pool: which of them, all or (advance) those before the next window begins
+        pool_final_norm: pool the last layer's output after the final norm
+        module_layers: hidden layers of the network that makes the vectors
+        module_width: their width
+        dropout: dropout rate in training, 0 to below 1
+    """
+
+    vocabulary: int = 256
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    feed_forward: int = 512
+    max_positions: int = 256
+    segment: int = 64
+    overlap: int = 0
+    vectors: int = 1
+    insertion_layers: tuple[int, ...] = (2,)
+    pooling: str = "mean"
+    pool: str = "all"
+    pool_final_norm: bool = False
+    module_layers: int = 3
+    module_width: int = 200
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        for name in ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions", "segment", "module_width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("vectors", "module_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if self.width % self.heads:
+            nearest = max(1, round(self.width / self.heads)) * self.heads
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; the nearest is {nearest}")
+        if self.segment > self.max_positions:
+            raise ValueError(f"segment {self.segment} is longer than the position table; max_positions is {self.max_positions}")
+        if not 0 <= self.overlap < self.segment:
+            raise ValueError(f"overlap is {self.overlap}; it must lie in 0..{self.segment - 1} for segment {self.segment}")
+        if self.vectors:
+            self._check_insertion_layers()
+        for name, choices in (("pooling", tuple(POOLINGS)), ("pool", POOLS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+
+    def _check_insertion_layers(self):
+        layers = self.insertion_layers
+        if not layers or tuple(sorted(set(layers))) != layers:
+            raise ValueError(f"insertion_layers {layers} must be a tuple, ascending, each layer once, at least one")
+        if layers[0] < 1 or layers[-1] > self.layers:
+            raise ValueError(f"insertion_layers {layers} must lie in 1..{self.layers}, the layers there are")
+
+    @property
+    def stride(self):
+        """Tokens from the beginning of a window to that of the next, T - o."""
+        return self.segment - self.overlap
+
+
+class State(NamedTuple):
+    """What a window hands to the next one; axis 0 of every field is the lane."""
+
+    pooled: np.ndarray  # (B, D), for plain GPT-2 (B, 0)
+    present: np.ndarray  # (B,) bool, false before a document's first window
+
+
+class Window(NamedTuple):
+    """A part of a document that is read at once; the predictions that count are those of its last tokens."""
+
+    tokens: np.ndarray  # (B, N)
+    targets: np.ndarray  # (B, N)
+    scored: np.ndarray  # (B, N) bool
+
+
+def truncated_normal(rng, shape, deviation):
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
+    draw = rng.standard_normal(shape)
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * (deviation / 0.8796256610342398)
+
+
+def init_linear(rng, fan_out, fan_in):
+    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+
+
+def init_norm(width):
+    return {"scale": np.ones(width), "bias": np.zeros(width)}
+
+
+def init_affine(rng, name, fan_out, fan_in):
+    return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
+
+
+def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
+    return {name: rng.normal(0, deviation, (fan_out, fan_in)), f"{name}_bias": np.zeros(fan_out)}
+
+
+def init_layer(config, rng):
+    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)
+    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
+    for name in ("query", "key", "value"):
+        p |= init_gpt2(rng, name, d, d)
+    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
+
+
+def init_module(config, rng):
+    """The recurrence module: all that is added to GPT-2."""
+    p, fan_in = {"layer_weights": np.zeros(config.layers)}, config.width
+    if config.pooling == "attention":
+        p["fixed_key"] = np.zeros(config.width)
+    for layer in range(1, config.module_layers + 1):
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
+
+
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
+    params["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_positions, config.width))
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+    params |= prefixed("final_norm.", init_norm(config.width))
+    return params | (prefixed("module.", init_module(config, rng)) if config.vectors else {})
+
+
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
+
+
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+
+
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
+
+
+def initial_state(params, config, batch):
+    """What a document starts with: nothing to insert."""
+    return State(np.zeros((batch, config.width if config.vectors else 0)), np.zeros(batch, bool))
+
+
+def linear_forward(x, weight):
+    """y = x W^T for x (..., in) and weight (out, in)."""
+    return x @ weight.T, (x, weight)
+
+
+def linear_backward(dy, cache):
+    x, weight = cache
+    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
+    return dy @ weight, dweight
+
+
+def affine_forward(p, name, x):
+    """x W^T + b, where p has a bias of that name (Eq. 2)."""
+    y, cache = linear_forward(x, p[name])
+    biased = f"{name}_bias" in p
+    return (y + p[f"{name}_bias"] if biased else y), (name, biased, cache)
+
+
+def affine_backward(dy, cache):
+    """Gradients of x, and of the weight and the bias by name."""
+    name, biased, linear_cache = cache
+    dx, dweight = linear_backward(dy, linear_cache)
+    dbias = dy.sum(tuple(range(dy.ndim - 1)))
+    if name == "key":  # softmax takes no notice of what all keys have in common; the sum would be rounding
+        dbias = np.zeros_like(dbias)
+    return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
+
+
+def layer_norm_forward(x, scale, bias):
+    """Zero mean and unit variance over the last axis, then scale and bias."""
+    centred = x - x.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    normal = centred * inverse
+    return normal * scale + bias, (normal, inverse, scale)
+
+
+def layer_norm_backward(dy, cache):
+    normal, inverse, scale = cache
+    dnormal = dy * scale
+    dcentred = dnormal - normal * (dnormal * normal).mean(-1, keepdims=True)
+    dx = inverse * (dcentred - dcentred.mean(-1, keepdims=True))
+    sum_axes = tuple(range(dy.ndim - 1))
+    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+
+
+def norm_forward(p, name, x):
+    y, cache = layer_norm_forward(x, p[f"{name}.scale"], p[f"{name}.bias"])
+    return y, (name, cache)
+
+
+def norm_backward(dy, cache):
+    name, norm_cache = cache
+    dx, grads = layer_norm_backward(dy, norm_cache)
+    return dx, prefixed(f"{name}.", grads)
+
+
+def softmax_forward(scores):
+    """Softmax over the last axis; -inf scores get exactly zero."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights, weights
+
+
+def softmax_backward(dweights, weights):
+    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+
+
+def dropout_forward(x, rate, rng):
+    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+    if rng is None or rate == 0:
+        return x, None
+    keep = (rng.random(x.shape) >= rate) / (1 - rate)
+    return x * keep, keep
+
+
+def dropout_backward(dy, keep):
+    return dy if keep is None else dy * keep
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+
+
+def gelu_forward(x):
+    """GPT-2's approximation, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + curve), (x, curve)
+
+
+def gelu_backward(dy, cache):
+    x, curve = cache
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
+
+
+def masked_attention_forward(query, key, value, seen, rate, rng):
+    """softmax(q.k / sqrt(E)) v over the keys that are seen: query (B, H, N, E); key, value (B, H, K, E); seen (B, 1, N, K)."""
+    scores = np.where(seen, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
+    weights, _ = softmax_forward(scores)  # (B, H, N, K)
+    dropped, keep = dropout_forward(weights, rate, rng)
+    return dropped @ value, (query, key, value, weights, dropped, keep)
+
+
+def masked_attention_backward(dout, cache):
+    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
+    query, key, value, weights, dropped, keep = cache
+    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), keep)
+    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
+    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
+
+
+def visible_keys(length, vectors, present):
+    """Which of [inserted | tokens] each token sees: inserted where there is any, and no later token; (B, 1, N, S + N)."""
+    causal = np.tril(np.ones((length, length), bool))
+    slots = np.broadcast_to(present[:, None, None], (len(present), length, vectors))
+    return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
+
+
+def window_attention_forward(p, config, x, inserted, present, rng):
+    """x (B, N, D) plus what its tokens find in [inserted (B, S, D) | x] (Figure 2); inserted is a key and a value alone."""
+    vectors = 0 if inserted is None else inserted.shape[1]
+    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
+    normal, norm_cache = norm_forward(p, "norm", source)
+    (query, query_cache), (key, key_cache), (value, value_cache) = (
+        affine_forward(p, name, rows) for name, rows in (("query", normal[:, vectors:]), ("key", normal), ("value", normal))
+    )
+    query, key, value = (split_heads(part, config.heads) for part in (query, key, value))
+    seen = visible_keys(x.shape[1], vectors, present)
+    out, attention_cache = masked_attention_forward(query, key, value, seen, config.dropout, rng)
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, keep = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep)
+
+
+def window_attention_backward(config, dy, cache):
+    """Gradients of x, of inserted (B, S, D) and of the parameters."""
+    norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep = cache
+    dout, grads = affine_backward(dropout_backward(dy, keep), output_cache)
+    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    (dtokens, dquery), (dkeys, dkey), (dvalues, dvalue) = (
+        affine_backward(merge_heads(part), part_cache)
+        for part, part_cache in ((dquery, query_cache), (dkey, key_cache), (dvalue, value_cache))
+    )
+    dnormal, vectors = dkeys + dvalues, dkeys.shape[1] - dtokens.shape[1]
+    dnormal[:, vectors:] += dtokens
+    dsource, dnorm = norm_backward(dnormal, norm_cache)
+    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dquery | dkey | dvalue | dnorm
+
+
+def gelu_mlp_forward(p, config, x, rng):
+    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
+    normal, norm_cache = norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
+    out, output_cache = affine_forward(p, "mlp_output", hidden)
+    out, keep = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, keep)
+
+
+def gelu_mlp_backward(dy, cache):
+    norm_cache, hidden_cache, gelu_cache, output_cache, keep = cache
+    dhidden, grads = affine_backward(dropout_backward(dy, keep), output_cache)
+    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
+    dx, dnorm = norm_backward(dnormal, norm_cache)
+    return dy + dx, grads | dweights | dnorm
+
+
+def layer_forward(p, config, x, inserted, present, rng):
+    x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
+    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
+    return x, (attention_cache, mlp_cache)
+
+
+def layer_backward(config, dx, cache):
+    """Gradients of x, of inserted and of the parameters."""
+    attention_cache, mlp_cache = cache
+    dx, grads = gelu_mlp_backward(dx, mlp_cache)
+    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention
+
+
+def mix_forward(layer_weights, outputs):
+    """The layers' outputs (L, B, N, D) in the shares that softmax makes of layer_weights (L,) (Eq. 1)."""
+    shares, _ = softmax_forward(layer_weights)
+    return np.tensordot(shares, outputs, 1), (shares, outputs)
+
+
+def mix_backward(dmixed, cache):
+    """Gradients of layer_weights, which sum to zero, and of outputs."""
+    shares, outputs = cache
+    dshares = np.tensordot(outputs, dmixed, 3)
+    return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
+
+
+def mean_pooling_forward(p, mixed):
+    """Eq. 1's sum over positions divided by their number: (B, n, D) -> (B, D)."""
+    return mixed.mean(1), mixed.shape
+
+
+def mean_pooling_backward(dpooled, shape):
+    return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
+
+
+def max_pooling_forward(p, mixed):
+    where = mixed.argmax(1)[:, None]  # (B, 1, D)
+    return np.take_along_axis(mixed, where, 1)[:, 0], (where, mixed.shape)
+
+
+def max_pooling_backward(dpooled, cache):
+    where, shape = cache
+    dmixed = np.zeros(shape)
+    np.put_along_axis(dmixed, where, dpooled[:, None], 1)
+    return dmixed, {}
+
+
+def attention_pooling_forward(p, mixed):
+    """Positions weighted by how well they fit a learned fixed key."""
+    scale = mixed.shape[-1] ** -0.5
+    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, n)
+    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
+
+
+def attention_pooling_backward(dpooled, cache):
+    fixed_key, scale, mixed, weights = cache
+    dweights = (mixed * dpooled[:, None]).sum(-1)
+    dscores = softmax_backward(dweights, weights) * scale
+    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
+    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
+
+
+POOLINGS = {
+    "mean": (mean_pooling_forward, mean_pooling_backward),
+    "max": (max_pooling_forward, max_pooling_backward),
+    "attention": (attention_pooling_forward, attention_pooling_backward),
+}
+
+
+def pooled_rows(config, length):
+    """How many of a window's positions are pooled, from the first on."""
+    return length if config.pool == "all" else min(length, config.stride)
+
+
+def pool_forward(p, config, outputs):
+    """Eq. 1: what the layers make of a window, (L, B, N, D), as one vector z (B, D)."""
+    length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
+    mixed, mix_cache = mix_forward(p["layer_weights"], outputs[:, :, :rows])
+    pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
+    return pooled, (length, mix_cache, pooling_cache)
+
+
+def pool_backward(config, dpooled, cache):
+    """Gradients of outputs and of the parameters."""
+    length, mix_cache, pooling_cache = cache
+    dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
+    dlayer_weights, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
+    doutputs = np.zeros((*dpart.shape[:2], length, dpart.shape[3]))
+    doutputs[:, :, : dpart.shape[2]] = dpart
+    return doutputs, grads | {"layer_weights": dlayer_weights}
+
+
+def module_forward(p, config, pooled):
+    """h_prev: z (B, D) through the feed-forward network, (B, S, D)."""
+    hidden, caches = pooled, []
+    for layer in range(1, config.module_layers + 1):
+        before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
+        hidden, gelu_cache = gelu_forward(before)
+        caches.append((affine_cache, gelu_cache))
+    inserted, output_cache = affine_forward(p, "inserted", hidden)
+    return inserted.reshape(len(pooled), config.vectors, config.width), (caches, output_cache)
+
+
+def module_backward(dinserted, cache):
+    """Gradients of z and of the parameters."""
+    caches, output_cache = cache
+    dhidden, grads = affine_backward(dinserted.reshape(len(dinserted), -1), output_cache)
+    for affine_cache, gelu_cache in reversed(caches):
+        dhidden, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), affine_cache)
+        grads |= dweights
+    return dhidden, grads
+
+
+def check_window(config, tokens):
+    if not 1 <= tokens.shape[1] <= config.segment:
+        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
+
+
+def layers_forward(params, config, x, inserted, present, rng):
+    """All layers over x (B, N, D); returns their outputs (L, B, N, D)."""
+    outputs, caches = [], []
+    for layer in range(1, config.layers + 1):
+        own = inserted if layer in config.insertion_layers else None
+        x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng)
+        outputs.append(x)
+        caches.append(cache)
+    return np.stack(outputs), caches
+
+
+def layers_backward(config, doutputs, caches):
+    """Gradients of x, of inserted (None where nothing was) and of the parameters, from those of all layers' outputs."""
+    dx, dinserted, grads = 0.0, None, {}
+    for layer in reversed(range(config.layers)):
+        dx, down, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])
+        if down.shape[1]:
+            dinserted = down if dinserted is None else dinserted + down  # every layer sees the same vectors
+        grads |= prefixed(f"layers.{layer}.", dlayer)
+    return dx, dinserted, grads
+
+
+def forward(params, config, tokens, state, rng=None):
+    """Read one window.
+
+    tokens (B, N) of ids below V, 1 <= N <= config.segment, whose first config.overlap the window before has read too, if there
+    was one; state from `initial_state` or that window; rng turns dropout on. Returns logits (B, N, V), where position i predicts
+    token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
+    """
+    check_window(config, tokens)
+    inserted, module_cache, module = None, None, subtree(params, "module.")
+    if config.vectors:
+        inserted, module_cache = module_forward(module, config, state.pooled)
+    x, keep = dropout_forward(params["embedding"][tokens] + params["positions"][: tokens.shape[1]], config.dropout, rng)
+    outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
+    hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
+    logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
+    pooled, pool_cache = state.pooled, None
+    if config.vectors:
+        last = hidden if config.pool_final_norm else outputs[-1]
+        pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
+    next_state = State(pooled, np.full(len(tokens), config.vectors > 0))
+    return logits, next_state, (tokens, module_cache, keep, caches, norm_cache, output_cache, pool_cache)
+
+
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+
+    dnext_state None stops the gradient at the window's end. dstate.present is zeros: a flag has no gradient.
+    """
+    tokens, module_cache, keep, caches, norm_cache, output_cache, pool_cache = cache
+    dhidden, dembedding = linear_backward(dlogits, output_cache)
+    doutputs, grads = np.zeros((config.layers, *dhidden.shape)), {}
+    if config.vectors and dnext_state is not None:
+        doutputs, dpool = pool_backward(config, dnext_state.pooled, pool_cache)
+        grads |= prefixed("module.", dpool)
+        if config.pool_final_norm:
+            dhidden = dhidden + doutputs[-1]
+            doutputs[-1] = 0
+    dlast, dnorm = norm_backward(dhidden, norm_cache)
+    doutputs[-1] += dlast
+    dx, dinserted, dlayers = layers_backward(config, doutputs, caches)
+    dstate = initial_state(params, config, len(tokens))
+    if config.vectors:
+        dpooled, dmodule = module_backward(dinserted, module_cache)
+        dstate = dstate._replace(pooled=dpooled)
+        grads |= prefixed("module.", dmodule)
+    dx = dropout_backward(dx, keep)
+    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
+    dpositions = np.zeros_like(params["positions"])
+    dpositions[: dx.shape[1]] = dx.sum(0)
+    grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
+    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
+
+
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    picked = np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
+    return -picked[scored].sum(), (logs, targets, scored)
+
+
+def cross_entropy_backward(dloss, cache):
+    logs, targets, scored = cache
+    dlogits = np.exp(logs)
+    np.put_along_axis(dlogits, targets[..., None], np.take_along_axis(dlogits, targets[..., None], -1) - 1, -1)
+    return dloss * dlogits * scored[..., None]
+
+
+def windows_of(config, document):
+    """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
+
+    Window k begins k (T - o) tokens in. Its first o predictions are of tokens that the window before has scored.
+    """
+    length = document.shape[1]
+    count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
+    windows = []
+    for start in range(0, count * config.stride, config.stride):
+        stop = min(start + config.segment, length - 1)  # the last window is short
+        scored = np.arange(stop - start) >= (config.overlap if start else 0)
+        tokens, targets = document[:, start:stop], document[:, start + 1 : stop + 1]
+        windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
+    return windows
+
+
+def segment_rng(seed, index):
+    """The generator of one segment's dropout, the same whenever it is computed; None for no dropout."""
+    return None if seed is None else np.random.default_rng([seed, index])
+
+
+def count_scored(segments):
+    """Scored tokens of a rollout, at least 1."""
+    return max(1, sum(int(segment.scored.sum()) for segment in segments))
+
+
+def window_forward(params, config, window, state, rng):
+    """(summed loss of the scored positions, next state, cache) of one window."""
+    logits, state, cache = forward(params, config, window.tokens, state, rng)
+    loss, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
+    return loss, state, (cache, loss_cache)
+
+
+def window_backward(params, config, dloss, dnext_state, cache):
+    """Gradients of the parameters and of the state that the window read."""
+    forward_cache, loss_cache = cache
+    return backward(params, config, forward_cache, cross_entropy_backward(dloss, loss_cache), dnext_state)
+
+
+def loss_and_gradients(params, config, windows, seed=None):
+    """Full back-propagation through all windows of a document: mean loss of the scored tokens, gradients, all states read."""
+    loss, caches, grads, dstate, states = 0.0, [], {}, None, [initial_state(params, config, len(windows[0].tokens))]
+    for t, window in enumerate(windows):
+        part, state, cache = window_forward(params, config, window, states[-1], segment_rng(seed, t))
+        loss = loss + part
+        states.append(state)
+        caches.append(cache)
+    for cache in reversed(caches):
+        dparams, dstate = window_backward(params, config, 1 / count_scored(windows), dstate, cache)
+        add_into(grads, dparams)
+    return loss / count_scored(windows), grads, states[:-1]
+
+
+def checkpointed(params, config, windows, seed=None):
+    """The same loss and gradients from the z's alone: M + 2k ceil(N/T) activations at once, M those of one window (3.2)."""
+    states, loss, grads, dstate = [initial_state(params, config, len(windows[0].tokens))], 0.0, {}, None
+    for t, window in enumerate(windows[:-1]):
+        states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
+    for t in reversed(range(len(windows))):
+        part, _, cache = window_forward(params, config, windows[t], states.pop(), segment_rng(seed, t))
+        dparams, dstate = window_backward(params, config, 1 / count_scored(windows), dstate, cache)
+        loss = loss + part
+        add_into(grads, dparams)
+    return loss / count_scored(windows), grads
+
+
+def greedy_continuation(params, config, context, count):
+    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3); (B, count).
+
+    The context is read window by window; the continuation stands in a new window that begins with the context's last token, or
+    its last config.overlap, and knows of the rest by h_prev alone. Raises ValueError where that window would grow too long.
+    """
+    state = initial_state(params, config, len(context))
+    for start in range(0, max(1, context.shape[1] - config.overlap), config.stride):
+        state = forward(params, config, context[:, start : start + config.segment], state)[1]
+    first = max(1, config.overlap)
+    text = context[:, -first:]
+    for _ in range(count):
+        logits = forward(params, config, text, state)[0]
+        text = np.concatenate([text, logits[:, -1:].argmax(-1)], axis=1)
+    return text[:, -count:] if count else text[:, :0]
+
+
+def check_gradients(params, config, windows, rng):
+    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error."""
+    _, grads, _ = loss_and_gradients(params, config, windows)
+    print(f"{'parameter':<34}{'shape':<10} analytic  numeric   relative error")
+    worst = 0.0
+    for name, value in params.items():
+        direction = rng.standard_normal(value.shape)
+        ends = [loss_and_gradients(params | {name: value + h * direction}, config, windows)[0] for h in (1e-5, -1e-5)]
+        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
+        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
+        worst = max(worst, error)
+        print(f"{name:<34}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
+    return worst
+
+
+def demonstrate():
+    """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
+    rng = np.random.default_rng(0)
+    config = Config(
+        vocabulary=11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16
+    )  # fmt: skip
+    params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
+    document = rng.integers(config.vocabulary, size=(2, 19))
+    windows = windows_of(config, document)
+    print(
+        f"GPT-2 with recurrence, {len(windows)} windows of {config.segment} tokens, each sharing {config.overlap} with the last."
+    )
+    worst = check_gradients(params, config, windows, rng)
+    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
+    if not worst < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
+    dropping = replace(config, dropout=0.2)
+    _, exact, _ = loss_and_gradients(params, dropping, windows, seed=1)
+    _, again = checkpointed(params, dropping, windows, seed=1)
+    apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
+    print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
+    if not apart < 1e-9:
+        raise SystemExit("checkpointing disagrees with back-propagation through time")
+    print("Gradient descent on these 36 predictions of random tokens (there is nothing to learn but the text itself):")
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    for step in range(1, 201):
+        loss, grads, states = loss_and_gradients(params, config, windows)
+        for name, grad in grads.items():  # Adam
+            first, second = moments[name]
+            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
+            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        if step in (1, 10, 50, 200):
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+    last, count = windows[-1], windows[-1].scored.sum()
+    for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
+        nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)
+        print(f"Last window, {label}: {nats / count / np.log(2):.3f} bits per token")
+
+
+if __name__ == "__main__":
+    demonstrate()
