@@ -1,5 +1,6 @@
 """Evaluate a trained run, or continue a text with it: python eval.py --help."""
 
+import argparse
 import math
 from pathlib import Path
 
@@ -9,15 +10,29 @@ from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parame
 from accelerated.corpus import load_splits, longest_document
 from accelerated.documents import SPLITS
 from accelerated.errors import InputError, run_program
-from accelerated.evaluation import evaluate, temporal_range
-from accelerated.generation import continue_text, show_text
+from accelerated.evaluation import count_words, evaluate, temporal_range
+from accelerated.generation import continue_in_new_window, continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
+from accelerated.overlap import overlap_row, overlap_table
 from accelerated.recall import CHANCE
-from accelerated.settings import DEVICES, OptionParser, autocast, changed, choose_device, settings_from
+from accelerated.settings import (
+    DEVICES,
+    GPT2_MODEL,
+    OptionParser,
+    autocast,
+    changed,
+    choose_device,
+    layer_numbers,
+    settings_from,
+)
 from accelerated.tokenizer import TOKENIZERS
+from reference.pretrained_recurrence import POOLS
 
 MEMORIES = ("memory", "compressed_memory")  # sizes that may differ between training and evaluation
+OWNERS = dict.fromkeys((*MEMORIES, "attention_buckets", "compression_by_layer"), "compressive")
+OWNERS |= dict.fromkeys(("segment", "pool", "overlap", "new_window"), GPT2_MODEL)
+INSTEAD = ("sample", "overlap", "temporal_range", "attention_buckets", "compression_by_layer")  # of the plain evaluation
 
 
 def options_parser():
@@ -26,9 +41,9 @@ def options_parser():
         description="Read documents with a trained model, its state carried through each, and report what it predicted; "
         "or continue a text.",
     )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", help="folder that train.py wrote")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder that train.py wrote; with --overlap one or more of them")
     parser.add_argument("--data", help="what to read: stdlib, recall, a text file or a folder (default what the run trained on)")
-    parser.add_argument("--split", choices=SPLITS, default="valid", help="which part of it (default valid)")
+    parser.add_argument("--split", choices=SPLITS, help="which part of it (default valid; with --overlap valid and test)")
     parser.add_argument("--batch", type=int, help="lanes read at a time (default the run's)")
     parser.add_argument(
         "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
@@ -40,6 +55,15 @@ def options_parser():
     for name in MEMORIES:
         help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
         parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="INT", help=help_text)
+    parser.add_argument(
+        "--overlap", type=overlaps, metavar="O,...",
+        help="instead of evaluating once, print a table over these overlaps of a pretrained_recurrence model's windows, each "
+        "from 0 to one less than the window; or at each run's own: --overlap own",
+    )  # fmt: skip
+    parser.add_argument("--segment", type=int, metavar="T", help="window of a pretrained_recurrence model (default the run's)")
+    parser.add_argument(
+        "--pool", choices=POOLS, help="positions that a pretrained_recurrence model pools in a window (default the run's)"
+    )
     parser.add_argument(
         "--attention-buckets", action="store_true",
         help="instead of evaluating, print how much attention goes to six ages each of compressed memory, memory and segment",
@@ -54,6 +78,11 @@ def options_parser():
     parser.add_argument("--sample", type=int, metavar="N", help="instead of evaluating, continue --prompt by N tokens")
     parser.add_argument("--prompt", metavar="TEXT", help="text to continue (default a line break)")
     parser.add_argument(
+        "--new-window", action="store_true",
+        help="continue in a new window that begins with the prompt's last token and knows the rest by the inserted vector alone "
+        "(pretrained_recurrence, section 5.3; the paper takes --temperature 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--temperature", type=float, help="of sampling: below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
     )
     parser.add_argument("--seed", type=int, help="of sampling (default 0)")
@@ -61,30 +90,40 @@ def options_parser():
     return parser
 
 
+def overlaps(text):
+    """'0,5,10' -> (0, 5, 10); 'own' as it is."""
+    if text == "own":
+        return text
+    if text == "none" or not (numbers := layer_numbers(text)):
+        raise argparse.ArgumentTypeError("give one overlap or more, like 0,5,10, or own")
+    return numbers
+
+
+def option_name(field):
+    return "--" + field.replace("_", "-")
+
+
 def parse_options(argv):
     options = options_parser().parse(argv)
-    if options.sample is None and (options.prompt, options.temperature, options.seed) != (None, None, None):
-        raise InputError("--prompt, --temperature and --seed go with --sample N; add it or leave them out")
-    instead = (
-        options.sample is not None,
-        options.attention_buckets,
-        options.compression_by_layer,
-        options.temporal_range is not None,
-    )
-    if sum(instead) > 1:
-        raise InputError(
-            "--sample, --temporal-range, --attention-buckets and --compression-by-layer each replace the evaluation; give one"
-        )
-    if options.clear_memory and any(instead[1:]):
-        raise InputError(
-            "--clear-memory leaves no memories to look into; "
-            "leave it out, or --temporal-range, --attention-buckets or --compression-by-layer"
-        )
+    if options.sample is None and (options.prompt, options.temperature, options.seed, options.new_window) != (
+        None,
+        None,
+        None,
+        False,
+    ):
+        raise InputError("--prompt, --temperature, --seed and --new-window go with --sample N; add it or leave them out")
+    given = [name for name in INSTEAD if getattr(options, name) not in (None, False)]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(map(option_name, given))} each replace the evaluation; give one of them")
+    if options.clear_memory and given and given != ["sample"]:
+        raise InputError(f"--clear-memory leaves {option_name(given[0])} nothing to look into; leave one of them out")
+    if len(options.runs) > 1 and options.overlap is None:
+        raise InputError(f"{len(options.runs)} runs were given; only --overlap takes more than one")
     if options.sequences is not None and not (options.attention_buckets or options.compression_by_layer):
         raise InputError("--sequences goes with --attention-buckets or --compression-by-layer; add one or leave it out")
     for name, least in (("batch", 1), ("sample", 1), ("sequences", 2), ("temporal_range", 2), ("temperature", 0), ("seed", 0)):
         if getattr(options, name) is not None and not getattr(options, name) >= least:
-            raise InputError(f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least {least}")
+            raise InputError(f"{option_name(name)} is {getattr(options, name)}; it must be at least {least}")
     if options.prompt == "":
         raise InputError("--prompt is empty; give at least one character to continue")
     return options
@@ -92,13 +131,15 @@ def parse_options(argv):
 
 def evaluation_config(options, settings):
     """The model's config with the memory sizes and the compression loss that the options ask for."""
-    asked = ("memory", "compressed_memory", "attention_buckets", "compression_by_layer")
-    asked = [name for name in asked if getattr(options, name) is not None and getattr(options, name) is not False]
+    asked = [name for name in OWNERS if getattr(options, name) not in (None, False)]
+    for name in asked:
+        if OWNERS[name] != settings.model:
+            raise InputError(f"{option_name(name)} is for {OWNERS[name]} models, this is {settings.model}; leave it out")
+    changes = {name: getattr(options, name) for name in asked if name in (*MEMORIES, "segment", "pool")}
+    if settings.model == GPT2_MODEL and options.overlap not in (None, "own"):
+        changes["overlap"] = 0  # the run's own may not fit --segment, and is not wanted
     if settings.model != "compressive":
-        if asked:
-            raise InputError(f"--{asked[0].replace('_', '-')} is for compressive models, this is {settings.model}; leave it out")
-        return settings.model_config
-    changes = {name: getattr(options, name) for name in asked if name in MEMORIES}
+        return changed(settings.model_config, changes, "--")
     if options.compression_by_layer:
         changes["compression_loss"] = "attention_reconstruction"
     config = changed(settings.model_config, changes)
@@ -113,9 +154,9 @@ def evaluation_config(options, settings):
     return config
 
 
-def load_run(options, device):
+def load_run(run, options, device):
     """The trained model, ready to evaluate, and its Settings."""
-    path = checkpoint_path(options.run)
+    path = checkpoint_path(run)
     contents = load_checkpoint(path, device)
     settings = settings_from(contents, path)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
@@ -158,46 +199,88 @@ def print_temporal_range(model, documents, tokenizer, lanes, reach):
 
 
 def print_sample(model, tokenizer, options, device):
-    """Print the prompt and its continuation as they come."""
+    """Print the prompt and its continuation."""
     prompt = torch.tensor(tokenizer.encode(options.prompt or "\n").astype("int64"), device=device)[None]
     generator = torch.Generator(device).manual_seed(options.seed or 0)
     temperature = 0.8 if options.temperature is None else options.temperature
-    tokens = continue_text(model, prompt, options.sample, temperature, generator)
+    go_on = continue_in_new_window if options.new_window else continue_text
+    tokens = go_on(model, prompt, options.sample, temperature, generator)
     print(show_text(tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)]))
+
+
+def load_documents(options, settings, tokenizer):
+    """(what was read, its splits) for a run; raises InputError where a split that was asked for has nothing to predict."""
+    data = options.data or settings.data.data
+    splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment, needed=())
+    for split in [options.split] if options.split else ["valid", "test"] if options.overlap else ["valid"]:
+        if not any(len(document.inputs) for document in splits[split]):
+            raise InputError(f"--split {split} of {data} has nothing to predict; choose another split")
+    return data, splits
+
+
+def print_overlaps(options, device):
+    """Print the table of all runs at the overlaps asked for."""
+    runs = []
+    for run in options.runs:
+        model, settings = load_run(run, options, device)
+        trained = settings.model_config.overlap
+        wanted = (trained,) if options.overlap == "own" else options.overlap
+        runs.append((run, model, settings, [changed(model.config, {"overlap": overlap}, "--") for overlap in wanted]))
+    rows = []
+    for run, model, settings, configs in runs:
+        tokenizer = TOKENIZERS[settings.data.tokenizer]()
+        data, splits = load_documents(options, settings, tokenizer)
+        splits = {split: splits[split] for split in ([options.split] if options.split else ("valid", "test"))}
+        for config in configs:
+            model.config = config
+            with autocast(settings.training.dtype, device):
+                lanes = options.batch or settings.training.batch
+                rows.append(overlap_row(run, model, settings.model_config.overlap, splits, tokenizer, lanes))
+    sizes = (f"{split} {score.tokens:,} tokens, {words:,} words" for split, (score, words) in rows[0].scores.items())
+    print(f"{data}: {'; '.join(sizes)} (words of the original text, between white space)")
+    print("\n".join(overlap_table(rows)))
+
+
+def print_score(score, words, data):
+    """Print what a split adds up to."""
+    print(f"bits per byte       {score.bits_per_byte:.4f}")
+    print(f"bits per token      {score.bits_per_token:.4f}")
+    print(f"perplexity          {math.exp(score.nats / score.tokens):.3f}")
+    if words:
+        print(f"per word            {score.word_perplexity(words):.5g} ({words} words of the original text, between white space)")
+    print(f"log-probability     {-score.nats:.2f} nats")
+    print(f"tokens scored       {score.tokens}")
+    if data == "recall":
+        print(f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})")
 
 
 def main(argv):
     options = parse_options(argv)
     device = choose_device(options.device)
-    model, settings = load_run(options, device)
+    if options.overlap is not None:
+        print_overlaps(options, device)
+        return
+    model, settings = load_run(options.runs[0], options, device)
     tokenizer = TOKENIZERS[settings.data.tokenizer]()
     with autocast(settings.training.dtype, device):
         if options.sample is not None:
             print_sample(model, tokenizer, options, device)
             return
-        data = options.data or settings.data.data
-        splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment, needed=())
-        if not any(len(document.inputs) for document in splits[options.split]):
-            raise InputError(f"--split {options.split} of {data} has nothing to predict; choose another split")
-        lanes = options.batch or settings.training.batch
+        data, splits = load_documents(options, settings, tokenizer)
+        split, lanes = options.split or "valid", options.batch or settings.training.batch
         print(model.describe())
         if line := memory_line(model, settings):
             print(line)
         if options.attention_buckets or options.compression_by_layer:
-            print_inspection(model, splits[options.split], lanes, options)
+            print_inspection(model, splits[split], lanes, options)
             return
         if options.temporal_range is not None:
-            print_temporal_range(model, splits[options.split], tokenizer, lanes, options.temporal_range)
+            print_temporal_range(model, splits[split], tokenizer, lanes, options.temporal_range)
             return
-        score = evaluate(model, splits[options.split], tokenizer, lanes, clear_memory=options.clear_memory)
+        score = evaluate(model, splits[split], tokenizer, lanes, clear_memory=options.clear_memory)
     memory = "cleared at every segment" if options.clear_memory else "carried through each document"
-    print(f"{settings.model} from {Path(options.run)}, {options.split} split of {data}, memory {memory}")
-    print(f"bits per byte       {score.bits_per_byte:.4f}")
-    print(f"bits per token      {score.bits_per_token:.4f}")
-    print(f"perplexity          {math.exp(score.nats / score.tokens):.3f}")
-    print(f"tokens scored       {score.tokens}")
-    if data == "recall":
-        print(f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})")
+    print(f"{settings.model} from {Path(options.runs[0])}, {split} split of {data}, memory {memory}")
+    print_score(score, count_words(splits[split]), data)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from accelerated.corpus import Lanes, load_splits, longest_document
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
+from accelerated.gpt2_checkpoint import load_gpt2
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, state_from
@@ -23,6 +24,7 @@ from accelerated.replay import BACKPROP, count_scored
 from accelerated.settings import autocast, choose_device, parse_training, settings_contents, settings_from
 from accelerated.tasks import MultiTask
 from accelerated.tokenizer import TOKENIZERS
+from accelerated.windows import overlap_of
 
 
 def new_run(settings, out):
@@ -95,16 +97,42 @@ def sample(model, documents, tokenizer, settings, device):
 
 
 def open_run(argv):
-    """(settings, folder, checkpoint to go on from or None) of a command line."""
+    """(settings, folder, checkpoint to go on from or None, weights to begin with or None) of a command line."""
     settings, options = parse_training(argv)
     if not options.resume:
-        return settings, new_run(settings, options.out), None
+        return settings, new_run(settings, options.out), None, options.init
     path = checkpoint_path(options.resume)
     saved = load_checkpoint(path)
     settings, options = parse_training(argv, resumed=settings_from(saved, path))
     if saved["step"] >= settings.training.steps:
         raise InputError(f"--resume {options.resume} stands at step {saved['step']}; give --steps above that to go on")
-    return settings, Path(options.resume), saved
+    return settings, Path(options.resume), saved, None
+
+
+def start_from(model, init, device):
+    """Take the weights of a run, or of a GPT-2; what is added to a plain GPT-2 stays as it starts."""
+    path = checkpoint_path(init)
+    if path.is_file():
+        load_parameters(model, load_checkpoint(path, device)["parameters"], path, unused="module.", fresh="module.")
+    else:
+        load_gpt2(model, init)
+
+
+def build(settings, device, run, saved, init):
+    """The model, its optimiser, the state that its lanes carry, and the first step; as they were where a run goes on."""
+    training = settings.training
+    torch.manual_seed(training.seed)
+    torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
+    model = MODELS[settings.model](settings.model_config, training.seed).to(device)
+    if init:
+        start_from(model, init, device)
+    optimizer, state = make_optimizer(model, training), detach(model.initial_state(training.batch))
+    if not saved:
+        return model, optimizer, state, 1
+    load_parameters(model, saved["parameters"], checkpoint_path(run))
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["random"].cpu())
+    return model, optimizer, state_from(state, saved["state"]), saved["step"] + 1
 
 
 def read(model, segments, state, step, training, auxiliary):
@@ -128,7 +156,7 @@ def update(model, optimizer, step, iterations, training):
 
 
 def main(argv):
-    settings, run, saved = open_run(argv)
+    settings, run, saved, init = open_run(argv)
     training, segment = settings.training, settings.model_config.segment
 
     # the data, and the lanes that read it
@@ -136,24 +164,16 @@ def main(argv):
     tokenizer = TOKENIZERS[settings.data.tokenizer]()
     token_bytes = torch.as_tensor(tokenizer.token_bytes, device=device)
     splits = load_splits(settings.data.data, tokenizer, settings.recall, segment)
-    lanes = Lanes(splits["train"], training.batch, segment, training.seed)
+    overlap = overlap_of(settings.model_config)
+    lanes = Lanes(splits["train"], training.batch, segment, training.seed, overlap)
     work = MultiTask(lanes, settings.tasks, getattr(settings.model_config, "special", None), training.seed)
-    warn_of_horizon(training.horizon, longest_document(splits["train"], segment))
+    warn_of_horizon(training.horizon, longest_document(splits["train"], segment, overlap))
 
     # the model, what trains it, and the state that its lanes carry
     keep_freed_memory()
-    torch.manual_seed(training.seed)
-    torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
-    model = MODELS[settings.model](settings.model_config, training.seed).to(device)
-    optimizer = make_optimizer(model, training)
-    state, first = detach(model.initial_state(training.batch)), 1
+    model, optimizer, state, first = build(settings, device, run, saved, init)
     if saved:
-        load_parameters(model, saved["parameters"], checkpoint_path(run))
-        optimizer.load_state_dict(saved["optimizer"])
         work.seek(saved["lanes"])
-        state, first = state_from(state, saved["state"]), saved["step"] + 1
-        torch.set_rng_state(saved["random"].cpu())
-
     make_folder(run)
     size = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"{settings.model}, {size:.2f}M parameters, on {device}; {len(splits['train'])} training documents; run {run}")

@@ -7,13 +7,15 @@ block_recurrent stands against its Slide baseline of one layer more (the paper's
 Transformer-XL that attends to as many rows; its step is four segments, from full memories. memformer trains 16 segments by memory
 replay with a loss on each, its package with a loss on the last. --table horizons times the three back-propagation methods of
 any model and measures their peak memory at horizons from 1 to 32 (Memformer, Table 3), --table positions its two relative
-position encodings (Table 2).
+position encodings (Table 2). pretrained_recurrence stands against plain GPT-2, ours and the `transformers` package's; --table
+overlaps times the evaluation of the plain one at several overlaps.
 """
 
 import importlib.util
 import statistics
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,8 +24,11 @@ from accelerated.allocator import keep_freed_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.corpus import Segment
+from accelerated.documents import Document
 from accelerated.errors import InputError, run_program
+from accelerated.evaluation import evaluate
 from accelerated.memformer import Memformer
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import detach
 from accelerated.replay import BACKPROP
 from accelerated.settings import DEVICES, OptionParser, autocast, check_choice, choose_device
@@ -46,6 +51,12 @@ SIZES = {
         width=1024, layers=18, heads=16, head_width=64, feed_forward=4096, segment=512, memory=512, compressed_memory=512,
         compression_rate=4,
     ),
+    ("pretrained_recurrence", "cpu"): PretrainedRecurrence.Config(
+        width=256, layers=6, heads=4, feed_forward=1024, max_positions=256, segment=128,
+    ),
+    ("pretrained_recurrence", "cuda"): PretrainedRecurrence.Config(
+        vocabulary=50257, width=768, layers=12, heads=12, feed_forward=3072, max_positions=1024, segment=300,
+    ),
     ("memformer", "cpu"): Memformer.Config(
         width=256, encoder_layers=3, decoder_layers=3, heads=4, head_width=64, feed_forward=1024, segment=64, slots=32,
     ),
@@ -53,10 +64,12 @@ SIZES = {
         width=512, encoder_layers=4, decoder_layers=8, heads=8, head_width=64, feed_forward=2048, segment=64, slots=32,
     ),
 }  # fmt: skip
-SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16}  # in a training step
-BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8}
+SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained_recurrence": 4}  # in a training step
+BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_recurrence": 8}
 HORIZONS = (1, 2, 4, 8, 16, 32)
-TABLES = ("steps", "horizons", "positions")
+WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence, whose paper has 20
+OVERLAPS = (0, 5, 10, 30, 50, 96)
+TABLES = ("steps", "horizons", "positions", "overlaps")
 
 
 def objective_of(model, segments, state):
@@ -199,10 +212,34 @@ def memformer_peer(config, batch, device, dtype):
     return Variant("memformer (peer), loss on the last", step, batch * config.segment * count, counted_flops(step))
 
 
+def pretrained_recurrence_peer(config, batch, device, dtype):
+    """transformers' GPT-2 at the same sizes, reading the same windows, each by itself."""
+    import transformers
+
+    sizes = transformers.GPT2Config(
+        vocab_size=config.vocabulary, n_positions=config.max_positions, n_embd=config.width, n_layer=config.layers,
+        n_head=config.heads, n_inner=config.feed_forward, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model, count = transformers.GPT2LMHeadModel(sizes).to(device), SEGMENTS["pretrained_recurrence"]
+    segments = random_segments(config.vocabulary, config.segment, batch, count, device)
+
+    def step():
+        model.zero_grad()
+        total = 0.0
+        with autocast(dtype, device):
+            for tokens, targets in segments:
+                logits = model(tokens, use_cache=False).logits
+                total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        total.backward()
+
+    return Variant("transformers GPT2LMHeadModel (peer)", step, batch * config.segment * count, None)
+
+
 PEERS = {
     "block_recurrent": ("block_recurrent_transformer_pytorch", block_recurrent_peer),
     "compressive": ("compressive_transformer_pytorch", compressive_peer),
     "memformer": ("memformer", memformer_peer),
+    "pretrained_recurrence": ("transformers", pretrained_recurrence_peer),
 }
 
 
@@ -220,6 +257,10 @@ def variants_of(name, config, batch, device, dtype):
         title = f"memformer {config.encoder_layers}+{config.decoder_layers}L"
         variants = [rollout_variant(f"{title} {method}", model, method, *run) for method in ("memory_replay", "through_time")]
         variants = [variant._replace(flops=counted_flops(variant.step)) for variant in variants]
+    elif name == "pretrained_recurrence":
+        plain = replace(config, vectors=0)
+        variants = [our_variant(f"GPT-2 {config.layers}L with recurrence", PretrainedRecurrence, config, *run)]
+        variants.append(our_variant(f"plain GPT-2 {config.layers}L", PretrainedRecurrence, plain, *run))
     else:
         longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
         variants = [our_variant(f"compressive {config.layers}L {config.compression}", Compressive, config, *run)]
@@ -260,6 +301,8 @@ def horizon_models(name, config):
         return {name: (BlockRecurrent, replace(config, segment=2 * config.window))}  # 32 segments must fit into memory
     if name == "compressive":
         return {name: (Compressive, config)}
+    if name == "pretrained_recurrence":
+        return {name: (PretrainedRecurrence, config)}
     return {
         "encoder-decoder, 4+8 layers": (Memformer, replace(config, encoder_layers=4, decoder_layers=8)),
         "decoder-only, 12 layers": (Memformer, replace(config, encoder_layers=0, decoder_layers=12)),
@@ -274,7 +317,7 @@ def report_horizons(name, config, options, device):
         state = sum(field.numel() * field.element_size() for field in model.initial_state(options.batch)) / 1e6
         print(f"{title}: {sizes_line(sizes, options.batch)}; a stored state is {state:.2f} MB")
         print(f"{'horizon':>7} {'method':<14}{'ms':>8}{'spread':>15}{'speed':>7}{'pairs':>13}{'peak MB':>9}{'of BPTT':>9}")
-        for horizon in HORIZONS:
+        for horizon in WINDOWS if name == "pretrained_recurrence" else HORIZONS:
             variants = [rollout_variant(m, model, m, horizon, options.batch, device, options.dtype) for m in BACKPROP]
             times = time_in_turn(variants, options.repeats, device)
             full = peak_memory(variants[0].step, device)
@@ -317,13 +360,55 @@ def report_positions(options, device):
     print(f"time of simplified / transformer_xl: {statistics.median(ratios):.3f} (pairs {ratios[0]:.3f}..{ratios[-1]:.3f})")
 
 
+class Tokens:
+    """A tokenizer of so many tokens, a byte each."""
+
+    def __init__(self, vocabulary):
+        self.token_bytes = np.ones(vocabulary, int)
+
+
+def random_document(length, vocabulary):
+    text = np.random.default_rng(length).integers(vocabulary, size=length + 1)
+    return Document(str(length), text[:-1], text[1:], np.ones(length, bool))
+
+
+def overlap_variant(config, documents, options, device):
+    """Evaluating documents with plain GPT-2 at config's overlap."""
+    model, tokenizer = PretrainedRecurrence(config).to(device), Tokens(config.vocabulary)
+
+    def step():
+        with autocast(options.dtype, device):
+            evaluate(model, documents, tokenizer, options.batch)
+
+    return Variant(f"overlap {config.overlap}", step, sum(len(document.inputs) for document in documents), None)
+
+
+def report_overlaps(config, options, device):
+    """Print the time of plain GPT-2's evaluation at each overlap, over that of overlap 0, and that over T / (T - o)."""
+    documents, plain = (
+        [random_document(length, config.vocabulary) for length in (40_000, 9_000, 2_000)],
+        replace(config, vectors=0),
+    )
+    overlaps = [overlap for overlap in OVERLAPS if overlap < config.segment]
+    variants = [overlap_variant(replace(plain, overlap=overlap), documents, options, device) for overlap in overlaps]
+    times = time_in_turn(variants, options.repeats, device)
+    print(f"plain GPT-2, {sizes_line(plain, options.batch)}; documents of 40,000, 9,000 and 2,000 tokens")
+    print(f"{'overlap':>7}{'seconds':>9}{'spread':>15}{'of overlap 0':>14}{'pairs':>13}{'T / (T - o)':>13}{'over it':>9}")
+    for overlap, variant in zip(overlaps, variants, strict=True):
+        spent, ratios = sorted(times[variant.name]), paired_ratios(times[variant.name], times["overlap 0"])
+        windows = config.segment / (config.segment - overlap)
+        print(f"{overlap:7d}{statistics.median(spent):9.2f}{f'{spent[0]:.2f}..{spent[-1]:.2f}':>15}"
+              f"{statistics.median(ratios):14.3f}{f'{ratios[0]:.2f}..{ratios[-1]:.2f}':>13}{windows:13.3f}"
+              f"{statistics.median(ratios) / windows:9.3f}")  # fmt: skip
+
+
 def parse_options(argv):
     parser = OptionParser(prog="python -m accelerated.bench", allow_abbrev=False, description=__doc__.partition("\n\n")[2])
     parser.add_argument("--model", default="block_recurrent", help=f"one of {', '.join(PEERS)} (default block_recurrent)")
     parser.add_argument("--table", default="steps", help=f"one of {', '.join(TABLES)} (default steps)")
     parser.add_argument("--device", default="auto", help="auto takes a GPU where there is one")
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (autocast)")
-    parser.add_argument("--batch", type=int, help="lanes (default 4; 8 of memformer)")
+    parser.add_argument("--batch", type=int, help="lanes (default 4; 8 of memformer and pretrained_recurrence)")
     parser.add_argument("--repeats", type=int, default=9, help="timed steps of each variant (default 9)")
     options = parser.parse(argv)
     try:
@@ -362,6 +447,8 @@ def main(argv):
         report_horizons(options.model, config, options, device)
     elif options.table == "positions":
         report_positions(options, device)
+    elif options.table == "overlaps":
+        report_overlaps(SIZES["pretrained_recurrence", device.type], options, device)
     else:
         report_steps(config, options, device)
 

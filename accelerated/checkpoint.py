@@ -55,14 +55,18 @@ def load_checkpoint(path, device="cpu"):
     return contents
 
 
-def load_parameters(model, parameters, path, unused=None):
+def load_parameters(model, parameters, path, unused=None, fresh=None):
     """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs.
 
     unused: parameters with this in their names may be in the checkpoint without the model having them.
+    fresh: parameters whose names begin so may be in the model without the checkpoint having them; they stay as they are.
     """
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    own = model.state_dict()
     if unused:
-        parameters = {name: value for name, value in parameters.items() if name in expected or unused not in name}
+        parameters = {name: value for name, value in parameters.items() if name in own or unused not in name}
+    if fresh:
+        parameters = {name: value for name, value in own.items() if name.startswith(fresh)} | parameters
+    expected = {name: tuple(value.shape) for name, value in own.items()}
     found = {name: tuple(value.shape) for name, value in parameters.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -2,6 +2,7 @@
 
 import difflib
 import hashlib
+import itertools
 import sysconfig
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from accelerated.documents import SPLITS, Document
 from accelerated.errors import InputError
 from accelerated.recall import RecallDocuments, recall_splits
-from accelerated.windows import count_windows, cut
+from accelerated.windows import check_overlap, count_windows, window_at
 
 CORPORA = ("stdlib", "recall")
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
@@ -21,7 +22,7 @@ TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".js
 def text_document(name, text, tokenizer):
     """A document that predicts each of its own tokens after the first."""
     tokens = tokenizer.encode(text)
-    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool))
+    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool), len(text.split()))
 
 
 def split_of(name):
@@ -93,11 +94,11 @@ def text_splits(path, tokenizer):
     return splits if all(splits.values()) else split_by_position(texts, tokenizer)
 
 
-def longest_document(documents, segment):
+def longest_document(documents, segment, overlap=0):
     """Segments in the longest of documents."""
     if isinstance(documents, RecallDocuments):  # made when they are read, and all of one length
-        return count_windows(documents.config.length + 1, segment)
-    return count_windows(max(len(document.inputs) for document in documents) + 1, segment)
+        return count_windows(documents.config.length + 1, segment, overlap)
+    return count_windows(max(len(document.inputs) for document in documents) + 1, segment, overlap)
 
 
 def load_splits(data, tokenizer, recall, segment, needed=("train", "valid")):
@@ -134,20 +135,51 @@ class Segment(NamedTuple):
         return Segment(*(None if field is None else field.to(device) for field in self))
 
 
+def stack_windows(work, length, lanes):
+    """A Segment of `lanes` rows of `length` tokens from [(document, window, starts) or None]; what is missing is padding."""
+    tokens, targets = np.zeros((lanes, length), np.int64), np.zeros((lanes, length), np.int64)
+    scored, starts = np.zeros((lanes, length), bool), np.zeros(lanes, bool)
+    for row, part in enumerate(work):
+        if part is None:
+            continue
+        document, window, starts[row] = part
+        span, size, read = slice(window.start, window.stop), window.stop - window.start, window.first - 1 - window.start
+        tokens[row, :size] = document.inputs[span]
+        targets[row, :size] = document.targets[span]
+        scored[row, read:size] = document.scored[window.first - 1 : window.stop]  # the window before has scored the others
+    return Segment(*(torch.from_numpy(array) for array in (tokens, targets, scored, starts)))
+
+
+def independent_windows(documents, lanes, length, overlap=0):
+    """Segments of windows that need nothing of each other, `lanes` of any documents at a time; each is a start."""
+    check_overlap(length, overlap)
+    windows = (
+        (document, window_at(index, len(document.inputs) + 1, length, overlap), True)
+        for document in documents
+        for index in range(count_windows(len(document.inputs) + 1, length, overlap))
+    )
+    while work := list(itertools.islice(windows, lanes)):
+        yield stack_windows(work, length, lanes)
+
+
 class Lanes:
     """Deals documents to lanes; iterating gives Segments, each lane reading one document contiguously to its end.
+
+    With an overlap, a segment begins with that many tokens of the one before, whose predictions are not scored again.
 
     With a seed the documents come in a new shuffled order on every pass, without end. With seed None they come once,
     longest first so that lanes end together; a lane with nothing left is padding that nothing scores.
     """
 
-    def __init__(self, documents, lanes, length, seed=None):
+    def __init__(self, documents, lanes, length, seed=None, overlap=0):
+        check_overlap(length, overlap)
         if not any(len(document.inputs) for document in documents):
             raise InputError("no document has two tokens or more, so there is nothing to predict")
-        self.documents, self.length, self.seed = documents, length, seed
+        self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
-        self.open = [None] * lanes  # per lane (document, its windows), of the document being read
+        self.busy = list(range(lanes))  # the lanes that the last segment gave something to read
+        self.open = [None] * lanes  # per lane (document, how many windows it has), of the document being read
 
     def _shuffle(self, passes):
         if self.seed is None:
@@ -169,7 +201,7 @@ class Lanes:
 
     def _open(self, lane, index):
         document = self.documents[index]
-        self.open[lane] = (document, cut(len(document.inputs) + 1, self.length))
+        self.open[lane] = (document, count_windows(len(document.inputs) + 1, self.length, self.overlap))
 
     def _advance(self, lane):
         """Move a lane on by one segment; returns (document, window, starts) or None for an idle lane."""
@@ -180,29 +212,19 @@ class Lanes:
             self.reading[lane] = (index, 0)
             self._open(lane, index)
         index, segment = self.reading[lane]
-        document, windows = self.open[lane]
-        self.reading[lane] = (index, segment + 1) if segment + 1 < len(windows) else None
-        return document, windows[segment], segment == 0
+        document, count = self.open[lane]
+        self.reading[lane] = (index, segment + 1) if segment + 1 < count else None
+        return document, window_at(segment, len(document.inputs) + 1, self.length, self.overlap), segment == 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        shape = (len(self.reading), self.length)
-        tokens, targets = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        scored, starts = np.zeros(shape, bool), np.zeros(shape[0], bool)
-        dealt = [self._advance(lane) for lane in range(shape[0])]
+        dealt = [self._advance(lane) for lane in range(len(self.reading))]
         if not any(dealt):
             raise StopIteration
-        for lane, work in enumerate(dealt):
-            if work is None:
-                continue
-            document, window, starts[lane] = work
-            span, size = slice(window.start, window.stop), window.stop - window.start
-            tokens[lane, :size] = document.inputs[span]
-            targets[lane, :size] = document.targets[span]
-            scored[lane, :size] = document.scored[span]
-        return Segment(*(torch.from_numpy(array) for array in (tokens, targets, scored, starts)))
+        self.busy = [lane for lane, work in enumerate(dealt) if work is not None]
+        return stack_windows(dealt, self.length, len(dealt))
 
     def position(self):
         """Where every lane stands, for a checkpoint."""
@@ -216,3 +238,15 @@ class Lanes:
         for lane, place in enumerate(self.reading):
             if place is not None:
                 self._open(lane, place[0])
+
+
+def one_pass(documents, lanes, length, overlap=0):
+    """Read every document once; yields (segment, kept), where lanes with nothing left are no longer in the segment.
+
+    kept are the rows of the segment before that go on, in order: those of the state that its model carries.
+    """
+    reader, rows = Lanes(documents, lanes, length, overlap=overlap), list(range(lanes))
+    for segment in reader:
+        kept = [row for row, lane in enumerate(rows) if lane in reader.busy]
+        rows = reader.busy
+        yield Segment(*(None if field is None else field[rows] for field in segment)), kept

@@ -14,3 +14,4 @@ class Document(NamedTuple):
     inputs: np.ndarray  # (n - 1,)
     targets: np.ndarray  # (n - 1,)
     scored: np.ndarray  # (n - 1,) bool
+    words: int = 0  # of the text that the tokens were made from, between white space

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from accelerated.corpus import Lanes
-from accelerated.protocol import replace_lanes
+from accelerated.corpus import independent_windows, one_pass
+from accelerated.protocol import keep_lanes, replace_lanes
+from accelerated.windows import overlap_of
 
 
 class Score(NamedTuple):
@@ -32,6 +33,10 @@ class Score(NamedTuple):
     def accuracy(self):
         return self.right / self.tokens
 
+    def word_perplexity(self, words):
+        """exp(-sum of log p / words): of a text of so many words, however it is tokenised."""
+        return math.exp(min(self.nats / words, 700.0))  # e^709 is the largest double
+
 
 EMPTY = Score(0.0, 0, 0, 0)
 
@@ -39,6 +44,11 @@ EMPTY = Score(0.0, 0, 0, 0)
 def count_bytes(segments, token_bytes):
     """Bytes of text that the scored tokens of segments spell; token_bytes (V,) are each token's."""
     return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
+
+
+def count_words(documents):
+    """Words of the documents' original text, 0 where there is none."""
+    return sum(document.words for document in documents)
 
 
 def add_scores(first, second):
@@ -62,6 +72,23 @@ def evaluating(model, tokenizer):
     model.train(training)
 
 
+def carries_nothing(model):
+    """Whether the model's state holds no numbers: its segments know nothing of each other, as in plain GPT-2."""
+    return not any(field.numel() for field in model.initial_state(1))
+
+
+def segments_to_score(model, documents, lanes, clear_memory, limit):
+    """(segment, rows of the state that it goes on from), which score every token after a document's first once.
+
+    Where nothing is carried from one to the next, segments of any documents stand beside each other, so that no lane is idle;
+    but not under a limit, which is to end at the same place with the memory and without.
+    """
+    size, overlap = model.config.segment, overlap_of(model.config)
+    if limit is None and (clear_memory or carries_nothing(model)):
+        return ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    return itertools.islice(one_pass(documents, lanes, size, overlap), limit)
+
+
 def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=None):
     """Read documents in `lanes` lanes, state carried through each document, and return their Score.
 
@@ -70,10 +97,10 @@ def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=No
     """
     with evaluating(model, tokenizer) as (device, token_bytes):
         state, score = model.initial_state(lanes), EMPTY
-        for segment in itertools.islice(Lanes(documents, lanes, model.config.segment), segments):
-            segment = segment.to(device)
+        for segment, kept in segments_to_score(model, documents, lanes, clear_memory, segments):
+            segment, state = segment.to(device), keep_lanes(state, kept)
             starts = torch.ones_like(segment.starts) if clear_memory else segment.starts
-            logits, state, _ = model(segment.tokens, replace_lanes(starts, model.initial_state(lanes), state))
+            logits, state, _ = model(segment.tokens, replace_lanes(starts, model.initial_state(len(starts)), state))
             score = add_scores(score, score_segment(logits, segment, token_bytes))
     return score
 
@@ -87,10 +114,10 @@ def temporal_range(model, documents, tokenizer, lanes, reach):
     with evaluating(model, tokenizer) as (device, token_bytes):
         state, scores = model.initial_state(lanes), [EMPTY] * reach
         place = torch.zeros(lanes, dtype=torch.long, device=device)  # of the segment in its document
-        for segment in Lanes(documents, lanes, model.config.segment):
-            segment = segment.to(device)
-            place = torch.where(segment.starts, 0, place + 1)
-            logits, state, _ = model(segment.tokens, replace_lanes(place % reach == 0, model.initial_state(lanes), state))
+        for segment, kept in one_pass(documents, lanes, model.config.segment, overlap_of(model.config)):
+            segment, state = segment.to(device), keep_lanes(state, kept)
+            place = torch.where(segment.starts, 0, place[kept] + 1)
+            logits, state, _ = model(segment.tokens, replace_lanes(place % reach == 0, model.initial_state(len(place)), state))
             for carried in (place % reach)[place >= reach].unique().tolist():
                 own = ((place >= reach) & (place % reach == carried))[:, None]
                 part = score_segment(logits, segment._replace(scored=segment.scored & own), token_bytes)

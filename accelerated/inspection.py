@@ -4,9 +4,9 @@ import itertools
 
 import torch
 
-from accelerated.corpus import Lanes
+from accelerated.corpus import one_pass
 from accelerated.errors import InputError
-from accelerated.protocol import replace_lanes
+from accelerated.protocol import keep_lanes, replace_lanes
 
 BUCKETS = 6  # of each of compressed memory, memory and segment
 PARTS = ("compressed memory", "memory", "segment")
@@ -28,13 +28,13 @@ def full_memories(model, documents, lanes, sequences):
     config, device = model.config, next(model.parameters()).device
     need, found = segments_to_fill(config), 0
     state, age = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
-    for segment in Lanes(documents, lanes, config.segment):
+    for segment, kept in one_pass(documents, lanes, config.segment):
         segment = segment.to(device)
-        state = replace_lanes(segment.starts, model.initial_state(lanes), state)
-        age = torch.where(segment.starts, 0, age + 1)
+        state = replace_lanes(segment.starts, model.initial_state(len(kept)), keep_lanes(state, kept))
+        age = torch.where(segment.starts, 0, age[kept] + 1)
         own = ((age >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
         if len(own):
-            yield segment.tokens[own], type(state)(*(field[own] for field in state))
+            yield segment.tokens[own], keep_lanes(state, own)
         found += len(own)
         if found >= sequences:
             return

@@ -24,6 +24,24 @@ MEMFORMER_TRAINING = {"backprop": "memory_replay", "warmup": 1000, "learning_rat
 MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
 
 
+# Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
+# 2, Adam with 100 steps of warm-up, then constant. Learning rate and batch are not given: ours. Sizes are GPT-2's published ones
+GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
+GPT2_TRAINING = {
+    "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
+    "learning_rate": 5e-5, "beta2": 0.999, "weight_decay": 0.0,
+}  # fmt: skip
+
+
+def gpt2_preset(layers, width):
+    """A published GPT-2 with the paper's recurrence; its heads are 64 wide."""
+    model = {
+        "width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width, "max_positions": 1024, "segment": 300,
+        "dropout": 0.1,
+    }  # fmt: skip
+    return {"model": model, "training": GPT2_TRAINING, "data": {"tokenizer": "gpt2"}}
+
+
 def with_transformer_xl(presets, memories=None):
     """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
 
@@ -150,6 +168,23 @@ PRESETS = {
             "recall": {"distance": 136, "questions": 16},
         },
     },
+    "pretrained_recurrence": {
+        "tiny": {
+            "model": {"width": 128, "layers": 4, "segment": 64, "max_positions": 256},
+            "training": {"steps": 600, "batch": 16, "horizon": 4, "learning_rate": 2e-3, "warmup": 100},
+        },
+        "small": {
+            "model": {"width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024},
+            "training": {
+                "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
+            },
+        },
+        "recall": {
+            "model": {"width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64},
+            "training": {"steps": 1500, "batch": 32, "horizon": 6, "learning_rate": 2e-3, "warmup": 50},
+            "recall": {"distance": 24, "questions": 16},
+        },
+    } | {name: gpt2_preset(*size) for name, size in GPT2_SIZES.items()},
 }  # fmt: skip
 
 

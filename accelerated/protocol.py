@@ -35,6 +35,11 @@ def require_gradient(state):
     return type(state)(*(field.detach().requires_grad_(field.is_floating_point()) for field in state))
 
 
+def keep_lanes(state, rows):
+    """The state of the lanes in rows."""
+    return type(state)(*(field[rows] for field in state))
+
+
 def replace_lanes(starts, initial, state):
     """The initial state in lanes where starts (B,) is true, the carried state elsewhere.
 

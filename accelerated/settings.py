@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from accelerated.checkpoint import checkpoint_path, load_checkpoint
 from accelerated.errors import InputError
 from accelerated.models import MODELS
 from accelerated.optimization import OPTIMIZERS, SCHEDULES
@@ -23,6 +24,7 @@ METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
 DEFAULT_MODEL = "block_recurrent"
 TASK_MODEL = "memformer"  # the one that trains on several tasks
+GPT2_MODEL = "pretrained_recurrence"  # the one that takes GPT-2's weights
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -109,7 +111,7 @@ class DataConfig:
 
     Fields:
         data: stdlib (the source of Python's standard library), recall (the synthetic task), a text file, or a folder of them
-        tokenizer: how text becomes tokens; bytes is the one there is
+        tokenizer: how text becomes tokens: bytes, or gpt2 for GPT-2's 50,257 by tiktoken
     """
 
     data: str = "stdlib"
@@ -199,19 +201,34 @@ def changed(config, values, prefix=""):
 
 
 def choose_model_and_preset(argv):
-    """--model, --preset, --data and --resume, which decide what the other options and their defaults are."""
+    """--model, --preset, --data, --resume and --init, which decide what the other options and their defaults are.
+
+    `initial` holds the Settings of the run that --init names, None where it names a GPT-2, which implies a model and a preset.
+    """
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
-    for name in ("model", "preset", "data", "resume"):
+    for name in ("model", "preset", "data", "resume", "init"):
         parser.add_argument(f"--{name}")
     chosen, _ = parser.parse_known_args(argv)
-    chosen.model = chosen.model or DEFAULT_MODEL
+    if chosen.init and chosen.resume:
+        raise InputError("--init begins a new run and --resume goes on with one; give one of them")
+    chosen.initial = run_settings(chosen.init) if chosen.init else None
+    implied = (chosen.initial.model if chosen.initial else GPT2_MODEL) if chosen.init else DEFAULT_MODEL
+    chosen.model = chosen.model or implied
     try:
         check_choice("model", chosen.model, tuple(MODELS))
-        chosen.preset = chosen.preset or default_preset(chosen.data)
+        chosen.preset = chosen.preset or ("gpt2" if chosen.init and not chosen.initial else default_preset(chosen.data))
         check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
     except ValueError as error:
         raise InputError(str(error)) from None
+    if chosen.init and chosen.model != implied:
+        raise InputError(f"--init {chosen.init} is for --model {implied}; leave --model {chosen.model} out, or --init")
     return chosen
+
+
+def run_settings(run):
+    """The Settings of a run folder; None where it holds no checkpoint."""
+    path = checkpoint_path(run)
+    return settings_from(load_checkpoint(path), path) if path.is_file() else None
 
 
 def preset_settings(model, preset):
@@ -221,7 +238,7 @@ def preset_settings(model, preset):
         model,
         MODELS[model].Config(**chosen["model"]),
         TrainingConfig(**chosen["training"]),
-        DataConfig(),
+        DataConfig(**chosen.get("data", {})),
         RecallConfig(**chosen.get("recall", {})),
         TaskConfig(**chosen.get("tasks", {})),
     )
@@ -238,6 +255,11 @@ def training_parser(defaults):
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS[defaults.model])} (default tiny; recall with --data recall)")
     parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
+    parser.add_argument(
+        "--init", metavar="PATH",
+        help="begin with the weights, and the sizes, of another run of the same model; or with a GPT-2 in safetensors (a file or "
+        "its folder), for --model pretrained_recurrence and --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl",
+    )  # fmt: skip
     add_options(parser, "data", defaults.data)
     add_options(parser, "recall task (with --data recall)", defaults.recall, prefix="recall_")
     add_options(parser, "training", defaults.training)
@@ -264,6 +286,8 @@ def parse_training(argv, resumed=None):
     """
     chosen = choose_model_and_preset(argv)
     defaults = resumed or preset_settings(chosen.model, chosen.preset)
+    if chosen.initial:
+        defaults = defaults._replace(model_config=chosen.initial.model_config, data=chosen.initial.data)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
     model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")

@@ -19,6 +19,14 @@ class Window(NamedTuple):
         return self.stop + 1 - self.first
 
 
+def check_overlap(window, overlap):
+    """Raise ValueError unless window >= 1 and 0 <= overlap < window."""
+    if window < 1:
+        raise ValueError(f"window is {window}; it must be at least 1")
+    if not 0 <= overlap < window:
+        raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
+
+
 def count_windows(length, window, overlap=0):
     """1 + max(0, ceil((n - 1 - T) / (T - o))) windows for a document of n tokens, none below two tokens."""
     if length < 2:
@@ -26,19 +34,47 @@ def count_windows(length, window, overlap=0):
     return 1 + max(0, -(-(length - 1 - window) // (window - overlap)))
 
 
+def window_at(index, length, window, overlap):
+    """Window number `index` of a document of `length` tokens; it stands on the grid of T - o tokens, the last is short."""
+    start = index * (window - overlap)
+    return Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0))
+
+
 def cut(length, window, overlap=0):
     """The windows of a document of `length` tokens: window T tokens each, `overlap` o of them read before.
 
-    Window k reads from token k (T - o) on; the last one stays on that grid and is short. Overlap 0 gives the ordinary
-    segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
+    Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """
-    if window < 1:
-        raise ValueError(f"window is {window}; it must be at least 1")
-    if not 0 <= overlap < window:
-        raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
-    stride = window - overlap
-    windows = []
-    for index in range(count_windows(length, window, overlap)):
-        start = index * stride
-        windows.append(Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0)))
-    return windows
+    check_overlap(window, overlap)
+    return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
+
+
+class Cutter:
+    """`cut` for a document that arrives in pieces: `push` gives the windows that a piece completes, `close` the short last one.
+
+    Raises ValueError unless window >= 1 and 0 <= overlap < window.
+    """
+
+    def __init__(self, window, overlap=0):
+        check_overlap(window, overlap)
+        self.window, self.overlap, self.length, self.given = window, overlap, 0, 0
+
+    def push(self, tokens):
+        """The windows that are full, with all their targets, once `tokens` more tokens have come."""
+        self.length += tokens
+        full = max(0, (self.length - 1 - self.overlap) // (self.window - self.overlap))
+        return self._give(full)
+
+    def close(self):
+        """What is left when the document has ended: one short window or none."""
+        return self._give(count_windows(self.length, self.window, self.overlap))
+
+    def _give(self, until):
+        windows = [window_at(index, self.length, self.window, self.overlap) for index in range(self.given, until)]
+        self.given = max(self.given, until)
+        return windows
+
+
+def overlap_of(config):
+    """Tokens that a model's segments share with the ones before: 0 but for pretrained_recurrence."""
+    return getattr(config, "overlap", 0)

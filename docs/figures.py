@@ -7,7 +7,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from reference import block_recurrent, compressive
+from reference import block_recurrent, compressive, pretrained_recurrence
 
 HERE = Path(__file__).parent
 PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6c7b"  # an opaque page: legible whatever lies behind it
@@ -354,6 +354,62 @@ def memformer_replay():
     save(figure, "memformer_replay")
 
 
+def windows_and_vectors():
+    """Three windows of GPT-2: what is pooled, the small network, and the layer that sees its output."""
+    figure, axes = new_figure(11.4, 5.2)
+    for t in range(3):
+        x = 4.4 * t
+        for layer in range(4):
+            box(axes, x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN, size=9)
+            arrow(axes, (x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
+        label(axes, x + 1.2, 0.4, f"window {t + 1}: T tokens", INK, 9)
+        arrow(axes, (x + 1.2, 4.25), (x + 1.2, 4.6))
+        label(axes, x + 1.2, 4.8, "predictions", GATE, 9)
+        if t == 2:
+            continue
+        for layer in range(4):
+            arrow(axes, (x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
+        box(axes, x + 2.8, 2.7, 0.7, 0.6, f"$z_{t + 1}$", STATE, size=10)
+        box(axes, x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t + 1}}}$", STATE, size=9)
+        arrow(axes, (x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
+        label(axes, x + 3.2, 2.4, "network", STATE, 8, ha="left")
+        label(axes, x + 3.15, 3.55, "pooled", STATE, 8)
+        arrow(axes, (x + 3.85, 1.8), (x + 4.35, 2.0), STATE)
+    text = (
+        "every layer's output is pooled over positions and layers (Eq. 1); one layer of the next window has a key and value more"
+    )
+    label(axes, 5.6, -0.25, text, FAINT, 9)
+    axes.set_xlim(-0.3, 11.6)
+    axes.set_ylim(-0.5, 5.1)
+    save(figure, "pretrained_recurrence_flow")
+
+
+def overlaps(window=3, length=8):
+    """Figure 3: which inputs each prediction sees at overlap 0, T - 1 and in between, from the reference's own windows."""
+    figure, axes = new_figure(11.4, 5.4)
+    titles = {0: "overlap 0: disjoint", window - 1: f"overlap {window - 1}: token by token", 1: "overlap 1"}
+    for place, (overlap, title) in enumerate(titles.items()):
+        sizes = {"segment": window, "overlap": overlap, "max_positions": window}
+        windows = pretrained_recurrence.windows_of(pretrained_recurrence.Config(**sizes), np.arange(length)[None])
+        left = place * (length + 2.5)
+        label(axes, left + length / 2, 0.4, title, INK, 11)
+        for row, w in enumerate(windows):
+            y = -1.35 * (row + 1)
+            for token, target, scored in zip(w.tokens[0], w.targets[0], w.scored[0], strict=True):
+                frame(axes, left + token, y, 0.9, 0.45, TOKEN if scored else PREVIOUS)
+                label(axes, left + token + 0.45, y + 0.22, str(token + 1), "white" if scored else INK, 8)
+                frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, GATE if scored else HIDDEN)
+                label(axes, left + target + 0.4, y + 0.75, str(target + 1), "white" if scored else FAINT, 8)
+    text = (
+        "a row is a window: below what it reads, above what it predicts. Green counts; every token after the first is green once;"
+        "\npale predictions were another window's, pale inputs are read again"
+    )
+    label(axes, 1.5 * length + 2.5, -8.0, text, FAINT, 10)
+    axes.set_xlim(-0.5, 3 * length + 5.4)
+    axes.set_ylim(-8.6, 0.9)
+    save(figure, "pretrained_recurrence_overlap")
+
+
 if __name__ == "__main__":
     mask_tile()
     cell()
@@ -364,3 +420,5 @@ if __name__ == "__main__":
     memformer_flow()
     memformer_slots()
     memformer_replay()
+    windows_and_vectors()
+    overlaps()

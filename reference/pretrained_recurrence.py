@@ -138,7 +138,7 @@ class State(NamedTuple):
     """What a window hands to the next one; axis 0 of every field is the lane."""
 
     pooled: np.ndarray  # (B, D), for plain GPT-2 (B, 0)
-    present: np.ndarray  # (B,) bool, false before a document's first window
+    present: np.ndarray  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
 class Window(NamedTuple):
@@ -221,7 +221,9 @@ def add_into(total, part):
 
 def initial_state(params, config, batch):
     """What a document starts with: nothing to insert."""
-    return State(np.zeros((batch, config.width if config.vectors else 0)), np.zeros(batch, bool))
+    if config.vectors == 0:
+        return State(np.zeros((batch, 0)), np.zeros((batch, 0), bool))
+    return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
 
 
 def linear_forward(x, weight):
@@ -346,7 +348,7 @@ def masked_attention_backward(dout, cache):
 def visible_keys(length, vectors, present):
     """Which of [inserted | tokens] each token sees: inserted where there is any, and no later token; (B, 1, N, S + N)."""
     causal = np.tril(np.ones((length, length), bool))
-    slots = np.broadcast_to(present[:, None, None], (len(present), length, vectors))
+    slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
     return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
 
 
@@ -426,35 +428,35 @@ def mix_backward(dmixed, cache):
     return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
 
 
-def mean_pooling_forward(p, mixed):
+def mean_over_positions_forward(p, mixed):
     """Eq. 1's sum over positions divided by their number: (B, n, D) -> (B, D)."""
     return mixed.mean(1), mixed.shape
 
 
-def mean_pooling_backward(dpooled, shape):
+def mean_over_positions_backward(dpooled, shape):
     return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
 
 
-def max_pooling_forward(p, mixed):
+def max_over_positions_forward(p, mixed):
     where = mixed.argmax(1)[:, None]  # (B, 1, D)
     return np.take_along_axis(mixed, where, 1)[:, 0], (where, mixed.shape)
 
 
-def max_pooling_backward(dpooled, cache):
+def max_over_positions_backward(dpooled, cache):
     where, shape = cache
     dmixed = np.zeros(shape)
     np.put_along_axis(dmixed, where, dpooled[:, None], 1)
     return dmixed, {}
 
 
-def attention_pooling_forward(p, mixed):
+def attention_over_positions_forward(p, mixed):
     """Positions weighted by how well they fit a learned fixed key."""
     scale = mixed.shape[-1] ** -0.5
     weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, n)
     return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
 
 
-def attention_pooling_backward(dpooled, cache):
+def attention_over_positions_backward(dpooled, cache):
     fixed_key, scale, mixed, weights = cache
     dweights = (mixed * dpooled[:, None]).sum(-1)
     dscores = softmax_backward(dweights, weights) * scale
@@ -463,9 +465,9 @@ def attention_pooling_backward(dpooled, cache):
 
 
 POOLINGS = {
-    "mean": (mean_pooling_forward, mean_pooling_backward),
-    "max": (max_pooling_forward, max_pooling_backward),
-    "attention": (attention_pooling_forward, attention_pooling_backward),
+    "mean": (mean_over_positions_forward, mean_over_positions_backward),
+    "max": (max_over_positions_forward, max_over_positions_backward),
+    "attention": (attention_over_positions_forward, attention_over_positions_backward),
 }
 
 
@@ -555,11 +557,11 @@ def forward(params, config, tokens, state, rng=None):
     outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
     hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
-    pooled, pool_cache = state.pooled, None
+    next_state, pool_cache = state, None
     if config.vectors:
         last = hidden if config.pool_final_norm else outputs[-1]
         pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
-    next_state = State(pooled, np.full(len(tokens), config.vectors > 0))
+        next_state = State(pooled, np.ones(len(tokens), bool))
     return logits, next_state, (tokens, module_cache, keep, caches, norm_cache, output_cache, pool_cache)
 
 

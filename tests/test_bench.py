@@ -1,16 +1,20 @@
 """The bench prints its tables, at sizes that take no time."""
 
+import importlib.util
 import re
 
 import pytest
 import torch
+from test_corpus import documents_of
 
 from accelerated import bench, timing
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.errors import InputError
 from accelerated.memformer import Memformer
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 
+WINDOWED = PretrainedRecurrence.Config(width=8, layers=2, heads=2, feed_forward=8, max_positions=8, segment=4, module_width=4)
 TINY = Memformer.Config(width=8, encoder_layers=1, decoder_layers=1, heads=2, head_width=4, feed_forward=8, segment=4, slots=2)
 
 
@@ -19,6 +23,7 @@ def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.setitem(bench.SIZES, ("memformer", "cpu"), TINY)
     monkeypatch.setattr(bench, "HORIZONS", (1, 2))
+    monkeypatch.setattr(bench, "WINDOWS", (1, 2))
     monkeypatch.setattr(bench, "PEERS", {"memformer": ("no such package", None)})
 
 
@@ -38,6 +43,7 @@ def test_horizons(capsys):
                                               recurrent_layers=(1,), states=2)),
     ("compressive", Compressive.Config(width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory=4,
                                        compressed_memory=2, compression_rate=2)),
+    ("pretrained_recurrence", WINDOWED),
 ])  # fmt: skip
 def test_horizons_of_the_other_models(model, config, capsys, monkeypatch):
     monkeypatch.setitem(bench.SIZES, (model, "cpu"), config)
@@ -59,6 +65,20 @@ def test_steps(capsys):
     printed = capsys.readouterr().out
     assert "memformer 1+1L memory_replay" in printed and "/ memformer 1+1L through_time" in printed
     assert "L encoder 1, L decoder 1" in printed and "S slots 2" in printed
+
+
+def test_steps_and_overlaps_of_pretrained_recurrence(capsys, monkeypatch):
+    monkeypatch.setitem(bench.SIZES, ("pretrained_recurrence", "cpu"), WINDOWED)
+    monkeypatch.setattr(bench, "OVERLAPS", (0, 1, 3, 4))
+    monkeypatch.setattr(bench, "random_document", lambda length, vocabulary: documents_of([length // 1000])[0])
+    argv = ["--model", "pretrained_recurrence", "--device", "cpu", "--batch", "2", "--repeats", "1"]
+    bench.main(argv)
+    printed = capsys.readouterr().out
+    assert "GPT-2 2L with recurrence" in printed and "/ plain GPT-2 2L" in printed
+    assert ("transformers" in printed) == bool(importlib.util.find_spec("transformers"))
+    bench.main([*argv, "--table", "overlaps"])
+    rows = re.findall(r"^ +(\d+) .* (\S+) +\S+$", capsys.readouterr().out, re.M)
+    assert rows == [("0", "1.000"), ("1", "1.333"), ("3", "4.000")]
 
 
 @pytest.mark.parametrize("argv,words", [(["--table", "step"], "nearest: steps"), (["--repeats", "0"], "must be at least 1")])

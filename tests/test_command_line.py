@@ -31,6 +31,12 @@ MEMFORMER = [
     *("--validation-segments", 0),
 ]
 
+WINDOWED = [
+    *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
+    *("--max-positions", 12, "--module-width", 8, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
+
 
 @pytest.fixture
 def text(tmp_path):
@@ -147,6 +153,165 @@ def test_a_memformer_run_cut_in_two_equals_an_uncut_run(text, tmp_path, options)
     assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
 
 
+@pytest.mark.parametrize("method", ["through_time", "checkpointed", "memory_replay"])
+def test_an_overlapping_run_cut_in_two_equals_an_uncut_run(text, tmp_path, method):
+    options = [*WINDOWED, "--overlap", 3, "--data", text, "--dropout", 0.2, "--schedule", "constant", "--backprop", method]
+    train(*options, "--steps", 6, "--out", tmp_path / "whole")
+    train(*options, "--steps", 3, "--out", tmp_path / "cut")
+    train("--resume", tmp_path / "cut", "--steps", 6)
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert whole["lanes"] == cut["lanes"]
+    assert all(torch.equal(value, cut["parameters"][name]) for name, value in whole["parameters"].items())
+    assert all(torch.equal(a, b) for a, b in zip(whole["state"], cut["state"], strict=True))
+
+
+def test_overlapping_windows_score_every_token_once_in_training(text, tmp_path, monkeypatch):
+    scored, replay = [], training_script.BACKPROP["through_time"]
+
+    def watch(model, segments, state):
+        scored.extend(segment.scored.sum(1) for segment in segments)
+        return replay(model, segments, state)
+
+    monkeypatch.setitem(training_script.BACKPROP, "through_time", watch)
+    train(*WINDOWED, "--overlap", 3, "--batch", 1, "--horizon", 4, "--data", text, "--steps", 2, "--out", tmp_path / "run")
+    assert [int(count) for count in scored] == [8, *[5] * 7]
+
+
+def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path, capsys):
+    """The command sequence of docs/pretrained_recurrence.md: pretrain, fine-tune twice, one table."""
+    base, plain, recurrent = (tmp_path / name for name in ("base", "plain", "recurrent"))
+    train(*WINDOWED, "--vectors", 0, "--data", text, "--steps", 3, "--out", base)
+    begun = saved(base)["parameters"]
+    assert not any(name.startswith("module.") for name in begun)
+    train("--init", base, "--steps", 1, "--learning-rate", 1e-12, "--weight-decay", 0, "--sample", 0, "--out", plain)
+    for name, value in saved(plain)["parameters"].items():
+        assert torch.allclose(value, begun[name], rtol=0, atol=1e-9), name
+    train("--init", base, "--vectors", 1, "--overlap", 2, "--steps", 2, "--sample", 0, "--out", recurrent)
+    contents = saved(recurrent)
+    config = contents["model_config"]
+    assert (config["vectors"], config["overlap"], config["width"], config["module_width"]) == (1, 2, 16, 8)
+    assert contents["data_config"]["data"] == str(text) and "module.hidden_1" in contents["parameters"]
+    assert all(torch.isfinite(value).all() for value in contents["parameters"].values())
+    capsys.readouterr()
+    evaluate(plain, recurrent, "--overlap", "0,2,7")
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.startswith(("GPT-2", "recurrent"))]
+    assert [row.split()[3] for row in rows] == ["0", "2", "7"] * 2
+    assert sum("(trained with overlap 2)" in row for row in rows) == 2 and "words of the original text" in lines[0]
+    evaluate(plain)
+    printed = capsys.readouterr().out
+    assert re.search(r"bits per byte +(\S+)", printed).group(1) == rows[0].split()[5]
+    assert re.search(r"log-probability +(\S+)", printed).group(1).startswith(rows[0].split()[6].rstrip("0123456789").rstrip("."))
+    evaluate(recurrent, "--overlap", "own", "--split", "test")
+    own = capsys.readouterr().out.splitlines()[-1].split()
+    assert own[3] == "2" and own[4:6] == rows[4].split()[7:9]
+
+
+def test_runs_that_share_a_line_are_averaged(text, tmp_path, capsys):
+    for seed in (0, 1):
+        train(*WINDOWED, "--data", text, "--steps", 1, "--seed", seed, "--out", tmp_path / str(seed))
+    capsys.readouterr()
+    evaluate(tmp_path / "0", tmp_path / "1", "--overlap", "own")
+    lines = capsys.readouterr().out.splitlines()
+    bits = [float(line.split()[5]) for line in lines if line.startswith("recurrent, window 8   ")]
+    [mean] = [line for line in lines if line.startswith("recurrent, window 8, overlap 0, 2 runs")]
+    shown = re.search(r"valid ppl.*?bits/byte (\S+) \((\S+) \.\. (\S+)\)", mean).groups()
+    assert [float(value) for value in shown] == pytest.approx([sum(bits) / 2, min(bits), max(bits)], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--overlap", "8"], r"--overlap is 8; it must lie in 0..7 for segment 8"),
+        (["--overlap", "0,9"], r"--overlap is 9; it must lie in 0..7"),
+        (["--segment", "13"], "--segment 13 is longer than the position table; max_positions is 12"),
+        (["--overlap", "0", "--sample", 3], "each replace the evaluation; give one"),
+        (["--overlap", "0", "--clear-memory"], "--clear-memory leaves --overlap nothing"),
+        (["--new-window"], "go with --sample N"),
+        (["--memory", 3], "--memory is for compressive models, this is pretrained_recurrence"),
+    ],
+)
+def test_windowed_evaluation_refuses_in_one_line(text, tmp_path, argv, words):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match=words) as caught:
+        evaluate(tmp_path / "run", *argv)
+    assert "\n" not in str(caught.value)
+
+
+def test_windows_are_of_pretrained_recurrence_models_and_runs_of_the_table(text, tmp_path, capsys):
+    train("--data", text, "--steps", 1, "--out", tmp_path / "other", *TINY)
+    for option in (["--overlap", "0"], ["--segment", 8], ["--pool", "advance"], ["--sample", 2, "--new-window"]):
+        with pytest.raises(InputError, match="is for pretrained_recurrence models, this is block_recurrent"):
+            evaluate(tmp_path / "other", *option)
+    with pytest.raises(InputError, match="2 runs were given; only --overlap takes more than one"):
+        evaluate(tmp_path / "other", tmp_path / "other")
+    for overlap in ("none", "1,x"):
+        with pytest.raises(SystemExit):
+            evaluate(tmp_path / "other", "--overlap", overlap)
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_windows_of_another_length_are_evaluated(text, tmp_path, capsys):
+    """Up to the position table; the run's own overlap does not stand in the way of a shorter window."""
+    train(*WINDOWED, "--overlap", 6, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    capsys.readouterr()
+    for window in (12, 4):
+        evaluate(tmp_path / "run", "--segment", window, "--overlap", "0,3")
+        assert capsys.readouterr().out.count(f"recurrent, window {window}") == 2
+    with pytest.raises(InputError, match=r"--overlap is 6; it must lie in 0..3 for segment 4"):
+        evaluate(tmp_path / "run", "--segment", 4)
+
+
+def test_a_continuation_in_a_new_window(text, tmp_path, capsys):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    capsys.readouterr()
+    outs = []
+    for options in ([], ["--new-window"]):
+        evaluate(tmp_path / "run", "--sample", 5, "--prompt", "def forward(", "--temperature", 0, *options)
+        outs.append(capsys.readouterr().out)
+    assert all(out.startswith("def forward(") for out in outs)
+
+
+def test_a_gpt2_is_fine_tuned(text, tmp_path, capsys):
+    """--init with a file of another project's weights: they are what training begins with, and recurrence is added."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
+    torch.set_default_dtype(torch.float32)
+    tensors = {"wte.weight": (256, 16), "wpe.weight": (12, 16), "ln_f.weight": (16,), "ln_f.bias": (16,)}
+    for i in range(2):
+        shapes = {"ln_1.weight": (16,), "ln_1.bias": (16,), "ln_2.weight": (16,), "ln_2.bias": (16,)}
+        shapes |= {"attn.c_attn.weight": (16, 48), "attn.c_attn.bias": (48,), "attn.c_proj.weight": (16, 16)}
+        shapes |= {"attn.c_proj.bias": (16,), "mlp.c_fc.weight": (16, 32), "mlp.c_fc.bias": (32,)}
+        shapes |= {"mlp.c_proj.weight": (32, 16), "mlp.c_proj.bias": (16,)}
+        tensors |= {f"h.{i}.{name}": shape for name, shape in shapes.items()}
+    tensors = {name: torch.randn(shape) * 0.1 for name, shape in tensors.items()}
+    (tmp_path / "gpt2").mkdir()
+    path = tmp_path / "gpt2" / "model.safetensors"
+    safetensors.save_file(tensors, path)
+    options = [*WINDOWED[2:], "--tokenizer", "bytes", "--data", text, "--steps", 1, "--learning-rate", 1e-12]
+    for init in (path, path.parent):
+        train("--init", init, "--preset", "tiny", *options, "--out", tmp_path / f"run of {init.name}")
+        learned = saved(tmp_path / f"run of {init.name}")["parameters"]
+        assert torch.allclose(learned["layers.1.output"], tensors["h.1.attn.c_proj.weight"].t(), atol=1e-6)
+        assert torch.allclose(learned["layers.0.key"], tensors["h.0.attn.c_attn.weight"].t()[16:32], atol=1e-6)
+        assert "module.inserted" in learned
+    with pytest.raises(InputError, match=r"2 layers of width 16; 3 layers of width 16 was asked for"):
+        train("--init", path, "--preset", "tiny", *options, "--layers", 3, "--out", tmp_path / "deep")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_init_from_a_run_that_does_not_fit_is_refused(text, tmp_path):
+    train("--data", text, "--steps", 1, "--out", tmp_path / "other", *TINY)
+    train("--init", tmp_path / "other", "--data", text, "--steps", 1, "--sample", 0, "--out", tmp_path / "again")
+    assert saved(tmp_path / "again")["model"] == "block_recurrent"
+    with pytest.raises(InputError, match="is for --model block_recurrent; leave --model compressive out"):
+        train("--init", tmp_path / "other", "--model", "compressive", "--out", tmp_path / "x")
+    with pytest.raises(InputError, match="does not fit the model: embedding should be"):
+        train("--init", tmp_path / "other", "--width", 24, "--data", text, "--out", tmp_path / "x")
+    with pytest.raises(InputError, match="no such file"):
+        train("--init", tmp_path / "nowhere", "--tokenizer", "bytes", "--data", text, "--out", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 def test_tasks_reach_the_training(text, tmp_path, monkeypatch):
     kinds = []
     replay = training_script.BACKPROP["memory_replay"]
@@ -187,7 +352,7 @@ def test_temporal_range_is_printed(text, tmp_path, capsys):
         evaluate(tmp_path / "run", "--temporal-range", 1)
     with pytest.raises(InputError, match="each replace the evaluation"):
         evaluate(tmp_path / "run", "--temporal-range", 2, "--sample", 3)
-    with pytest.raises(InputError, match="leaves no memories"):
+    with pytest.raises(InputError, match="--clear-memory leaves --temporal-range nothing to look into"):
         evaluate(tmp_path / "run", "--temporal-range", 2, "--clear-memory")
 
 
@@ -252,7 +417,7 @@ def test_compressive_runs_are_inspected_and_evaluated_at_other_sizes(text, tmp_p
         (["--memory", -1], "memory is -1"),
         (["--sequences", 5], "goes with"),
         (["--attention-buckets", "--sample", 3], "each replace the evaluation"),
-        (["--attention-buckets", "--clear-memory"], "leaves no memories"),
+        (["--attention-buckets", "--clear-memory"], "nothing to look into"),
         (["--attention-buckets", "--sequences", 1], "--sequences is 1"),
         (["--attention-buckets", "--memory", 9000], "0 segments have full memories"),
         (["--compression-by-layer", "--compressed-memory", 0], "nothing is compressed"),
@@ -325,6 +490,7 @@ def test_options_of_another_model_are_named(capsys):
         (["--model", "compressive", "--gate", "lstm"], "--gate is an option of --model block_recurrent"),
         (["--memory", 64], "--memory is an option of --model compressive"),
         (["--slots", 4], "--slots is an option of --model memformer"),
+        (["--vectors", 2], "--vectors is an option of --model pretrained_recurrence"),
         (["--task-recall", 0.1], "--task-recall is an option of --model memformer"),
     ):
         with pytest.raises(SystemExit) as caught:

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated import corpus
-from accelerated.corpus import Lanes, load_splits, split_of, text_document
+from accelerated.corpus import Lanes, independent_windows, load_splits, one_pass, split_of, text_document
 from accelerated.errors import InputError
 from accelerated.recall import RecallConfig
 from accelerated.tokenizer import ByteTokenizer
+from accelerated.windows import cut
 
 BYTES = ByteTokenizer()
 
@@ -62,6 +63,48 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, l
             assert any(
                 tokens == key[i : i + size] and targets == whole[key][i : i + size] for key in whole for i in range(len(key))
             )
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
+def test_overlapping_segments_score_every_token_once(ns, lanes, length, data):
+    """Lane by lane, contiguously; each segment begins with the last tokens of the one before, which are not scored again."""
+    overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
+    read = read_lanes(Lanes(documents, lanes, length, overlap=overlap), lanes)
+    seen = sorted(tuple(map(tuple, document)) for lane in read for document in lane)
+    assert seen == sorted((tuple(d.inputs.tolist()), tuple(d.targets.tolist())) for d in documents if len(d.inputs))
+    last = [None] * lanes
+    for segment in Lanes(documents, lanes, length, overlap=overlap):
+        for lane in range(lanes):
+            row, idle = segment.tokens[lane].tolist(), not segment.scored[lane].any()
+            if not idle and not segment.starts[lane]:
+                assert row[:overlap] == last[lane][length - overlap :] and not segment.scored[lane, :overlap].any()
+            last[lane] = row
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
+def test_independent_windows_are_all_windows(ns, lanes, length, data):
+    overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
+    windows = [(d, w) for d in documents for w in cut(len(d.inputs) + 1, length, overlap)]
+    segments = list(independent_windows(documents, lanes, length, overlap))
+    assert len(segments) == -(-len(windows) // lanes)
+    rows = [row for segment in segments for row in zip(*segment[:4], strict=True)]
+    for (tokens, targets, scored, _), (document, window) in zip(rows, windows, strict=False):
+        size = window.stop - window.start
+        assert tokens[:size].tolist() == document.inputs[window.start : window.stop].tolist()
+        assert targets[scored].tolist() == document.targets[window.first - 1 : window.stop].tolist()
+        assert not scored[: window.first - 1 - window.start].any() and not scored[size:].any()
+    assert not any(scored.any() for _, _, scored, _ in rows[len(windows) :])
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7))
+def test_one_pass_leaves_out_lanes_that_have_ended(ns, lanes, length):
+    """The same segments as Lanes in the rows that are left, which are named by their place in the segment before."""
+    documents, rows = documents_of(ns), list(range(lanes))
+    whole = Lanes(documents, lanes, length)
+    for (segment, kept), full in zip(one_pass(documents, lanes, length), whole, strict=True):
+        rows = [rows[row] for row in kept]
+        assert rows == [lane for lane in range(lanes) if full.scored[lane].any()]
+        assert all(torch.equal(a, b[rows]) for a, b in zip(segment[:4], full[:4], strict=True))
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.integers(0, 9))

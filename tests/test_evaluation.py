@@ -1,5 +1,6 @@
 """Scores are sums: independent of lanes and order, equal to a document read whole."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,10 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_block_recurrent import SMALL
 from test_corpus import documents_of
+from test_pretrained_recurrence import SMALL as WINDOWED
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.evaluation import Score, evaluate, temporal_range
+from accelerated.corpus import text_document
+from accelerated.documents import Document
+from accelerated.evaluation import Score, carries_nothing, count_words, evaluate, temporal_range
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.tokenizer import ByteTokenizer
+from accelerated.windows import cut
 
 BYTES = ByteTokenizer()
 CONFIG = SMALL.__class__(**{**SMALL.__dict__, "vocabulary": 256})
@@ -121,3 +127,92 @@ def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach)
         scores = temporal_range(model, documents, BYTES, lanes, reach)
         assert [score.tokens for score in scores] == counts
         assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
+
+
+def windowed(**changes):
+    """A pretrained_recurrence model over bytes, its weights large enough to make a difference."""
+    config = dataclasses.replace(WINDOWED, vocabulary=256, **changes)
+    model = PretrainedRecurrence(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    return model
+
+
+@torch.no_grad()
+def nats_window_by_window(model, documents):
+    """Each document alone, each window alone and unpadded, each scored prediction alone."""
+    total, config = 0.0, model.config
+    for document in documents:
+        state = model.initial_state(1)
+        for w in cut(len(document.inputs) + 1, config.segment, config.overlap):
+            logits, state, _ = model(torch.tensor(document.inputs[w.start : w.stop].astype(int))[None], state)
+            for target in range(w.first, w.stop + 1):
+                total -= logits[0, target - 1 - w.start].log_softmax(-1)[int(document.targets[target - 1])].item()
+    return total
+
+
+@settings(max_examples=20)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
+    window=st.integers(1, 8), vectors=st.integers(0, 2), data=st.data(),
+)  # fmt: skip
+def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, vectors, data):
+    """The sum of log-probabilities is that of windows read one by one, plain ones dealt to any batch, recurrent ones in lanes."""
+    overlap, documents = data.draw(st.integers(0, window - 1)), documents_of(lengths)
+    model = windowed(segment=window, overlap=overlap, vectors=vectors)
+    expected = nats_window_by_window(model, documents)
+    for some in (documents, documents[::-1]):
+        score = evaluate(model, some, BYTES, lanes)
+        assert math.isclose(score.nats, expected, rel_tol=1e-11)
+        assert score.tokens == sum(max(n - 1, 0) for n in lengths)
+
+
+def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
+    """Its cost is that of its windows, however long a document is: the number of batches is the number of windows over lanes."""
+    documents, calls = documents_of([70, 9, 3]), []
+    for vectors, expected in ((0, 9), (1, 33)):
+        model = windowed(overlap=4, vectors=vectors)
+        assert carries_nothing(model) == (vectors == 0) and not carries_nothing(BlockRecurrent(CONFIG))
+        forward = model.forward
+        monkeypatch.setattr(model, "forward", lambda tokens, state, run=forward: calls.append(len(tokens)) or run(tokens, state))
+        evaluate(model, documents, BYTES, 4)
+        windows = sum(len(cut(n, 6, 4)) for n in (70, 9, 3))
+        assert windows == 36 and len(calls) == expected
+        calls.clear()
+
+
+def test_idle_lanes_are_not_computed(monkeypatch):
+    calls, model = [], windowed(overlap=0)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda tokens, state: calls.append(len(tokens)) or forward(tokens, state))
+    evaluate(model, documents_of([31, 13, 8]), BYTES, 8)
+    assert calls == [3, 3, 1, 1, 1]
+
+
+@given(vocabulary=st.integers(2, 300), overlap=st.integers(0, 15))
+def test_a_constant_model_has_the_perplexity_of_its_vocabulary(vocabulary, overlap):
+    """Exactly, at any overlap: nothing is scored twice, nothing left out, no padding counted."""
+    config = dataclasses.replace(WINDOWED, vocabulary=vocabulary, segment=16, max_positions=16, vectors=0, overlap=overlap)
+    model = PretrainedRecurrence(config)
+    torch.nn.init.zeros_(model.embedding)
+    documents = [
+        Document("d", np.arange(n) % vocabulary, np.arange(1, n + 1) % vocabulary, np.ones(n, bool)) for n in (50, 1, 17)
+    ]
+    score = evaluate(model, documents, Anything(vocabulary), 3)
+    assert score.tokens == 68 and math.exp(score.nats / score.tokens) == pytest.approx(vocabulary, rel=1e-12)
+
+
+class Anything:
+    """A tokenizer of so many tokens of one byte each."""
+
+    def __init__(self, vocabulary):
+        self.token_bytes = np.ones(vocabulary, int)
+
+
+def test_words_are_those_of_the_original_text():
+    documents = [text_document(name, text, BYTES) for name, text in (("a", b"one  two\nthree "), ("b", b""), ("c", b"x"))]
+    assert [document.words for document in documents] == [3, 0, 1] and count_words(documents) == 4
+    score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
+    assert score.word_perplexity(4) == pytest.approx(math.exp(2.5))
+    assert math.isfinite(Score(1e9, 1, 0, 1).word_perplexity(1))

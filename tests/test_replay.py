@@ -15,12 +15,15 @@ from test_compressive import variant as compressive_variant
 from test_memformer import VARIANTS as MEMFORMER_VARIANTS
 from test_memformer import WITH_TASKS
 from test_memformer import variant as memformer_variant
+from test_pretrained_recurrence import VARIANTS as WINDOWED_VARIANTS
+from test_pretrained_recurrence import variant as windowed_variant
 
 from accelerated import replay
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.corpus import Segment
 from accelerated.memformer import Memformer
+from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
 from accelerated.tasks import Task
 from accelerated.timing import peak_memory
@@ -30,7 +33,14 @@ EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for na
     f"compressive {name}": (Compressive, compressive_variant(name)) for name in COMPRESSIVE_VARIANTS
 }
 EVERY_MODEL |= {f"memformer {name}": (Memformer, memformer_variant(name)) for name in MEMFORMER_VARIANTS}
-ONE_OF_EACH = ["block_recurrent fixed-skip", "compressive conv-bptt", "memformer encoder-decoder", "memformer decoder-only"]
+EVERY_MODEL |= {f"pretrained_recurrence {name}": (PretrainedRecurrence, windowed_variant(name)) for name in WINDOWED_VARIANTS}
+ONE_OF_EACH = [
+    "block_recurrent fixed-skip",
+    "compressive conv-bptt",
+    "memformer encoder-decoder",
+    "memformer decoder-only",
+    "pretrained_recurrence overlapping",
+]
 
 
 def random_rollout(config, horizon, lanes=3, scored=0.7):
@@ -106,13 +116,13 @@ def losing_a_task(model):
     model.advance = lambda tokens, state, *task: advance(tokens, state)
 
 
-@pytest.mark.parametrize("name", ["memformer encoder-decoder", "memformer decoder-only"])
+@pytest.mark.parametrize("name", ["memformer encoder-decoder", "memformer decoder-only", "pretrained_recurrence several-vectors"])
 @pytest.mark.parametrize("fault", [dropping_in_the_first_pass_alone, losing_the_memorys_gradient, losing_a_task])
 def test_a_broken_replay_is_noticed(name, fault):
     """Another dropout in the first pass, no gradient into memory, a first pass that reads other tokens: each shows."""
     model_class, config = EVERY_MODEL[name]
-    if fault is losing_a_task and "decoder-only" in name:
-        pytest.skip("the decoder-only model has no tasks")
+    if fault is losing_a_task and name != "memformer encoder-decoder":
+        pytest.skip("this model has no tasks")
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
     segments, state = rollout_for(name, config, 4), carried_state(model)
     expected = rows_of(replay.through_time, model, segments, state)

@@ -90,6 +90,9 @@ def test_options_override_presets():
         (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
         (["--data", "recall", "--recall-pairs", "99"], "pairs is 99"),
         (["--model", "memformer", "--slots", "0"], "slots is 0"),
+        (["--model", "pretrained_recurrence", "--overlap", "64"], r"overlap is 64; it must lie in 0..63 for segment 64"),
+        (["--model", "pretrained_recurrence", "--segment", "300"], "segment 300 is longer than the position table"),
+        (["--model", "pretrained_recurrence", "--insertion-layers", "5"], r"insertion_layers \(5,\) must lie in 1..4"),
         (["--model", "memformer", "--task-span", "0"], "span is 0"),
         (["--model", "memformer", "--task-masked", "1"], "masked is 1.0"),
         (["--model", "memformer", "--task-infilling", "0.8", "--task-recall", "0.3"], "more than 1 together"),
@@ -202,6 +205,28 @@ def test_the_memformer_papers_sizes():
     assert chosen.tasks.shares == pytest.approx((0.6, 0.3, 0.1)) and (chosen.tasks.span, chosen.tasks.masked) == (3.5, 0.3)
     assert (chosen.training.horizon, decoder.training.horizon) == (32, 4)
     assert chosen.training.backprop == decoder.training.backprop == "memory_replay"
+
+
+def test_the_pretrained_recurrence_papers_settings():
+    """Section 5: windows of 300, 20 of them, insertion at layer 2, Adam with 100 steps of warm-up; GPT-2's tokens."""
+    chosen = preset_settings("pretrained_recurrence", "gpt2")
+    c, t = chosen.model_config, chosen.training
+    assert (c.segment, c.overlap, c.vectors, c.insertion_layers, c.pooling, c.pool) == (300, 0, 1, (2,), "mean", "all")
+    assert (c.module_layers, c.module_width, c.dropout) == (3, 200, 0.1)
+    assert (t.horizon, t.warmup, t.schedule, t.optimizer, t.weight_decay) == (20, 100, "constant", "adamw", 0.0)
+    assert chosen.data.tokenizer == "gpt2"
+    assert parse_training(["--model", "pretrained_recurrence", "--preset", "gpt2-xl"])[0].model_config.vocabulary == 50257
+    assert parse_training(["--model", "pretrained_recurrence"])[0].model_config.vocabulary == 256
+
+
+def test_a_gpt2_implies_its_model_and_preset():
+    chosen, options = parse_training(["--init", "some/gpt2.safetensors"])
+    assert chosen == preset_settings("pretrained_recurrence", "gpt2")._replace(model_config=chosen.model_config)
+    assert (chosen.model_config.layers, chosen.model_config.vocabulary, options.init) == (12, 50257, "some/gpt2.safetensors")
+    assert parse_training(["--init", "x", "--preset", "gpt2-medium"])[0].model_config.layers == 24
+    for argv in (["--init", "x", "--model", "memformer"], ["--init", "x", "--resume", "y"]):
+        with pytest.raises(InputError, match=r"--init x is for --model pretrained_recurrence|give one of them"):
+            parse_training(argv)
 
 
 def test_the_recall_preset_asks_at_least_eight_segments_later():

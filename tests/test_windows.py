@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.windows import Window, count_windows, cut
+from accelerated.windows import Cutter, Window, count_windows, cut
 
 
 @st.composite
@@ -56,5 +56,60 @@ def test_extremes():
 
 @pytest.mark.parametrize("window,overlap", [(0, 0), (4, 4), (4, -1)])
 def test_impossible_windows_are_refused(window, overlap):
-    with pytest.raises(ValueError, match=r"window|overlap"):
-        cut(9, window, overlap)
+    for refuse in (lambda: cut(9, window, overlap), lambda: Cutter(window, overlap)):
+        with pytest.raises(ValueError, match=r"window|overlap"):
+            refuse()
+
+
+@given(sizes())
+def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before_it(size):
+    """Context of a prediction: the tokens of its window up to it. o + 1 at least, but in the first window, which has no past."""
+    length, window, overlap = size
+    for index, w in enumerate(cut(length, window, overlap)):
+        contexts = [target - w.start for target in range(w.first, w.stop + 1)]
+        assert contexts[0] == (overlap + 1 if index else 1) and contexts[-1] <= window
+        assert contexts == list(range(contexts[0], contexts[0] + w.scored))
+
+
+@given(length=st.integers(0, 60), window=st.integers(1, 12))
+def test_the_two_ends_of_the_scale(length, window):
+    """Overlap 0 is disjoint execution; overlap T - 1 predicts token by token, with the full context (Figure 3a, 3b)."""
+    disjoint = cut(length, window, 0)
+    assert [w.start for w in disjoint] == list(range(0, max(length - 1, 0), window))
+    assert all(w.first == w.start + 1 for w in disjoint)
+    full = cut(length, window, window - 1)
+    assert all(w.scored == 1 and w.stop - w.start == window for w in full[1:])
+
+
+def rolling_windows(tokens, window, context):
+    """The targets of lm-evaluation-harness's rolling windows, its rule in our words.
+
+    The first window predicts its first `window` tokens from a prefix token on. Every later one predicts the next
+    window - context + 1 tokens, or as many as are left, and ends with the last of them.
+    """
+    targets, at = [tokens[:window]] if tokens else [], window
+    while at < len(tokens):
+        targets.append(tokens[at : at + window - context + 1])
+        at += window - context + 1
+    return targets
+
+
+@given(sizes())
+def test_the_targets_are_those_of_rolling_windows_with_one_token_more_context(size):
+    """An outside oracle: token 0 is the prefix, context_len = o + 1. (Its last window is moved back, ours stays on the grid.)"""
+    length, window, overlap = size
+    expected = rolling_windows(list(range(1, length)), window, overlap + 1)
+    assert [list(range(w.first, w.stop + 1)) for w in cut(length, window, overlap)] == expected
+
+
+@given(size=sizes(), pieces=st.lists(st.integers(0, 20), max_size=12))
+def test_a_document_may_come_in_pieces(size, pieces):
+    """Any pieces give the windows of the whole, full ones as soon as their last target is there, the short one at the end."""
+    _, window, overlap = size
+    cutter, found = Cutter(window, overlap), []
+    for index, piece in enumerate(pieces):
+        found += cutter.push(piece)
+        so_far = cut(sum(pieces[: index + 1]), window, overlap)
+        assert found == [w for w in so_far if w.stop - w.start == window]
+    assert found + cutter.close() == cut(sum(pieces), window, overlap)
+    assert cutter.close() == []

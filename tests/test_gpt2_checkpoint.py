@@ -1,0 +1,233 @@
+"""GPT-2's weights: logits equal to the `transformers` package's, and one clear line for every file that is none."""
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated.errors import InputError
+from accelerated.gpt2_checkpoint import load_gpt2, read_tensors, size_name
+from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
+from reference import pretrained_recurrence as ref
+
+safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
+
+SIZES = {"vocab_size": 97, "n_positions": 24, "n_embd": 32, "n_layer": 3, "n_head": 4}
+CONFIG = Config(
+    vocabulary=97, width=32, layers=3, heads=4, feed_forward=128, max_positions=24, segment=24, vectors=0, module_width=16
+)  # fmt: skip
+
+
+def gpt2_tensors(rng, layers=3, width=32, prefix=""):
+    """Random weights under GPT-2's names and shapes, (in, out)."""
+    shapes = {"wte.weight": (97, width), "wpe.weight": (24, width), "ln_f.weight": (width,), "ln_f.bias": (width,)}
+    for i in range(layers):
+        for name, shape in {
+            "ln_1.weight": (width,), "ln_1.bias": (width,), "ln_2.weight": (width,), "ln_2.bias": (width,),
+            "attn.c_attn.weight": (width, 3 * width), "attn.c_attn.bias": (3 * width,),
+            "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,), "mlp.c_fc.weight": (width, 4 * width),
+            "mlp.c_fc.bias": (4 * width,), "mlp.c_proj.weight": (4 * width, width), "mlp.c_proj.bias": (width,),
+        }.items():  # fmt: skip
+            shapes[f"h.{i}.{name}"] = shape
+    return {prefix + name: torch.tensor(0.2 * rng.standard_normal(shape), dtype=torch.float32) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def tensors():
+    return gpt2_tensors(np.random.default_rng(0))
+
+
+@pytest.fixture
+def single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def saved(path, tensors):
+    safetensors.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A GPT2LMHeadModel with random weights and the folder that its own save_pretrained wrote."""
+    transformers = pytest.importorskip("transformers", reason="the comparison needs the package transformers (extra test)")
+    torch.manual_seed(3)
+    torch.set_default_dtype(torch.float32)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**SIZES, attn_pdrop=0.0)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and norms start at 0 and 1, which would hide a mistake
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    folder = tmp_path_factory.mktemp("gpt2")
+    model.save_pretrained(folder, safe_serialization=True)
+    return model, folder
+
+
+def test_logits_are_those_of_transformers(published, single_precision):
+    """In float32, with random weights saved by that package; and those of the NumPy reference with the same weights."""
+    model, folder = published
+    ours = PretrainedRecurrence(CONFIG).eval()
+    load_gpt2(ours, folder)
+    tokens = torch.randint(97, (2, 24))
+    with torch.no_grad():
+        expected, actual = model(tokens).logits, ours(tokens, ours.initial_state(2)).logits
+    assert expected.abs().max() > 3, "large enough to be wrong"
+    assert (expected - actual).abs().max() <= 1e-5 * expected.abs().max()
+    params = {name: value.double().numpy() for name, value in ours.state_dict().items()}
+    logits, _, _ = ref.forward(params, CONFIG, tokens.numpy(), ref.initial_state(params, CONFIG, 2))
+    assert np.abs(logits - expected.double().numpy()).max() <= 1e-5 * np.abs(logits).max()
+
+
+def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published, single_precision):
+    model, folder = published
+    ours = PretrainedRecurrence(CONFIG)
+    load_gpt2(ours, folder)
+    tokens = torch.randint(97, (2, 24))
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+    logits = ours(tokens, ours.initial_state(2)).logits[:, :-1]
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    for expected, actual in (
+        (model.transformer.wte.weight.grad, ours.embedding.grad),
+        (model.transformer.h[1].attn.c_proj.weight.grad.t(), ours.layers[1].output.grad),
+        (model.transformer.h[2].mlp.c_fc.weight.grad.t(), ours.layers[2].mlp_hidden.grad),
+    ):
+        assert (expected - actual).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_recurrence_is_added_to_the_same_weights(published, single_precision):
+    """With the module the first window is GPT-2 still, and the module stays as it starts."""
+    model, folder = published
+    config = dataclasses.replace(CONFIG, vectors=1, segment=12)
+    ours, fresh = PretrainedRecurrence(config, seed=4).eval(), PretrainedRecurrence(config, seed=4)
+    load_gpt2(ours, folder / "model.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(ours.module.parameters(), fresh.module.parameters(), strict=True))
+    tokens = torch.randint(97, (2, 24))
+    with torch.no_grad():
+        first, state, _ = ours(tokens[:, :12], ours.initial_state(2))
+        assert (model(tokens[:, :12]).logits - first).abs().max() <= 1e-4
+        assert (model(tokens[:, 12:]).logits - ours(tokens[:, 12:], state).logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("form", ["prefixed", "with masks", "with its head", "half precision"])
+def test_the_forms_that_are_published(tmp_path, tensors, form, single_precision):
+    expected = PretrainedRecurrence(CONFIG)
+    load_gpt2(expected, saved(tmp_path / "plain.safetensors", tensors))
+    if form == "prefixed":
+        tensors = {f"transformer.{name}": tensor for name, tensor in tensors.items()}
+    elif form == "with masks":
+        for i in range(3):
+            tensors |= {f"h.{i}.attn.bias": torch.ones(1, 1, 24, 24), f"h.{i}.attn.masked_bias": torch.tensor(-1e4)}
+    elif form == "with its head":
+        tensors["lm_head.weight"] = tensors["wte.weight"].clone()
+    else:
+        tensors = {name: tensor.half() for name, tensor in tensors.items()}
+    model = PretrainedRecurrence(CONFIG)
+    load_gpt2(model, saved(tmp_path / "model.safetensors", tensors))
+    tolerance = 2e-3 if form == "half precision" else 0
+    for name, value in expected.state_dict().items():
+        assert (model.state_dict()[name] - value).abs().max() <= tolerance and model.state_dict()[name].dtype == torch.float32
+
+
+def refusal(path, config=CONFIG):
+    with pytest.raises(InputError) as caught:
+        load_gpt2(PretrainedRecurrence(config), path)
+    message = str(caught.value)
+    assert str(path.parent) in message and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    "content,words",
+    [
+        (b"<!DOCTYPE html><html><body>404</body></html>", "an HTML page"),
+        (b"\n  <html>", "an HTML page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:248d\nsize 548105171\n", "a Git LFS pointer"),
+        (pickle.dumps({"wte.weight": [1.0]}), "a pickle"),
+        (b"PK\x03\x04rest of a zip", "a pickle"),
+        (b"\x89HDF\r\n", "an HDF5 file"),
+        (b"", "an empty file"),
+        (b"just some text, no header at all", "no safetensors file"),
+        ((10).to_bytes(8, "little") + b"[1, 2, 3] ", "no safetensors file"),
+        ((2).to_bytes(8, "little") + b"{}", "no safetensors file"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path, content, words):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    message = refusal(path)
+    assert words in message and "expected GPT-2 in safetensors" in message
+
+
+def test_a_missing_file_or_folder_is_named(tmp_path):
+    assert "no such file" in refusal(tmp_path / "absent.safetensors")
+    with pytest.raises(InputError, match="neither model"):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("lost", [1, 1000, -3])
+def test_a_truncated_file_is_named_with_its_sizes(tmp_path, tensors, lost):
+    path = saved(tmp_path / "model.safetensors", tensors)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-lost] if lost > 0 else whole + b"123")
+    message = refusal(path)
+    assert "truncated" in message and str(len(whole)) in message and str(len(whole) - lost) in message
+
+
+def test_a_file_that_ends_in_its_header_is_named(tmp_path, tensors):
+    path = saved(tmp_path / "model.safetensors", tensors)
+    path.write_bytes(path.read_bytes()[:200])
+    assert "cut off in its header, of 200 bytes" in refusal(path)
+
+
+def test_another_architecture_is_named_by_what_it_holds(tmp_path, tensors):
+    bert = {"bert.embeddings.word_embeddings.weight": torch.zeros(3, 2), "bert.pooler.weight": torch.zeros(2, 2)}
+    assert "not a GPT-2: it holds bert.embeddings" in refusal(saved(tmp_path / "bert.safetensors", bert))
+    extra = tensors | {"h.1.attn.rotary.weight": torch.zeros(4)}
+    assert "h.1.attn.rotary.weight should be absent, is (4,)" in refusal(saved(tmp_path / "rotary.safetensors", extra))
+    del tensors["h.2.mlp.c_fc.bias"]
+    assert "layers.2.mlp_hidden_bias should be (128,), is absent" in refusal(saved(tmp_path / "less.safetensors", tensors))
+
+
+def test_an_untied_head_is_refused(tmp_path, tensors):
+    tensors["lm_head.weight"] = tensors["wte.weight"] + 1
+    assert "lm_head.weight differs from wte.weight" in refusal(saved(tmp_path / "model.safetensors", tensors))
+
+
+def test_another_size_is_refused_with_the_preset_that_fits(tmp_path):
+    deep = saved(tmp_path / "deep.safetensors", gpt2_tensors(np.random.default_rng(0), layers=2))
+    message = refusal(deep)
+    assert "2 layers of width 32; 3 layers of width 32 was asked for; give --layers 2 --width 32" in message
+    assert size_name(24, 1024) == "gpt2-medium (24 layers of width 1024)"
+    for field, other in (("vocabulary", 98), ("max_positions", 25)):
+        fits = saved(tmp_path / "model.safetensors", gpt2_tensors(np.random.default_rng(0)))
+        assert f"of {97 if field == 'vocabulary' else 24}, the model's is {other}" in refusal(
+            fits, dataclasses.replace(CONFIG, **{field: other})
+        )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(tmp_path, tensors, value):
+    tensors["h.1.attn.c_proj.weight"][3, 5] = value
+    assert "layers.1.output has values that are not finite" in refusal(saved(tmp_path / "model.safetensors", tensors))
+
+
+def test_nothing_is_loaded_from_a_file_that_is_refused(tmp_path, tensors):
+    tensors["ln_f.bias"][0] = float("nan")
+    model = PretrainedRecurrence(CONFIG)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(InputError):
+        load_gpt2(model, saved(tmp_path / "model.safetensors", tensors))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path, tensors):
+    """A header of 0x..0480 bytes begins as pickle protocol 4 does."""
+    path = saved(tmp_path / "model.safetensors", tensors)
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    longer = (size | 0xFFFF) + 1 + 0x0480
+    path.write_bytes(longer.to_bytes(8, "little") + raw[8 : 8 + size].ljust(longer) + raw[8 + size :])
+    assert path.read_bytes().startswith(b"\x80\x04")
+    assert read_tensors(path).keys() == tensors.keys()
