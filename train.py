@@ -13,7 +13,7 @@ from accelerated.allocator import keep_freed_memory
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_checkpoint
 from accelerated.corpus import Lanes, load_splits, longest_document
 from accelerated.errors import InputError, run_program
-from accelerated.evaluation import count_bytes, evaluate
+from accelerated.evaluation import carries_nothing, count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
 from accelerated.gpt2_checkpoint import load_gpt2
 from accelerated.models import MODELS
@@ -71,8 +71,11 @@ def save(run, settings, model, optimizer, state, work, step):
 
 def report(model, documents, tokenizer, settings):
     """Validate with the state carried through each document and with it cleared at every segment, and print both."""
-    limit = settings.training.validation_segments or None
-    lanes = settings.training.batch
+    limit, lanes = settings.training.validation_segments or None, settings.training.batch
+    if carries_nothing(model):
+        score = evaluate(model, documents, tokenizer, lanes, segments=limit)
+        print(f"validation on {score.tokens} tokens: {score.bits_per_byte:.3f} bits per byte; this model carries no memory")
+        return
     carried, cleared = (evaluate(model, documents, tokenizer, lanes, clear, limit) for clear in (False, True))
     if carried.tokens == 0:
         print(

@@ -27,6 +27,7 @@ MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
 # 2, Adam with 100 steps of warm-up, then constant. Learning rate and batch are not given: ours. Sizes are GPT-2's published ones
 GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
+SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256}
 GPT2_TRAINING = {
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
     "learning_rate": 5e-5, "beta2": 0.999, "weight_decay": 0.0,
@@ -170,8 +171,21 @@ PRESETS = {
     },
     "pretrained_recurrence": {
         "tiny": {
-            "model": {"width": 128, "layers": 4, "segment": 64, "max_positions": 256},
-            "training": {"steps": 600, "batch": 16, "horizon": 4, "learning_rate": 2e-3, "warmup": 100},
+            "model": SMALL_GPT2,
+            "training": {
+                "steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3, "warmup": 100, "validation_segments": 160,
+            },
+        },
+        # The paper's way in the small: a plain GPT-2 first, recurrence added when it is fine-tuned with --init
+        "pretrain": {
+            "model": SMALL_GPT2 | {"vectors": 0},
+            "training": {"steps": 1200, "batch": 64, "learning_rate": 2e-3, "warmup": 100, "validation_segments": 160},
+        },
+        "fine-tune": {
+            "model": SMALL_GPT2,
+            "training": {
+                "steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3, "warmup": 100, "validation_segments": 160,
+            },
         },
         "small": {
             "model": {"width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024},
