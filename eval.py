@@ -1,7 +1,7 @@
 """Evaluate a trained run, or continue a text with it: python eval.py --help."""
 
 import argparse
-import math
+import os
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parame
 from accelerated.corpus import load_splits, longest_document
 from accelerated.documents import SPLITS
 from accelerated.errors import InputError, run_program
-from accelerated.evaluation import count_words, evaluate, temporal_range
+from accelerated.evaluation import carries_nothing, count_words, evaluate, temporal_range
 from accelerated.generation import continue_in_new_window, continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
@@ -27,6 +27,7 @@ from accelerated.settings import (
     settings_from,
 )
 from accelerated.tokenizer import TOKENIZERS
+from accelerated.windows import overlap_of
 from reference.pretrained_recurrence import POOLS
 
 MEMORIES = ("memory", "compressed_memory")  # sizes that may differ between training and evaluation
@@ -103,6 +104,11 @@ def option_name(field):
     return "--" + field.replace("_", "-")
 
 
+def was_given(options, name):
+    """Whether the command line has it: 0 is a value too."""
+    return getattr(options, name) is not None and getattr(options, name) is not False
+
+
 def parse_options(argv):
     options = options_parser().parse(argv)
     if options.sample is None and (options.prompt, options.temperature, options.seed, options.new_window) != (
@@ -112,10 +118,10 @@ def parse_options(argv):
         False,
     ):
         raise InputError("--prompt, --temperature, --seed and --new-window go with --sample N; add it or leave them out")
-    given = [name for name in INSTEAD if getattr(options, name) not in (None, False)]
+    given = [name for name in INSTEAD if was_given(options, name)]
     if len(given) > 1:
         raise InputError(f"{' and '.join(map(option_name, given))} each replace the evaluation; give one of them")
-    if options.clear_memory and given and given != ["sample"]:
+    if options.clear_memory and given and given[0] not in ("sample", "overlap"):
         raise InputError(f"--clear-memory leaves {option_name(given[0])} nothing to look into; leave one of them out")
     if len(options.runs) > 1 and options.overlap is None:
         raise InputError(f"{len(options.runs)} runs were given; only --overlap takes more than one")
@@ -131,13 +137,17 @@ def parse_options(argv):
 
 def evaluation_config(options, settings):
     """The model's config with the memory sizes and the compression loss that the options ask for."""
-    asked = [name for name in OWNERS if getattr(options, name) not in (None, False)]
+    asked = [name for name in OWNERS if was_given(options, name)]
     for name in asked:
         if OWNERS[name] != settings.model:
             raise InputError(f"{option_name(name)} is for {OWNERS[name]} models, this is {settings.model}; leave it out")
     changes = {name: getattr(options, name) for name in asked if name in (*MEMORIES, "segment", "pool")}
     if settings.model == GPT2_MODEL and options.overlap not in (None, "own"):
-        changes["overlap"] = 0  # the run's own may not fit --segment, and is not wanted
+        changes["overlap"] = 0  # the run's own is not wanted
+    elif options.segment is not None and 0 < options.segment <= settings.model_config.overlap:
+        raise InputError(
+            f"--segment {options.segment} is no longer than the run's overlap {settings.model_config.overlap}; give --overlap"
+        )
     if settings.model != "compressive":
         return changed(settings.model_config, changes, "--")
     if options.compression_by_layer:
@@ -186,7 +196,9 @@ def print_inspection(model, documents, lanes, options):
 
 def print_temporal_range(model, documents, tokenizer, lanes, reach):
     """Print a row for each number of segments that the memory has carried."""
-    longest = longest_document(documents, model.config.segment)
+    if carries_nothing(model):
+        raise InputError(f"--temporal-range {reach}: this model carries no memory ({model.describe()}); leave the option out")
+    longest = longest_document(documents, model.config.segment, overlap_of(model.config))
     scores = temporal_range(model, documents, tokenizer, lanes, reach) if longest >= 2 * reach else []
     if not scores or not all(score.tokens for score in scores):
         raise InputError(
@@ -200,7 +212,8 @@ def print_temporal_range(model, documents, tokenizer, lanes, reach):
 
 def print_sample(model, tokenizer, options, device):
     """Print the prompt and its continuation."""
-    prompt = torch.tensor(tokenizer.encode(options.prompt or "\n").astype("int64"), device=device)[None]
+    text = os.fsencode(options.prompt or "\n")  # what was typed, be it UTF-8 or not
+    prompt = torch.tensor(tokenizer.encode(text).astype("int64"), device=device)[None]
     generator = torch.Generator(device).manual_seed(options.seed or 0)
     temperature = 0.8 if options.temperature is None else options.temperature
     go_on = continue_in_new_window if options.new_window else continue_text
@@ -220,24 +233,25 @@ def load_documents(options, settings, tokenizer):
 
 def print_overlaps(options, device):
     """Print the table of all runs at the overlaps asked for."""
-    runs = []
-    for run in options.runs:
+    runs, rows = [], []
+    for run in dict.fromkeys(options.runs):
         model, settings = load_run(run, options, device)
-        trained = settings.model_config.overlap
-        wanted = (trained,) if options.overlap == "own" else options.overlap
+        wanted = (settings.model_config.overlap,) if options.overlap == "own" else dict.fromkeys(options.overlap)
         runs.append((run, model, settings, [changed(model.config, {"overlap": overlap}, "--") for overlap in wanted]))
-    rows = []
+    sources = list(dict.fromkeys(options.data or settings.data.data for _, _, settings, _ in runs))
+    if len(sources) > 1:
+        raise InputError(f"the runs read different data ({', '.join(sources)}); say with --data what all are to read")
     for run, model, settings, configs in runs:
         tokenizer = TOKENIZERS[settings.data.tokenizer]()
-        data, splits = load_documents(options, settings, tokenizer)
+        _, splits = load_documents(options, settings, tokenizer)
         splits = {split: splits[split] for split in ([options.split] if options.split else ("valid", "test"))}
         for config in configs:
             model.config = config
             with autocast(settings.training.dtype, device):
                 lanes = options.batch or settings.training.batch
-                rows.append(overlap_row(run, model, settings.model_config.overlap, splits, tokenizer, lanes))
-    sizes = (f"{split} {score.tokens:,} tokens, {words:,} words" for split, (score, words) in rows[0].scores.items())
-    print(f"{data}: {'; '.join(sizes)} (words of the original text, between white space)")
+                rows.append(overlap_row(run, model, settings.model_config, splits, tokenizer, lanes, options.clear_memory))
+    sizes = (f"{split} {words:,} words" for split, (_, words) in rows[0].scores.items())
+    print(f"{sources[0]}: {', '.join(sizes)} of the original text, between white space")
     print("\n".join(overlap_table(rows)))
 
 
@@ -245,9 +259,9 @@ def print_score(score, words, data):
     """Print what a split adds up to."""
     print(f"bits per byte       {score.bits_per_byte:.4f}")
     print(f"bits per token      {score.bits_per_token:.4f}")
-    print(f"perplexity          {math.exp(score.nats / score.tokens):.3f}")
+    print(f"perplexity          {score.perplexity(score.tokens):.3f}")
     if words:
-        print(f"per word            {score.word_perplexity(words):.5g} ({words} words of the original text, between white space)")
+        print(f"per word            {score.perplexity(words):.5g} ({words} words of the original text, between white space)")
     print(f"log-probability     {-score.nats:.2f} nats")
     print(f"tokens scored       {score.tokens}")
     if data == "recall":

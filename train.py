@@ -15,7 +15,7 @@ from accelerated.corpus import Lanes, load_splits, longest_document
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import carries_nothing, count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
-from accelerated.gpt2_checkpoint import load_gpt2
+from accelerated.gpt2_checkpoint import check_file, load_gpt2
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, state_from
@@ -72,16 +72,16 @@ def save(run, settings, model, optimizer, state, work, step):
 def report(model, documents, tokenizer, settings):
     """Validate with the state carried through each document and with it cleared at every segment, and print both."""
     limit, lanes = settings.training.validation_segments or None, settings.training.batch
-    if carries_nothing(model):
-        score = evaluate(model, documents, tokenizer, lanes, segments=limit)
-        print(f"validation on {score.tokens} tokens: {score.bits_per_byte:.3f} bits per byte; this model carries no memory")
-        return
-    carried, cleared = (evaluate(model, documents, tokenizer, lanes, clear, limit) for clear in (False, True))
+    carried = evaluate(model, documents, tokenizer, lanes, segments=limit)
     if carried.tokens == 0:
         print(
             f"validation: the first {limit} segments of every lane score nothing; give more --validation-segments, or 0 for all"
         )
         return
+    if carries_nothing(model):
+        print(f"validation on {carried.tokens} tokens: {carried.bits_per_byte:.3f} bits per byte; this model carries no memory")
+        return
+    cleared = evaluate(model, documents, tokenizer, lanes, clear_memory=True, segments=limit)
     print(f"validation on {carried.tokens} tokens, bits per byte: {carried.bits_per_byte:.3f} with the memory, "
           f"{cleared.bits_per_byte:.3f} with it cleared at every segment")  # fmt: skip
     if settings.data.data == "recall":
@@ -92,7 +92,7 @@ def report(model, documents, tokenizer, settings):
 
 def sample(model, documents, tokenizer, settings, device):
     """Print a continuation of the opening of a validation document."""
-    prompt = prompt_from(documents[0])
+    prompt = prompt_from(next(document for document in documents if len(document.inputs)))
     generator = torch.Generator(device).manual_seed(settings.training.seed)
     tokens = continue_text(model, prompt.to(device), settings.training.sample, temperature=0.8, generator=generator)
     print("a sample after the opening of a validation document:")
@@ -102,6 +102,8 @@ def sample(model, documents, tokenizer, settings, device):
 def open_run(argv):
     """(settings, folder, checkpoint to go on from or None, weights to begin with or None) of a command line."""
     settings, options = parse_training(argv)
+    if options.init and not checkpoint_path(options.init).is_file():
+        check_file(options.init)
     if not options.resume:
         return settings, new_run(settings, options.out), None, options.init
     path = checkpoint_path(options.resume)
@@ -115,10 +117,12 @@ def open_run(argv):
 def start_from(model, init, device):
     """Take the weights of a run, or of a GPT-2; what is added to a plain GPT-2 stays as it starts."""
     path = checkpoint_path(init)
-    if path.is_file():
-        load_parameters(model, load_checkpoint(path, device)["parameters"], path, unused="module.", fresh="module.")
-    else:
+    if not path.is_file():
         load_gpt2(model, init)
+        return
+    parameters = load_checkpoint(path, device)["parameters"]
+    theirs, ours = (any(name.startswith("module.") for name in names) for names in (parameters, model.state_dict()))
+    load_parameters(model, parameters, path, unused=None if ours else "module.", fresh=None if theirs else "module.")
 
 
 def build(settings, device, run, saved, init):

@@ -33,9 +33,9 @@ class Score(NamedTuple):
     def accuracy(self):
         return self.right / self.tokens
 
-    def word_perplexity(self, words):
-        """exp(-sum of log p / words): of a text of so many words, however it is tokenised."""
-        return math.exp(min(self.nats / words, 700.0))  # e^709 is the largest double
+    def perplexity(self, units):
+        """exp(-sum of log p / units), infinite where that is beyond a double: per token, or per word of the original text."""
+        return math.inf if self.nats / units > 700 else math.exp(self.nats / units)
 
 
 EMPTY = Score(0.0, 0, 0, 0)
@@ -67,9 +67,11 @@ def evaluating(model, tokenizer):
     """The device of a model that is in evaluation mode inside, and its tokens' bytes."""
     device, training = next(model.parameters()).device, model.training
     model.eval()
-    with torch.no_grad():
-        yield device, torch.as_tensor(tokenizer.token_bytes, device=device)
-    model.train(training)
+    try:
+        with torch.no_grad():
+            yield device, torch.as_tensor(tokenizer.token_bytes, device=device)
+    finally:
+        model.train(training)
 
 
 def carries_nothing(model):

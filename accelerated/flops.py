@@ -4,6 +4,7 @@ import collections
 import itertools
 
 from accelerated.windows import cut
+from reference.pretrained_recurrence import pooled_rows
 
 
 def paper_flops(config):
@@ -28,12 +29,11 @@ def window_flops(config, length):
     flops += len(config.insertion_layers) * (4 * vectors * d * d + 4 * length * vectors * d)  # the slots' keys and values
     widths = [d, *[config.module_width] * config.module_layers, vectors * d]
     flops += sum(2 * a * b for a, b in itertools.pairwise(widths))
-    rows = length if config.pool == "all" else min(length, config.stride)
-    return flops + (4 * rows * d if config.pooling == "attention" else 0)
+    return flops + (4 * pooled_rows(config, length) * d if config.pooling == "attention" else 0)
 
 
 def counted_flops_per_token(config, documents):
-    """window_flops of all windows of documents, without padding, over the tokens that they score."""
+    """window_flops of all windows of documents, without padding, over the documents' tokens after their first."""
     windows = [w for document in documents for w in cut(len(document.inputs) + 1, config.segment, config.overlap)]
     scored = sum(window.scored for window in windows)
     sizes = collections.Counter(window.stop - window.start for window in windows)

@@ -63,12 +63,13 @@ def continue_in_new_window(model, context, count, temperature=0.0, generator=Non
     """Yield `count` next tokens (B,) after a context (B, n), n >= 1, of a pretrained_recurrence model (section 5.3).
 
     The context is read window by window; the continuation stands in a new window, which begins with the context's last token, or
-    the last o where windows overlap, and knows of the rest by what is inserted into it. Plain GPT-2 knows nothing of it.
+    the last o where windows overlap, and knows of the rest by what is inserted into it; plain GPT-2 knows nothing of it. From a
+    full window the text goes on in the next.
     """
     config = model.config
     with generating(model):
         state = model.initial_state(len(context))
-        for start in range(0, max(1, context.shape[1] - config.overlap), config.stride):
+        for start in range(0, context.shape[1] - config.overlap, config.stride):
             state = model.advance(context[:, start : start + config.segment], state)
         for token in context[:, -max(1, config.overlap) :].unbind(1):
             logits, state = model.step(token, state)

@@ -11,12 +11,11 @@ class Row(NamedTuple):
     """One run at one overlap."""
 
     run: str
-    model: str  # plain GPT-2, or what is inserted
-    overlap: int
-    trained: int | None  # the overlap that the run was trained with, where that matters and is another
+    config: object  # what it was evaluated with
+    notes: tuple[str, ...]  # how that differs from how it was trained
     scores: dict[str, tuple[Score, int]]  # by split, with the words of its text
     paper: float  # FLOPs per token by the paper's convention
-    counted: float  # and by count
+    counted: float  # and by count, over all splits
 
 
 def model_name(config):
@@ -26,18 +25,25 @@ def model_name(config):
     return f"recurrent, window {config.segment}" + (f", {config.vectors} vectors" if config.vectors > 1 else "")
 
 
-def overlap_row(run, model, trained, splits, tokenizer, lanes):
-    """The Row of a pretrained_recurrence model, at its config's overlap; splits {name: documents}, trained its run's overlap."""
-    config, documents = model.config, [document for split in splits.values() for document in split]
-    scores = {name: (evaluate(model, own, tokenizer, lanes), count_words(own)) for name, own in splits.items()}
-    other = trained if config.vectors and trained != config.overlap else None
-    return Row(
-        run, model_name(config), config.overlap, other, scores, paper_flops(config), counted_flops_per_token(config, documents)
-    )
+def differences(config, trained):
+    """What a recurrent model meets otherwise than in training; windows of the plain one know nothing of overlap and pooling."""
+    fields = ("segment", "overlap", "pool") if config.vectors else ("segment",)
+    return tuple(f"{field} {getattr(trained, field)}" for field in fields if getattr(config, field) != getattr(trained, field))
 
 
-def word_perplexities(row):
-    return {split: score.word_perplexity(words) for split, (score, words) in row.scores.items()}
+def overlap_row(run, model, trained, splits, tokenizer, lanes, clear_memory=False):
+    """The Row of a pretrained_recurrence model under model.config, trained its run's; splits {name: documents}."""
+    scores = {name: (evaluate(model, own, tokenizer, lanes, clear_memory), count_words(own)) for name, own in splits.items()}
+    notes = [f"trained with {difference}" for difference in differences(model.config, trained)]
+    notes += ["memory cleared"] if clear_memory else []
+    documents = [document for split in splits.values() for document in split]
+    flops = (paper_flops(model.config), counted_flops_per_token(model.config, documents))
+    return Row(run, model.config, tuple(notes), scores, *flops)
+
+
+def word_perplexity(score, words, form):
+    """As text, a dash where the text has no words."""
+    return f"{score.perplexity(words):{form}}" if words else "-"
 
 
 def overlap_table(rows):
@@ -47,28 +53,30 @@ def overlap_table(rows):
     lines = [f"{'model':<28} {'overlap':>7}{parts}   {'FLOPs/token':>11} {'counted':>9}   run"]
     for row in rows:
         cells = "".join(
-            f"   {score.word_perplexity(words):15.5g} {score.bits_per_byte:9.4f} {-score.nats:13.1f}"
+            f"   {word_perplexity(score, words, '.5g'):>15} {score.bits_per_byte:9.4f} {-score.nats:13.1f}"
             for score, words in row.scores.values()
         )
-        note = "" if row.trained is None else f" (trained with overlap {row.trained})"
-        lines.append(f"{row.model:<28} {row.overlap:7d}{cells}   {row.paper:11.2e} {row.counted:9.2e}   {row.run}{note}")
+        notes = f" ({', '.join(row.notes)})" if row.notes else ""
+        name = model_name(row.config)
+        lines.append(f"{name:<28} {row.config.overlap:7d}{cells}   {row.paper:11.2e} {row.counted:9.2e}   {row.run}{notes}")
     return lines + mean_lines(rows)
 
 
 def mean_lines(rows):
-    """Mean (least .. most) over runs of the same model and overlap; none where each has one run."""
+    """Mean (least .. most) over runs of one config, evaluated alike; none where each has one run."""
     groups = {}
     for row in rows:
-        groups.setdefault((row.model, row.overlap, row.trained), []).append(row)
+        groups.setdefault((row.config, row.notes), []).append(row)
     lines = []
-    for (model, overlap, _), group in groups.items():
+    for (config, _), group in groups.items():
         if len(group) > 1:
             cells = []
             for split in group[0].scores:
-                values = [word_perplexities(row)[split] for row in group]
-                bits = [row.scores[split][0].bits_per_byte for row in group]
-                cells.append(f"{split} ppl/word {spread(values, '.5g')}, bits/byte {spread(bits, '.4f')}")
-            lines.append(f"{model}, overlap {overlap}, {len(group)} runs: {'; '.join(cells)}")
+                scores = [row.scores[split] for row in group]
+                bits = spread([score.bits_per_byte for score, _ in scores], ".4f")
+                words = spread([score.perplexity(words) for score, words in scores], ".5g") if scores[0][1] else "-"
+                cells.append(f"{split} ppl/word {words}, bits/byte {bits}")
+            lines.append(f"{model_name(config)}, overlap {config.overlap}, {len(group)} runs: {'; '.join(cells)}")
     return ["mean (least .. most):", *lines] if lines else []
 
 

@@ -25,7 +25,8 @@ MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
 
 
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
-# 2, Adam with 100 steps of warm-up, then constant. Learning rate and batch are not given: ours. Sizes are GPT-2's published ones
+# 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
+# clipping (not mentioned) and dropout (GPT-2's 0.1). Sizes are GPT-2's published ones
 GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256}
 GPT2_TRAINING = {

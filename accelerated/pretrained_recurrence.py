@@ -53,7 +53,7 @@ POOLINGS = {"mean": mean_over_positions, "max": max_over_positions, "attention":
 
 
 def with_slots(causal, vectors, present):
-    """What queries must not see of [inserted | tokens], (B, 1, N, S + K): causal (N, K), and what is not present (B,)."""
+    """What queries must not see, (B, 1, N, S + K): of S vectors those that are not present (B,), of K tokens the causal mask."""
     absent = ~present[:, None, None, None].expand(-1, 1, len(causal), vectors)
     return torch.cat([absent, causal.expand(len(present), 1, -1, -1)], -1)
 
@@ -68,7 +68,7 @@ class PretrainedRecurrence(nn.Module):
         self.config = config
         adopt_parameters(self, init_params(config, np.random.default_rng(seed)))
         causal = torch.ones(config.segment, config.segment, dtype=torch.bool).triu(1)
-        self.register_buffer("hidden_keys", causal, persistent=False)  # (T, T), true where a query must not look
+        self.register_buffer("future_keys", causal, persistent=False)  # (T, T), true where a query must not look
 
     def describe(self):
         """One line about how far back the model can look."""
@@ -101,6 +101,8 @@ class PretrainedRecurrence(nn.Module):
 
     def advance(self, tokens, state):
         """The state after a window of tokens (B, N), without logits."""
+        if not self.config.vectors:
+            return state
         return self._next_state(state, *self._read(tokens, state))
 
     def step(self, token, state):
@@ -132,7 +134,7 @@ class PretrainedRecurrence(nn.Module):
         if not 1 <= length <= c.segment:
             raise ValueError(f"a window of {length} tokens; it must have 1 to {c.segment}, the segment")
         x, outputs, inserted = self._embed(tokens, 0), [], self._inserted(state)
-        causal = self.hidden_keys[:length, :length]
+        causal = self.future_keys[:length, :length]
         masks = (causal, None if inserted is None else with_slots(causal, c.vectors, state.present))
         for number, p in enumerate(self.layers, start=1):
             own = inserted if number in c.insertion_layers else None
@@ -164,7 +166,7 @@ class PretrainedRecurrence(nn.Module):
 
     def _mix(self, outputs):
         """Eq. 1's share of every layer, before positions are pooled; (B, N, D)."""
-        shares = self.module.layer_weights.softmax(-1)
+        shares = self.module.layer_scores.softmax(-1)
         return sum(share * output for share, output in zip(shares, outputs, strict=True))
 
     def _pool(self, mixed):
@@ -204,7 +206,7 @@ class PretrainedRecurrence(nn.Module):
         """More tokens (B, m) of a window: final hidden states (B, m, D), and the stream with what they add."""
         c, count, at = self.config, tokens.shape[1], stream.tokens.shape[1]
         x, outputs, keys, values = self._embed(tokens, at), [], [], []
-        causal = self.hidden_keys[at : at + count, : at + count]  # (m, n + m)
+        causal = self.future_keys[at : at + count, : at + count]  # (m, n + m)
         for p, *seen in zip(self.layers, stream.keys, stream.values, strict=True):
             query, *new = self._project(p, layer_norm(x, p.norm, NORM_EPSILON), ("query", "key", "value"))
             key, value = (torch.cat(pair, 2) for pair in zip(seen, new, strict=True))

@@ -209,6 +209,9 @@ def choose_model_and_preset(argv):
     for name in ("model", "preset", "data", "resume", "init"):
         parser.add_argument(f"--{name}")
     chosen, _ = parser.parse_known_args(argv)
+    for name in ("init", "resume"):
+        if getattr(chosen, name) == "":
+            raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     if chosen.init and chosen.resume:
         raise InputError("--init begins a new run and --resume goes on with one; give one of them")
     chosen.initial = run_settings(chosen.init) if chosen.init else None
@@ -216,13 +219,22 @@ def choose_model_and_preset(argv):
     chosen.model = chosen.model or implied
     try:
         check_choice("model", chosen.model, tuple(MODELS))
-        chosen.preset = chosen.preset or ("gpt2" if chosen.init and not chosen.initial else default_preset(chosen.data))
+        chosen.preset = chosen.preset or implied_preset(chosen)
         check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
     except ValueError as error:
         raise InputError(str(error)) from None
+    if chosen.initial and chosen.model != implied:
+        raise InputError(f"--init {chosen.init} holds a {implied}; leave --model {chosen.model} out, or --init")
     if chosen.init and chosen.model != implied:
-        raise InputError(f"--init {chosen.init} is for --model {implied}; leave --model {chosen.model} out, or --init")
+        raise InputError(f"--init {chosen.init} is no run of train.py, and only --model {implied} begins with anything else")
     return chosen
+
+
+def implied_preset(chosen):
+    """The preset where none is named."""
+    if chosen.init and not chosen.initial:
+        return "gpt2"
+    return "fine-tune" if chosen.initial and "fine-tune" in PRESETS[chosen.model] else default_preset(chosen.data)
 
 
 def run_settings(run):
@@ -252,13 +264,17 @@ def training_parser(defaults):
         epilog="The defaults shown are those of the chosen --model, --preset and --data: add them before --help to see others.",
     )  # fmt: skip
     parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {DEFAULT_MODEL})")
-    parser.add_argument("--preset", help=f"one of {', '.join(PRESETS[defaults.model])} (default tiny; recall with --data recall)")
+    parser.add_argument(
+        "--preset",
+        help=f"one of {', '.join(PRESETS[defaults.model])} "
+        "(default tiny; recall with --data recall; with --init of a GPT-2 gpt2, of a pretrained_recurrence run fine-tune)",
+    )
     parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
     parser.add_argument(
         "--init", metavar="PATH",
-        help="begin with the weights, and the sizes, of another run of the same model; or with a GPT-2 in safetensors (a file or "
-        "its folder), for --model pretrained_recurrence and --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl",
+        help="begin with the weights of another run, its model and its data (training as --preset says); or with a GPT-2 in "
+        "safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl of pretrained_recurrence",
     )  # fmt: skip
     add_options(parser, "data", defaults.data)
     add_options(parser, "recall task (with --data recall)", defaults.recall, prefix="recall_")
@@ -287,7 +303,7 @@ def parse_training(argv, resumed=None):
     chosen = choose_model_and_preset(argv)
     defaults = resumed or preset_settings(chosen.model, chosen.preset)
     if chosen.initial:
-        defaults = defaults._replace(model_config=chosen.initial.model_config, data=chosen.initial.data)
+        defaults = chosen.initial._replace(training=defaults.training)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
     model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")
@@ -296,7 +312,7 @@ def parse_training(argv, resumed=None):
     fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
     if fixed:
         raise InputError(f"--resume keeps the run's {fixed[0]}; leave --{fixed[0].replace('_', '-')} out, or start a new run")
-    if recall and data.get("data") != "recall":
+    if recall and data.get("data", defaults.data.data) != "recall":
         raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
     vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}
     settings = Settings(
@@ -318,6 +334,8 @@ def check_together(settings):
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
+    if settings.data.data == "recall" and settings.data.tokenizer != "bytes":
+        raise InputError(f"--data recall is made of bytes, --tokenizer is {settings.data.tokenizer}; leave one of them out")
     tasks, config = settings.tasks, settings.model_config
     if tasks.continuation_alone:
         return

@@ -45,8 +45,8 @@ def cut(length, window, overlap=0):
 
     Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """
-    check_overlap(window, overlap)
-    return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
+    cutter = Cutter(window, overlap)
+    return cutter.push(length) + cutter.close()
 
 
 class Cutter:

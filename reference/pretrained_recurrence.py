@@ -1,8 +1,9 @@
 """Adding Recurrence to Pretrained Transformers (anonymous, under review for ICLR 2021), forward and backward in NumPy.
 
-GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector, a
-small feed-forward network turns that into h_prev, and one layer of the next window attends to h_prev beside its own tokens. The
-pretrained weights stay what they are; the module is small, and both are trained by back-propagation through the windows.
+GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector z, a
+small feed-forward network turns that into h_prev, and one layer of the next window attends to h_prev beside its own tokens.
+GPT-2 starts from its pretrained weights, and it and the module are trained together, back through the windows. What a window
+hands to the next is z; h_prev is made where it is read. A lane is one row of the batch, reading a document of its own.
 `forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
 vectors = 0 is GPT-2, exactly. Windows may overlap: `windows_of` cuts a document as section 4.2 does.
 
@@ -11,7 +12,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     segment           T, tokens in a window                            T
     overlap           o, tokens of a window that it shares with the one before
     x                 a layer's input, then its output                 h^(l)        (B, N, D)
-    layer_weights     parameter; through a softmax, each layer's share alpha; w     (L,)
+    layer_scores      parameter; their softmax is each layer's share   alpha; w     (L,)
     mixed             the layers' outputs in those shares                           (B, N, D)
     pooled            mixed, pooled over positions: state.pooled       z            (B, D)
     inserted          what the network makes of pooled                 h_prev       (B, S, D), S = vectors, 1 in the paper
@@ -24,26 +25,30 @@ Departures and decisions (the paper decides; no code of its authors is public; o
 `transformers`, which the paper uses)
      1. GPT-2: LayerNorm before each sublayer (epsilon 1e-5) and after the last layer, tanh GELU, learned positions that start
         again at 0 in every window, output tied to the embedding. Query, key and value are three matrices here, (out, in).
-     2. Eq. 1 pools the outputs of layers 1 .. L as they are, the last before the final norm (`pool_final_norm` takes it after);
-        the embeddings are not among them. alpha starts at 0, equal shares.
-     3. The network: D -> 200 -> 200 -> 200 -> S D with GELU between. Weights start with variance 1/fan_in: from GPT-2's 0.02
-        h_prev would be so small that LayerNorm's epsilon shrinks it. GPT-2's own weights start as in OpenAI's code: N(0, 0.02^2),
-        positions 0.01, the matrices that write to the residual stream divided by sqrt(2L).
+     2. Eq. 1 pools the outputs of layers 1 .. L as they are, the embeddings not among them. Of the last, `pool_final_norm` takes
+        what the final norm makes of it, as the list of hidden states in `transformers` has it; the authors do not say which.
+        alpha starts at 0, equal shares.
+     3. The network: D -> 200 -> 200 -> 200 -> S D with GELU between. Weights start with variance 1/fan_in: from GPT-2's 0.02 even
+        a pretrained model's h_prev would be so small that LayerNorm's epsilon shrinks it to nothing. GPT-2's own weights start at
+        N(0, 0.02^2), positions at 0.01 (OpenAI's code), what writes to the residual stream divided by sqrt(2L) (GPT-2's paper).
      4. h_prev stands before the window at the input of layer l_ins: it passes that layer's norm, then its key and value
         projections ("301 inputs, 300 outputs"). It has no position, no query and no residual, and every token sees it.
      5. A document's first window has no slot (its score is -inf). A zero vector would be one: LayerNorm makes its bias of it.
-     6. The gradient passes through every z into every layer, back to the first window of a rollout ("trained end-to-end").
+     6. The gradient passes through every z into every layer, back to the first of the windows that are trained together
+        ("trained end-to-end"; 20 in the paper's tables). `loss_and_gradients` takes all windows of a document.
      7. A document's short last window is read as it is.
      8. Under overlap z pools all T positions, as the paper says: it knows the first o tokens of the next window. Those are not
-        scored there, in training neither. `pool` "advance" pools the first T - o instead (footnote 3): what the next window does
-        not read itself.
+        scored there, in training neither. `pool` "advance" pools all but the last o instead (footnote 3): what the next window
+        does not read itself.
      9. Also tried by the authors, here as they could have meant it: `pooling` "max" takes the maximum of mixed over positions,
         "attention" a softmax over positions of mixed times a learned fixed key over sqrt(D), the key starting at 0; several
         `vectors` come from one z by a wider last matrix; at several `insertion_layers` the same h_prev is inserted.
     10. Dropout as in GPT-2: on the embeddings, on the attention matrix (the slot's weight included) and before each residual sum.
         z and the network have none. It acts only when `forward` is given a random generator.
-    11. Section 3.2: `checkpointed` stores the state before each window and computes the window again going back.
-    12. Continuation (5.3): the new window begins with the context's last token; with its last o where windows overlap.
+    11. Section 3.2: `checkpointed` stores the state before each window and computes the window again going back; z alone, from
+        which h_prev is made again too.
+    12. Continuation (5.3): the new window begins with the context's last token, which z knows already, as the baseline's does,
+        which knows nothing else; where windows overlap, with its last o.
     13. A key's bias adds the same to all scores of a query, h_prev's too; its gradient is exactly zero.
 """
 
@@ -123,7 +128,7 @@ class Config:
 
     def _check_insertion_layers(self):
         layers = self.insertion_layers
-        if not layers or tuple(sorted(set(layers))) != layers:
+        if not isinstance(layers, tuple) or not layers or tuple(sorted(set(layers))) != layers:
             raise ValueError(f"insertion_layers {layers} must be a tuple, ascending, each layer once, at least one")
         if layers[0] < 1 or layers[-1] > self.layers:
             raise ValueError(f"insertion_layers {layers} must lie in 1..{self.layers}, the layers there are")
@@ -184,7 +189,7 @@ def init_layer(config, rng):
 
 def init_module(config, rng):
     """The recurrence module: all that is added to GPT-2."""
-    p, fan_in = {"layer_weights": np.zeros(config.layers)}, config.width
+    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width
     if config.pooling == "attention":
         p["fixed_key"] = np.zeros(config.width)
     for layer in range(1, config.module_layers + 1):
@@ -238,7 +243,7 @@ def linear_backward(dy, cache):
 
 
 def affine_forward(p, name, x):
-    """x W^T + b, where p has a bias of that name (Eq. 2)."""
+    """x W^T + b, where p has a bias of that name."""
     y, cache = linear_forward(x, p[name])
     biased = f"{name}_bias" in p
     return (y + p[f"{name}_bias"] if biased else y), (name, biased, cache)
@@ -348,6 +353,7 @@ def masked_attention_backward(dout, cache):
 def visible_keys(length, vectors, present):
     """Which of [inserted | tokens] each token sees: inserted where there is any, and no later token; (B, 1, N, S + N)."""
     causal = np.tril(np.ones((length, length), bool))
+    # the reshape gives (B, 1, 1), for plain GPT-2 (B, 1, 0); with no vectors to see either becomes (B, N, 0)
     slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
     return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
 
@@ -415,16 +421,16 @@ def layer_backward(config, dx, cache):
     return dx, dinserted, grads | dattention
 
 
-def mix_forward(layer_weights, outputs):
-    """The layers' outputs (L, B, N, D) in the shares that softmax makes of layer_weights (L,) (Eq. 1)."""
-    shares, _ = softmax_forward(layer_weights)
-    return np.tensordot(shares, outputs, 1), (shares, outputs)
+def mix_forward(layer_scores, outputs):
+    """The layers' outputs (L, B, N, D) in the shares that softmax makes of layer_scores (L,) (Eq. 1)."""
+    shares, _ = softmax_forward(layer_scores)
+    return np.tensordot(shares, outputs, 1), (shares, outputs)  # (L,) and (L, B, N, D) -> (B, N, D)
 
 
 def mix_backward(dmixed, cache):
-    """Gradients of layer_weights, which sum to zero, and of outputs."""
+    """Gradients of layer_scores, which sum to zero, and of outputs."""
     shares, outputs = cache
-    dshares = np.tensordot(outputs, dmixed, 3)
+    dshares = np.tensordot(outputs, dmixed, 3)  # (L, B, N, D) and (B, N, D) -> (L,)
     return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
 
 
@@ -472,14 +478,14 @@ POOLINGS = {
 
 
 def pooled_rows(config, length):
-    """How many of a window's positions are pooled, from the first on."""
-    return length if config.pool == "all" else min(length, config.stride)
+    """How many of a window's positions are pooled, from the first on: all, or those that the next window does not read."""
+    return length if config.pool == "all" else max(1, length - config.overlap)
 
 
 def pool_forward(p, config, outputs):
     """Eq. 1: what the layers make of a window, (L, B, N, D), as one vector z (B, D)."""
     length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
-    mixed, mix_cache = mix_forward(p["layer_weights"], outputs[:, :, :rows])
+    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])
     pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
     return pooled, (length, mix_cache, pooling_cache)
 
@@ -488,10 +494,10 @@ def pool_backward(config, dpooled, cache):
     """Gradients of outputs and of the parameters."""
     length, mix_cache, pooling_cache = cache
     dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
-    dlayer_weights, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
+    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
     doutputs = np.zeros((*dpart.shape[:2], length, dpart.shape[3]))
     doutputs[:, :, : dpart.shape[2]] = dpart
-    return doutputs, grads | {"layer_weights": dlayer_weights}
+    return doutputs, grads | {"layer_scores": dlayer_scores}
 
 
 def module_forward(p, config, pooled):
@@ -535,9 +541,9 @@ def layers_backward(config, doutputs, caches):
     """Gradients of x, of inserted (None where nothing was) and of the parameters, from those of all layers' outputs."""
     dx, dinserted, grads = 0.0, None, {}
     for layer in reversed(range(config.layers)):
-        dx, down, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])
-        if down.shape[1]:
-            dinserted = down if dinserted is None else dinserted + down  # every layer sees the same vectors
+        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])
+        if dslots.shape[1]:
+            dinserted = dslots if dinserted is None else dinserted + dslots  # every layer sees the same vectors
         grads |= prefixed(f"layers.{layer}.", dlayer)
     return dx, dinserted, grads
 
@@ -664,7 +670,7 @@ def loss_and_gradients(params, config, windows, seed=None):
 
 
 def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients from the z's alone: M + 2k ceil(N/T) activations at once, M those of one window (3.2)."""
+    """The same loss and gradients, storing the z's alone and the activations of one window at a time (3.2)."""
     states, loss, grads, dstate = [initial_state(params, config, len(windows[0].tokens))], 0.0, {}, None
     for t, window in enumerate(windows[:-1]):
         states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
@@ -683,7 +689,7 @@ def greedy_continuation(params, config, context, count):
     its last config.overlap, and knows of the rest by h_prev alone. Raises ValueError where that window would grow too long.
     """
     state = initial_state(params, config, len(context))
-    for start in range(0, max(1, context.shape[1] - config.overlap), config.stride):
+    for start in range(0, context.shape[1] - config.overlap, config.stride):  # of o tokens or fewer nothing is left to pool
         state = forward(params, config, context[:, start : start + config.segment], state)[1]
     first = max(1, config.overlap)
     text = context[:, -first:]
@@ -731,7 +737,7 @@ def demonstrate():
     print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:
         raise SystemExit("checkpointing disagrees with back-propagation through time")
-    print("Gradient descent on these 36 predictions of random tokens (there is nothing to learn but the text itself):")
+    print(f"Adam on these {count_scored(windows)} predictions of random tokens (there is nothing to learn but the text itself):")
     moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
     for step in range(1, 201):
         loss, grads, states = loss_and_gradients(params, config, windows)
@@ -741,6 +747,7 @@ def demonstrate():
             params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+    print("What the last window knows by h_prev alone it loses without it:")
     last, count = windows[-1], windows[-1].scored.sum()
     for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
         nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)

@@ -1,5 +1,6 @@
 """train.py and eval.py as a user runs them, at sizes that take seconds."""
 
+import os
 import re
 import shutil
 import sys
@@ -226,7 +227,6 @@ def test_runs_that_share_a_line_are_averaged(text, tmp_path, capsys):
         (["--overlap", "0,9"], r"--overlap is 9; it must lie in 0..7"),
         (["--segment", "13"], "--segment 13 is longer than the position table; max_positions is 12"),
         (["--overlap", "0", "--sample", 3], "each replace the evaluation; give one"),
-        (["--overlap", "0", "--clear-memory"], "--clear-memory leaves --overlap nothing"),
         (["--new-window"], "go with --sample N"),
         (["--memory", 3], "--memory is for compressive models, this is pretrained_recurrence"),
     ],
@@ -248,7 +248,7 @@ def test_windows_are_of_pretrained_recurrence_models_and_runs_of_the_table(text,
     for overlap in ("none", "1,x"):
         with pytest.raises(SystemExit):
             evaluate(tmp_path / "other", "--overlap", overlap)
-    assert capsys.readouterr().err.count("\n") == 2
+    assert capsys.readouterr().err.count("eval.py: argument --overlap: ") == 2
 
 
 def test_windows_of_another_length_are_evaluated(text, tmp_path, capsys):
@@ -258,8 +258,47 @@ def test_windows_of_another_length_are_evaluated(text, tmp_path, capsys):
     for window in (12, 4):
         evaluate(tmp_path / "run", "--segment", window, "--overlap", "0,3")
         assert capsys.readouterr().out.count(f"recurrent, window {window}") == 2
-    with pytest.raises(InputError, match=r"--overlap is 6; it must lie in 0..3 for segment 4"):
+    with pytest.raises(InputError, match="--segment 4 is no longer than the run's overlap 6; give --overlap"):
         evaluate(tmp_path / "run", "--segment", 4)
+
+
+def test_a_size_of_zero_is_a_value(text, tmp_path):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="--segment is 0; it must be at least 1"):
+        evaluate(tmp_path / "run", "--segment", 0)
+
+
+def test_the_table_refuses_runs_of_different_data_and_counts_a_run_once(text, tmp_path, capsys):
+    other = tmp_path / "other.txt"
+    other.write_text("another text entirely " * 60)
+    for name, data in (("a", text), ("b", other)):
+        train(*WINDOWED, "--data", data, "--steps", 1, "--out", tmp_path / name)
+    with pytest.raises(InputError, match="the runs read different data"):
+        evaluate(tmp_path / "a", tmp_path / "b", "--overlap", "0")
+    capsys.readouterr()
+    evaluate(tmp_path / "a", tmp_path / "b", tmp_path / "a", "--overlap", "0,0", "--data", other, "--clear-memory")
+    printed = capsys.readouterr().out
+    assert printed.count("recurrent, window 8  ") == 2 and printed.count("(memory cleared)") == 2 and "2 runs" in printed
+    evaluate(tmp_path / "a", "--overlap", "1", "--pool", "advance")
+    assert "(trained with overlap 0, trained with pool all)" in capsys.readouterr().out
+
+
+def test_recall_is_evaluated_at_overlaps_and_by_plain_models(tmp_path, capsys):
+    """Texts without words, segments without questions."""
+    options = [*WINDOWED, "--data", "recall", "--recall-distance", 8, "--steps", 1]
+    train(*options, "--vectors", 0, "--validation-segments", 1, "--out", tmp_path / "none")
+    assert "the first 1 segments of every lane score nothing" in capsys.readouterr().out
+    train(*options, "--vectors", 0, "--out", tmp_path / "run")
+    assert re.search(r"validation on 1536 tokens: \d\.\d{3} bits per byte; this model carries no memory", capsys.readouterr().out)
+    evaluate(tmp_path / "run", "--overlap", "0,2")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("GPT-2")]
+    assert [line[4] for line in lines] == ["-", "-"]
+    with pytest.raises(InputError, match="carries no memory"):
+        evaluate(tmp_path / "run", "--temporal-range", 2)
+    train("--init", tmp_path / "run", "--steps", 1, "--out", tmp_path / "again")
+    assert saved(tmp_path / "again")["data_config"]["recall"]["distance"] == 8
+    train("--init", tmp_path / "run", "--recall-distance", 9, "--steps", 1, "--out", tmp_path / "farther")
+    assert saved(tmp_path / "farther")["data_config"]["recall"]["distance"] == 9
 
 
 def test_a_continuation_in_a_new_window(text, tmp_path, capsys):
@@ -303,13 +342,33 @@ def test_init_from_a_run_that_does_not_fit_is_refused(text, tmp_path):
     train("--data", text, "--steps", 1, "--out", tmp_path / "other", *TINY)
     train("--init", tmp_path / "other", "--data", text, "--steps", 1, "--sample", 0, "--out", tmp_path / "again")
     assert saved(tmp_path / "again")["model"] == "block_recurrent"
-    with pytest.raises(InputError, match="is for --model block_recurrent; leave --model compressive out"):
+    with pytest.raises(InputError, match="holds a block_recurrent; leave --model compressive out"):
         train("--init", tmp_path / "other", "--model", "compressive", "--out", tmp_path / "x")
     with pytest.raises(InputError, match="does not fit the model: embedding should be"):
         train("--init", tmp_path / "other", "--width", 24, "--data", text, "--out", tmp_path / "x")
     with pytest.raises(InputError, match="no such file"):
-        train("--init", tmp_path / "nowhere", "--tokenizer", "bytes", "--data", text, "--out", tmp_path / "x")
+        train("--init", tmp_path / "nowhere", "--data", "nowhere either", "--out", tmp_path / "x")
+    with pytest.raises(InputError, match="and only --model pretrained_recurrence begins with"):
+        train("--init", tmp_path / "nowhere", "--model", "memformer", "--out", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_module_is_taken_whole_or_not_at_all(text, tmp_path):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match=r"module\.hidden_3 should be absent"):
+        train("--init", tmp_path / "run", "--module-layers", 2, "--steps", 1, "--out", tmp_path / "x")
+    train("--init", tmp_path / "run", "--vectors", 0, "--steps", 1, "--sample", 0, "--out", tmp_path / "plain")
+    assert not any(name.startswith("module.") for name in saved(tmp_path / "plain")["parameters"])
+
+
+def test_a_prompt_may_be_any_bytes_and_the_first_document_empty(tmp_path, capsys):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(60):
+        (folder / f"{i}.txt").write_text("" if i % 2 else f"some text number {i}. " * 40)
+    train(*WINDOWED, "--data", folder, "--steps", 1, "--sample", 3, "--out", tmp_path / "run")
+    evaluate(tmp_path / "run", "--sample", 2, "--prompt", os.fsdecode(b"caf\xe9"))
+    assert "caf\N{REPLACEMENT CHARACTER}" in capsys.readouterr().out
 
 
 def test_tasks_reach_the_training(text, tmp_path, monkeypatch):

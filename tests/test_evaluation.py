@@ -214,5 +214,5 @@ def test_words_are_those_of_the_original_text():
     documents = [text_document(name, text, BYTES) for name, text in (("a", b"one  two\nthree "), ("b", b""), ("c", b"x"))]
     assert [document.words for document in documents] == [3, 0, 1] and count_words(documents) == 4
     score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
-    assert score.word_perplexity(4) == pytest.approx(math.exp(2.5))
-    assert math.isfinite(Score(1e9, 1, 0, 1).word_perplexity(1))
+    assert score.perplexity(4) == pytest.approx(math.exp(2.5)) and score.perplexity(30) == pytest.approx(math.exp(1 / 3))
+    assert Score(1e9, 1, 0, 1).perplexity(1) == math.inf and math.isnan(Score(math.nan, 1, 0, 1).perplexity(1))

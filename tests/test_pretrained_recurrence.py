@@ -19,9 +19,12 @@ from rollouts import (
     dropout_from,
     filled,
 )
+from test_corpus import documents_of
 from tolerances import TOLERANCE
 
 import accelerated.pretrained_recurrence as fast
+from accelerated import replay
+from accelerated.corpus import Lanes
 from accelerated.generation import continue_in_new_window, continue_text, read_prompt
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.windows import cut
@@ -146,8 +149,8 @@ def test_layer_gradient(vectors, dropout):
 def test_mix_gradient():
     check_operation(
         ref.mix_forward,
-        lambda dout, cache: dict(zip(("layer_weights", "outputs"), ref.mix_backward(dout, cache), strict=True)),
-        {"layer_weights": draw(3), "outputs": draw(3, 2, 4, 5)},
+        lambda dout, cache: dict(zip(("layer_scores", "outputs"), ref.mix_backward(dout, cache), strict=True)),
+        {"layer_scores": draw(3), "outputs": draw(3, 2, 4, 5)},
         "mix",
     )
 
@@ -157,7 +160,7 @@ def test_mix_gradient():
 @pytest.mark.parametrize("length", [6, 3])
 def test_pool_gradient(pooling, pool, length):
     config = dataclasses.replace(SMALL, pooling=pooling, pool=pool)
-    inputs = {"outputs": draw(3, 2, length, 10), "layer_weights": draw(3)}
+    inputs = {"outputs": draw(3, 2, length, 10), "layer_scores": draw(3)}
     inputs |= {"fixed_key": draw(10)} if pooling == "attention" else {}
     check_operation(
         lambda outputs, **p: ref.pool_forward(p, config, outputs),
@@ -171,7 +174,7 @@ def test_pool_gradient(pooling, pool, length):
 def test_module_gradient(vectors, layers):
     config = dataclasses.replace(SMALL, width=4, vectors=vectors, module_layers=layers)
     p = ref.init_module(config, np.random.default_rng(0))
-    p = {name: value + 0.3 * draw(*value.shape) for name, value in p.items() if name != "layer_weights"}
+    p = {name: value + 0.3 * draw(*value.shape) for name, value in p.items() if name != "layer_scores"}
     check_operation(
         lambda pooled, **p: ref.module_forward(p, config, pooled),
         lambda dout, cache: flat(ref.module_backward(dout, cache), ["pooled"]),
@@ -317,7 +320,7 @@ def test_a_stream_can_begin_in_mid_document(name):
     assert_agree({"logits": ref.forward(params, config, tokens, state)[0]}, {"logits": torch.stack(rows, 1)}, LADDER_TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["overlapping", "disjoint", "plain", "all-but-one-shared"])
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("length", [1, 4, 6, 7, 8, 11, 19])
 def test_prompts_and_continuations(name, length):
     """A prompt of any length is read as by step alone; a greedy continuation in a new window is the reference's (5.3)."""
@@ -407,7 +410,7 @@ def test_pooling_is_equation_1(rows, seed, pooling):
     else:
         exps = [[math.exp(row @ key / math.sqrt(10)) for row in lane] for lane in mixed]
         expected = [sum(e * row for e, row in zip(es, lane, strict=True)) / sum(es) for es, lane in zip(exps, mixed, strict=True)]
-    p = {"layer_weights": alpha, "fixed_key": key}
+    p = {"layer_scores": alpha, "fixed_key": key}
     assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
 
 
@@ -417,17 +420,17 @@ def test_the_gradient_of_the_layer_weights_sums_to_zero():
     params = random_params(config, rng)
     windows = ref.windows_of(config, rng.integers(11, size=(2, 19)))
     _, grads, _ = ref.loss_and_gradients(params, config, windows)
-    dalpha = grads["module.layer_weights"]
+    dalpha = grads["module.layer_scores"]
     assert np.abs(dalpha).max() > 1e-6 and abs(dalpha.sum()) < 1e-14 * 3
     model = loaded(config, params)
     state = model.advance(torch.tensor(windows[0].tokens), model.initial_state(2))
     model(torch.tensor(windows[1].tokens), state).logits[..., 3].sum().backward()
-    assert abs(model.module.layer_weights.grad.sum()) < 1e-12 < model.module.layer_weights.grad.abs().max()
+    assert abs(model.module.layer_scores.grad.sum()) < 1e-12 < model.module.layer_scores.grad.abs().max()
 
 
 def test_layer_weights_start_equal_and_the_module_apart_from_gpt2s_scale():
     params = ref.init_params(ref.Config(pooling="attention"), np.random.default_rng(0))
-    assert not params["module.layer_weights"].any() and not params["module.fixed_key"].any()
+    assert not params["module.layer_scores"].any() and not params["module.fixed_key"].any()
     deviation = {name: params[name].std() for name in params if params[name].ndim == 2}
     expected = {"embedding": 0.02, "positions": 0.01, "layers.0.query": 0.02, "layers.3.mlp_hidden": 0.02}
     expected |= {"layers.1.output": 0.02 / math.sqrt(8), "layers.2.mlp_output": 0.02 / math.sqrt(8)}
@@ -488,7 +491,7 @@ def test_the_last_windows_vector_has_no_gradient_and_the_others_have():
     assert pooled[0].grad.any() and pooled[1].grad.any() and pooled[2].grad is None
     logits, state, cache = ref.forward(params, config, windows[2].tokens, ref.State(pooled[1].detach().numpy(), np.ones(2, bool)))
     grads, dstate = ref.backward(params, config, cache, np.ones_like(logits))
-    assert not grads["module.layer_weights"].any() and grads["module.inserted"].any() and dstate.pooled.any()
+    assert not grads["module.layer_scores"].any() and grads["module.inserted"].any() and dstate.pooled.any()
 
 
 def test_absent_lanes_get_exactly_no_gradient():
@@ -573,6 +576,96 @@ def test_checkpointing_at_the_bottleneck_is_exact(name):
     assert ref.loss_and_gradients(params, config, windows, seed=5)[0] != loss
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradient_through_all_windows_of_a_document(name, dropout):
+    """The whole of what is trained against finite differences: four windows and a short fifth, z's and all."""
+    config, rng = dataclasses.replace(variant(name), dropout=dropout), np.random.default_rng(8)
+    params = random_params(config, rng)
+    windows = ref.windows_of(config, rng.integers(11, size=(2, 4 * config.stride + config.overlap + 2)))
+    seed = 3 if dropout else None
+    _, grads, states = ref.loss_and_gradients(params, config, windows, seed)
+    assert len(states) == len(windows) == 5
+
+    def objective(shifted):
+        return ref.loss_and_gradients(params | shifted, config, windows, seed)[0]
+
+    check_directions(objective, movable(params), grads, rng, name)
+
+
+@pytest.mark.parametrize("name", ["overlapping", "advance", "all-but-one-shared", "plain", "several-vectors"])
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_training_from_lanes_is_training_on_the_document(name, method):
+    """Overlapping segments as corpus.Lanes deals them, padded and with starts, against the reference's own windows."""
+    config = dataclasses.replace(variant(name), vocabulary=256)
+    params = random_params(config, np.random.default_rng(4))
+    [document] = documents_of([17])
+    windows = ref.windows_of(config, np.append(document.inputs, document.targets[-1])[None].astype(int))
+    loss, grads, _ = ref.loss_and_gradients(params, config, windows)
+    model = loaded(config, params).train()
+    segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
+    assert len(segments) == len(windows) and [bool(s.starts[0]) for s in segments] == [True] + [False] * (len(windows) - 1)
+    actual, _ = replay.BACKPROP[method](model, segments, model.initial_state(2))
+    assert actual.item() == pytest.approx(loss, rel=1e-12)
+    found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
+    assert_agree(grads, found, LADDER_TOLERANCE, name)
+
+
+def test_what_advance_pools_is_what_the_next_window_does_not_read():
+    """Full windows and the last one of a context, whatever its length: all but the overlap."""
+    config = dataclasses.replace(SMALL, pool="advance")
+    assert [ref.pooled_rows(config, length) for length in (6, 5, 3, 2, 1)] == [4, 3, 1, 1, 1]
+    assert [ref.pooled_rows(SMALL, length) for length in (6, 3)] == [6, 3]
+    params, rng = random_params(config, np.random.default_rng(0)), np.random.default_rng(1)
+    for length in range(3, 14):
+        context = rng.integers(11, size=(1, length))
+        states, read = [], ref.forward
+
+        def watch(params, config, tokens, state, read=read, states=states):
+            states.append((tokens.shape[1], state))
+            return read(params, config, tokens, state)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ref, "forward", watch)
+            ref.greedy_continuation(params, config, context, 1)
+        ends = np.cumsum([size - 2 for size, _ in states[:-1]])  # each window's first size - o tokens are pooled
+        assert ends[-1] == length - 2 and states[-1][0] == 2 and states[-1][1].present.all()
+
+
+def test_a_context_no_longer_than_the_overlap_is_read_again_whole():
+    """Then there is nothing before the new window, and no slot: the continuation is that of a first window."""
+    params = random_params(SMALL, np.random.default_rng(0))
+    for length in (1, 2):
+        context = np.full((1, length), 3)
+        first = ref.forward(params, SMALL, context, ref.initial_state(params, SMALL, 1))[0][:, -1].argmax(-1)
+        assert (ref.greedy_continuation(params, SMALL, context, 1)[:, 0] == first).all()
+        [token] = continue_in_new_window(loaded(SMALL, params), torch.tensor(context), 1)
+        assert token.tolist() == first.tolist()
+
+
+def test_a_full_window_ends_the_references_continuation_and_not_the_accelerated_one():
+    params = random_params(SMALL, np.random.default_rng(0))
+    context = np.random.default_rng(1).integers(11, size=(1, 6))
+    with pytest.raises(ValueError, match="a window of 7 tokens"):
+        ref.greedy_continuation(params, SMALL, context, 6)
+    assert len(list(continue_in_new_window(loaded(SMALL, params), torch.tensor(context), 20))) == 20
+
+
+def test_the_state_of_plain_gpt2_is_empty_and_costs_nothing_to_advance(monkeypatch):
+    model = PretrainedRecurrence(variant("plain"))
+    state = model.initial_state(2)
+    assert not any(field.numel() for field in state)
+    monkeypatch.setattr(model, "_read", None)
+    assert model.advance(torch.zeros(2, 6, dtype=torch.long), state) is state
+
+
+def test_describe_says_what_is_carried():
+    assert "plain GPT-2" in PretrainedRecurrence(variant("plain")).describe()
+    assert "one pooled vector is carried from window to window, into layer 2" in PretrainedRecurrence(SMALL).describe()
+    text = PretrainedRecurrence(variant("at-the-last-layer")).describe()
+    assert "windows of 6 tokens, 2 of them shared" in text and "2 vectors are carried" in text and "into layer 3" in text
+
+
 @given(length=st.integers(0, 40), window=st.integers(1, 9), data=st.data())
 def test_windows_of_are_the_windows_of_cut(length, window, data):
     """The reference's own cutting and that of accelerated/windows.py, token by token."""
@@ -632,6 +725,7 @@ def test_other_lengths_are_refused(length):
         ({"insertion_layers": (0, 1)}, r"must lie in 1..3"),
         ({"insertion_layers": (2, 1)}, "ascending"),
         ({"insertion_layers": ()}, "at least one"),
+        ({"insertion_layers": 2}, "insertion_layers 2 must be a tuple"),
         ({"pooling": "median"}, "pooling is 'median'; it must be one of mean, max, attention"),
         ({"pool": "some"}, "pool is 'some'; it must be one of all, advance"),
         ({"dropout": 1.0}, "dropout is 1.0"),

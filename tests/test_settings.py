@@ -90,6 +90,7 @@ def test_options_override_presets():
         (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
         (["--data", "recall", "--recall-pairs", "99"], "pairs is 99"),
         (["--model", "memformer", "--slots", "0"], "slots is 0"),
+        (["--data", "recall", "--tokenizer", "gpt2"], "recall is made of bytes, --tokenizer is gpt2"),
         (["--model", "pretrained_recurrence", "--overlap", "64"], r"overlap is 64; it must lie in 0..63 for segment 64"),
         (["--model", "pretrained_recurrence", "--segment", "300"], "segment 300 is longer than the position table"),
         (["--model", "pretrained_recurrence", "--insertion-layers", "5"], r"insertion_layers \(5,\) must lie in 1..4"),
@@ -224,8 +225,11 @@ def test_a_gpt2_implies_its_model_and_preset():
     assert chosen == preset_settings("pretrained_recurrence", "gpt2")._replace(model_config=chosen.model_config)
     assert (chosen.model_config.layers, chosen.model_config.vocabulary, options.init) == (12, 50257, "some/gpt2.safetensors")
     assert parse_training(["--init", "x", "--preset", "gpt2-medium"])[0].model_config.layers == 24
+    for name in ("init", "resume"):
+        with pytest.raises(InputError, match=f"--{name} is empty"):
+            parse_training([f"--{name}", ""])
     for argv in (["--init", "x", "--model", "memformer"], ["--init", "x", "--resume", "y"]):
-        with pytest.raises(InputError, match=r"--init x is for --model pretrained_recurrence|give one of them"):
+        with pytest.raises(InputError, match=r"--init x is no run|give one of them"):
             parse_training(argv)
 
 

@@ -1,10 +1,13 @@
 """Windows: every token after the first is scored exactly once, in order, at any length, window and overlap."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.windows import Cutter, Window, count_windows, cut
+from accelerated.settings import preset_settings
+from accelerated.windows import Cutter, Window, count_windows, cut, overlap_of
 
 
 @st.composite
@@ -45,6 +48,19 @@ def test_positions_run(size):
 def test_the_papers_example():
     """T = 10, o = 3: inputs 1:10, 8:17, 15:24; targets 2:11, 12:18, 19:25 (counted from 1)."""
     assert cut(25, 10, 3) == [Window(0, 10, 1), Window(7, 17, 11), Window(14, 24, 18)]
+
+
+def test_figure_3():
+    """T = 3: disjoint, token by token, and in between, whose predictions all have two tokens of context but the first."""
+    assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
+    assert [(w.start + 1, w.stop) for w in cut(7, 3, 2)] == [(1, 3), (2, 4), (3, 5), (4, 6)]
+    assert [(w.start + 1, w.stop) for w in cut(7, 3, 0)] == [(1, 3), (4, 6)]
+
+
+def test_overlap_of_a_config():
+    assert overlap_of(preset_settings("memformer", "tiny").model_config) == 0
+    config = preset_settings("pretrained_recurrence", "tiny").model_config
+    assert overlap_of(config) == 0 and overlap_of(dataclasses.replace(config, overlap=7)) == 7
 
 
 def test_extremes():
