@@ -60,3 +60,18 @@ def flat(gradients, names):
     """((dx, dy, {name: dparam}) -> {name: gradient}) with the given names for the leading entries."""
     *leading, params = gradients
     return dict(zip(names, leading, strict=True)) | params
+
+
+def movable(inputs):
+    """What has a gradient: all but the key biases, which have a test of their own."""
+    return {name: value for name, value in inputs.items() if not name.endswith("key_bias")}
+
+
+def nested(params):
+    """Parameters by names that can be keywords."""
+    return {name.replace(".", "__"): value for name, value in params.items()}
+
+
+def dotted(params):
+    """nested, undone."""
+    return {name.replace("__", "."): value for name, value in params.items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import assert_agree, named
-from gradients import check_directions, check_operation, draw
+from gradients import check_directions, check_operation, dotted, draw, movable, nested
 from hypothesis import given
 from hypothesis import strategies as st
 from rollouts import (
@@ -95,23 +95,9 @@ def segments_with_tasks(config, rng):
     ]
 
 
-def movable(inputs):
-    """What has a gradient: all but the key biases, which have a test of their own."""
-    return {name: value for name, value in inputs.items() if not name.endswith("key_bias")}
-
-
 def to_torch(arrays):
     kind = {"State": fast.State, "Task": Task}[type(arrays).__name__]
     return kind(*(torch.tensor(field) for field in arrays))
-
-
-def nested(params):
-    """Parameters by names that can be keywords."""
-    return {name.replace(".", "__"): value for name, value in params.items()}
-
-
-def dotted(params):
-    return {name.replace("__", "."): value for name, value in params.items()}
 
 
 # Rung 1: every operation's backward against its full Jacobian

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from agreement import assert_agree, named
-from gradients import check_directions, check_operation, draw, flat
+from gradients import check_directions, check_operation, dotted, draw, flat, movable, nested
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollouts import (
@@ -80,11 +80,6 @@ def random_state(config, rng, batch):
     return ref.State(rng.standard_normal((batch, config.width)), np.arange(batch) < max(1, batch - 1))
 
 
-def movable(inputs):
-    """What has a gradient: all but the key biases, which have a test of their own."""
-    return {name: value for name, value in inputs.items() if not name.endswith("key_bias")}
-
-
 def to_torch(state):
     return fast.State(*(torch.tensor(field) for field in state))
 
@@ -115,11 +110,6 @@ def test_masked_attention_gradient(rate):
     )
 
 
-def nested(params):
-    """Parameters by names that can be keywords."""
-    return {name.replace(".", "__"): value for name, value in params.items()}
-
-
 def layer_inputs(config):
     """A layer's parameters, shaken, but key biases apart."""
     p = {name: value + 0.3 * draw(*value.shape) for name, value in ref.init_layer(config, np.random.default_rng(1)).items()}
@@ -135,8 +125,7 @@ def test_layer_gradient(vectors, dropout):
     arrays, present = {"x": draw(2, 3, 6)} | ({"inserted": draw(2, vectors, 6)} if vectors else {}), np.array([True, False])
 
     def forward(x, inserted=None, **p):
-        p = {name.replace("__", "."): value for name, value in (p | fixed).items()}
-        return ref.layer_forward(p, config, x, inserted, present, np.random.default_rng(8))
+        return ref.layer_forward(dotted(p | fixed), config, x, inserted, present, np.random.default_rng(8))
 
     def backward(dout, cache):
         dx, dinserted, grads = ref.layer_backward(config, dout, cache)
