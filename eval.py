@@ -23,7 +23,6 @@ from accelerated.settings import (
     autocast,
     changed,
     choose_device,
-    layer_numbers,
     settings_from,
 )
 from accelerated.tokenizer import TOKENIZERS
@@ -95,9 +94,10 @@ def overlaps(text):
     """'0,5,10' -> (0, 5, 10); 'own' as it is."""
     if text == "own":
         return text
-    if text == "none" or not (numbers := layer_numbers(text)):
-        raise argparse.ArgumentTypeError("give one overlap or more, like 0,5,10, or own")
-    return numbers
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; give overlaps joined by commas, like 0,5,10, or own") from None
 
 
 def option_name(field):
@@ -111,12 +111,8 @@ def was_given(options, name):
 
 def parse_options(argv):
     options = options_parser().parse(argv)
-    if options.sample is None and (options.prompt, options.temperature, options.seed, options.new_window) != (
-        None,
-        None,
-        None,
-        False,
-    ):
+    of_samples = ("prompt", "temperature", "seed", "new_window")
+    if options.sample is None and any(was_given(options, name) for name in of_samples):
         raise InputError("--prompt, --temperature, --seed and --new-window go with --sample N; add it or leave them out")
     given = [name for name in INSTEAD if was_given(options, name)]
     if len(given) > 1:
