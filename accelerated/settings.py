@@ -267,7 +267,7 @@ def training_parser(defaults):
     parser.add_argument(
         "--preset",
         help=f"one of {', '.join(PRESETS[defaults.model])} "
-        "(default tiny; recall with --data recall; with --init of a GPT-2 gpt2, of a pretrained_recurrence run fine-tune)",
+        "(default tiny; with --data recall recall; with --init gpt2 or, from a run of pretrained_recurrence, fine-tune)",
     )
     parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")

@@ -78,12 +78,12 @@ class Config:
         segment: T, tokens in a window
         overlap: o, tokens of each window that the one before has read too, 0 to T - 1
         vectors: S, vectors that are inserted into the next window; 0 gives plain GPT-2
-        insertion_layers: layers that they are inserted at, counted from 1
+        insertion_layers: layers at which the vectors are inserted, counted from 1
         pooling: how a window's positions become one vector, one of mean, max, attention
-        pool: which of them, all or (advance) those before the next window begins
+        pool: which positions are pooled, all or (advance) those that the next window does not read
         pool_final_norm: pool the last layer's output after the final norm
         module_layers: hidden layers of the network that makes the vectors
-        module_width: their width
+        module_width: width of that network's hidden layers
         dropout: dropout rate in training, 0 to below 1
     """
 
