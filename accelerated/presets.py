@@ -196,8 +196,8 @@ PRESETS = {
         },
         "recall": {
             "model": {"width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64},
-            "training": {"steps": 1500, "batch": 32, "horizon": 6, "learning_rate": 2e-3, "warmup": 50},
-            "recall": {"distance": 24, "questions": 16},
+            "training": {"steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50},
+            "recall": {"pairs": 1, "distance": 8, "questions": 16},  # asked for in the same window first, then up to four later
         },
     } | {name: gpt2_preset(*size) for name, size in GPT2_SIZES.items()},
 }  # fmt: skip

@@ -233,6 +233,14 @@ def test_a_gpt2_implies_its_model_and_preset():
             parse_training(argv)
 
 
+def test_the_pretrained_recurrence_recall_preset_asks_in_every_window():
+    """From the first, without which it is not learned, to the fifth; a rollout holds a document."""
+    chosen = preset_settings("pretrained_recurrence", "recall")
+    task, window = chosen.recall, chosen.model_config.segment
+    asked = {(2 * task.pairs + task.distance + task.spacing * i + 1) // window for i in range(task.questions)}
+    assert asked == {0, 1, 2, 3, 4} and chosen.training.horizon * window >= task.length
+
+
 def test_the_recall_preset_asks_at_least_eight_segments_later():
     chosen = preset_settings("memformer", "recall")
     assert chosen.recall.distance >= 8 * chosen.model_config.segment
