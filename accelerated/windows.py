@@ -71,7 +71,7 @@ class Cutter:
 
     def _give(self, until):
         windows = [window_at(index, self.length, self.window, self.overlap) for index in range(self.given, until)]
-        self.given = max(self.given, until)
+        self.given = until
         return windows
 
 

@@ -87,6 +87,7 @@ def test_independent_windows_are_all_windows(ns, lanes, length, data):
     windows = [(d, w) for d in documents for w in cut(len(d.inputs) + 1, length, overlap)]
     segments = list(independent_windows(documents, lanes, length, overlap))
     assert len(segments) == -(-len(windows) // lanes)
+    assert all(bool(s.starts[row]) for s in segments for row in range(lanes) if s.scored[row].any()), "each begins anew"
     rows = [row for segment in segments for row in zip(*segment[:4], strict=True)]
     for (tokens, targets, scored, _), (document, window) in zip(rows, windows, strict=False):
         size = window.stop - window.start

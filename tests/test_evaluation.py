@@ -168,6 +168,16 @@ def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, v
         assert score.tokens == sum(max(n - 1, 0) for n in lengths)
 
 
+def test_the_state_of_a_lane_stays_its_own_when_another_ends():
+    """Lane 0 reads 40 tokens and ends while lane 1 is in the middle of its second document."""
+    documents = documents_of([40, 30, 25])
+    model = windowed()
+    assert math.isclose(evaluate(model, documents, BYTES, 2).nats, nats_window_by_window(model, documents), rel_tol=1e-11)
+    recurrent = BlockRecurrent(CONFIG).eval()
+    expected, _ = nats_of_whole_documents(recurrent, documents)
+    assert math.isclose(evaluate(recurrent, documents, BYTES, 2).nats, expected, rel_tol=1e-11)
+
+
 def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
     """Its cost is that of its windows, however long a document is: the number of batches is the number of windows over lanes."""
     documents, calls = documents_of([70, 9, 3]), []
