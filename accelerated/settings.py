@@ -219,14 +219,17 @@ def choose_model_and_preset(argv):
     chosen.model = chosen.model or implied
     try:
         check_choice("model", chosen.model, tuple(MODELS))
-        chosen.preset = chosen.preset or implied_preset(chosen)
-        check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
     except ValueError as error:
         raise InputError(str(error)) from None
     if chosen.initial and chosen.model != implied:
         raise InputError(f"--init {chosen.init} holds a {implied}; leave --model {chosen.model} out, or --init")
     if chosen.init and chosen.model != implied:
         raise InputError(f"--init {chosen.init} is no run of train.py, and only --model {implied} begins with anything else")
+    try:
+        chosen.preset = chosen.preset or implied_preset(chosen)
+        check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
+    except ValueError as error:
+        raise InputError(str(error)) from None
     return chosen
 
 

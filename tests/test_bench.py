@@ -69,6 +69,7 @@ def test_steps(capsys):
 
 def test_steps_and_overlaps_of_pretrained_recurrence(capsys, monkeypatch):
     monkeypatch.setitem(bench.SIZES, ("pretrained_recurrence", "cpu"), WINDOWED)
+    monkeypatch.setattr(bench, "PEERS", {"pretrained_recurrence": ("transformers", bench.pretrained_recurrence_peer)})
     monkeypatch.setattr(bench, "OVERLAPS", (0, 1, 3, 4))
     monkeypatch.setattr(bench, "random_document", lambda length, vocabulary: documents_of([length // 1000])[0])
     argv = ["--model", "pretrained_recurrence", "--device", "cpu", "--batch", "2", "--repeats", "1"]

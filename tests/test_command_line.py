@@ -289,7 +289,7 @@ def test_recall_is_evaluated_at_overlaps_and_by_plain_models(tmp_path, capsys):
     train(*options, "--vectors", 0, "--validation-segments", 1, "--out", tmp_path / "none")
     assert "the first 1 segments of every lane score nothing" in capsys.readouterr().out
     train(*options, "--vectors", 0, "--out", tmp_path / "run")
-    assert re.search(r"validation on 1536 tokens: \d\.\d{3} bits per byte; this model carries no memory", capsys.readouterr().out)
+    assert re.search(r"validation on 1024 tokens: \d\.\d{3} bits per byte; this model carries no memory", capsys.readouterr().out)
     evaluate(tmp_path / "run", "--overlap", "0,2")
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("GPT-2")]
     assert [line[4] for line in lines] == ["-", "-"]
