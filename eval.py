@@ -14,7 +14,7 @@ from accelerated.evaluation import carries_nothing, count_words, evaluate, tempo
 from accelerated.generation import continue_in_new_window, continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
-from accelerated.overlap import overlap_row, overlap_table
+from accelerated.overlap import differences, overlap_row, overlap_table
 from accelerated.recall import CHANCE
 from accelerated.settings import (
     DEVICES,
@@ -114,10 +114,13 @@ def parse_options(argv):
     of_samples = ("prompt", "temperature", "seed", "new_window")
     if options.sample is None and any(was_given(options, name) for name in of_samples):
         raise InputError("--prompt, --temperature, --seed and --new-window go with --sample N; add it or leave them out")
+    unread = [name for name in ("data", "split", "batch", "clear_memory") if was_given(options, name)]
+    if options.sample is not None and unread:
+        raise InputError(f"--sample reads --prompt and no documents; leave {option_name(unread[0])} out")
     given = [name for name in INSTEAD if was_given(options, name)]
     if len(given) > 1:
         raise InputError(f"{' and '.join(map(option_name, given))} each replace the evaluation; give one of them")
-    if options.clear_memory and given and given[0] not in ("sample", "overlap"):
+    if options.clear_memory and given and given != ["overlap"]:
         raise InputError(f"--clear-memory leaves {option_name(given[0])} nothing to look into; leave one of them out")
     if len(options.runs) > 1 and options.overlap is None:
         raise InputError(f"{len(options.runs)} runs were given; only --overlap takes more than one")
@@ -172,7 +175,10 @@ def load_run(run, options, device):
 
 
 def memory_line(model, settings):
-    """How large the memories are, where that is not how the model was trained; otherwise None."""
+    """How the model is evaluated, where that is not how it was trained; otherwise None."""
+    if settings.model == GPT2_MODEL:
+        notes = differences(model.config, settings.model_config)
+        return f"trained with {', '.join(notes)}" if notes else None
     if settings.model != "compressive":
         return None
     now, then = (", ".join(f"{name} {getattr(c, name)}" for name in MEMORIES) for c in (model.config, settings.model_config))
@@ -193,7 +199,7 @@ def print_inspection(model, documents, lanes, options):
 def print_temporal_range(model, documents, tokenizer, lanes, reach):
     """Print a row for each number of segments that the memory has carried."""
     if carries_nothing(model):
-        raise InputError(f"--temporal-range {reach}: this model carries no memory ({model.describe()}); leave the option out")
+        raise InputError(f"--temporal-range {reach}: this model carries no memory; leave the option out")
     longest = longest_document(documents, model.config.segment, overlap_of(model.config))
     scores = temporal_range(model, documents, tokenizer, lanes, reach) if longest >= 2 * reach else []
     if not scores or not all(score.tokens for score in scores):
@@ -288,8 +294,9 @@ def main(argv):
             print_temporal_range(model, splits[split], tokenizer, lanes, options.temporal_range)
             return
         score = evaluate(model, splits[split], tokenizer, lanes, clear_memory=options.clear_memory)
-    memory = "cleared at every segment" if options.clear_memory else "carried through each document"
-    print(f"{settings.model} from {Path(options.runs[0])}, {split} split of {data}, memory {memory}")
+    memory = "memory cleared at every segment" if options.clear_memory else "memory carried through each document"
+    memory = "no memory" if carries_nothing(model) else memory
+    print(f"{settings.model} from {Path(options.runs[0])}, {split} split of {data}, {memory}")
     print_score(score, count_words(splits[split]), data)
 
 

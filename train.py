@@ -15,13 +15,20 @@ from accelerated.corpus import Lanes, load_splits, longest_document
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import carries_nothing, count_bytes, evaluate
 from accelerated.generation import continue_text, prompt_from, show_text
-from accelerated.gpt2_checkpoint import check_file, load_gpt2
+from accelerated.gpt2_checkpoint import check_gpt2, load_gpt2
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, state_from
 from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
-from accelerated.settings import autocast, choose_device, parse_training, settings_contents, settings_from
+from accelerated.settings import (
+    autocast,
+    choose_device,
+    choose_model_and_preset,
+    parse_training,
+    settings_contents,
+    settings_from,
+)
 from accelerated.tasks import MultiTask
 from accelerated.tokenizer import TOKENIZERS
 from accelerated.windows import overlap_of
@@ -101,12 +108,13 @@ def sample(model, documents, tokenizer, settings, device):
 
 def open_run(argv):
     """(settings, folder, checkpoint to go on from or None, weights to begin with or None) of a command line."""
-    settings, options = parse_training(argv)
-    if options.init and not checkpoint_path(options.init).is_file():
-        check_file(options.init)
-    if not options.resume:
+    resume = choose_model_and_preset(argv).resume
+    if not resume:
+        settings, options = parse_training(argv)
+        if options.init and not checkpoint_path(options.init).is_file():
+            check_gpt2(options.init, settings.model_config)
         return settings, new_run(settings, options.out), None, options.init
-    path = checkpoint_path(options.resume)
+    path = checkpoint_path(resume)
     saved = load_checkpoint(path)
     settings, options = parse_training(argv, resumed=settings_from(saved, path))
     if saved["step"] >= settings.training.steps:
@@ -183,6 +191,8 @@ def main(argv):
         work.seek(saved["lanes"])
     make_folder(run)
     size = sum(p.numel() for p in model.parameters()) / 1e6
+    if init and checkpoint_path(init).is_file():
+        print(f"begins with the weights, the model and the data of {init}, but for what was given")
     print(f"{settings.model}, {size:.2f}M parameters, on {device}; {len(splits['train'])} training documents; run {run}")
     print(model.describe())
     auxiliary = {}  # of the segment computed last

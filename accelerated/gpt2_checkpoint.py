@@ -46,10 +46,10 @@ def kind_of(head):
     return "no safetensors file, or one cut off in its header"
 
 
-def check_file(path):
-    """The safetensors file that path names; refuses what is none, and what is not as long as its header says.
+def read_header(path):
+    """(file, {tensor: shape}) of the safetensors file that path names: eight bytes of its header's length, the header, tensors.
 
-    Such a file is eight bytes of the header's length, the header, and the tensors.
+    Raises InputError for what is no such file, and for one that is not as long as its header says.
     """
     file = checkpoint_file(path)
     try:
@@ -62,18 +62,44 @@ def check_file(path):
     except OSError as error:
         raise InputError(f"--init {file} cannot be read: {error.strerror}; {EXPECTED}") from None
     try:
-        end = 8 + header + max(entry["data_offsets"][1] for name, entry in json.loads(text).items() if name != "__metadata__")
+        entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
+        end = 8 + header + max(entry["data_offsets"][1] for entry in entries.values())
+        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
     except (ValueError, TypeError, LookupError, AttributeError):
         raise InputError(f"--init {file} is {kind_of(head)}, of {size} bytes; {EXPECTED}") from None
     if size != end:
         what = "truncated" if size < end else "longer than it should be"
         raise InputError(f"--init {file} is {what}: it has {size} bytes and its header says {end}; download it again")
+    return file, shapes
+
+
+def of_gpt2(named):
+    """{GPT-2's name: value} of what a file holds: without the prefix transformer., the masks and the output's copy of wte."""
+    named = {name.removeprefix("transformer."): value for name, value in named.items()}
+    return {name: value for name, value in named.items() if name != "lm_head.weight" and not BUFFERS.fullmatch(name)}
+
+
+def check_gpt2(path, config):
+    """The file that path names, if its header says that it is a GPT-2 of config's sizes; raises InputError otherwise.
+
+    Of the tensors nothing is read.
+    """
+    file, shapes = read_header(path)
+    shapes = of_gpt2(shapes)
+    if "wte.weight" not in shapes or not any(name.startswith("h.0.") for name in shapes):
+        raise InputError(f"--init {file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}")
+    check_size(path, shapes, config)
+    check_heads(file, config)
+    wanted = gpt2_shapes(config)
+    for name in sorted(wanted.keys() | shapes.keys()):
+        expected, found = wanted.get(name, "absent"), shapes.get(name, "absent")
+        if expected != found:
+            raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {found}; {EXPECTED}")
     return file
 
 
-def read_tensors(path):
-    """{GPT-2's name without the prefix transformer.: tensor} of a checkpoint; raises InputError for what is none."""
-    file = check_file(path)
+def read_tensors(file):
+    """{GPT-2's name: tensor} of a safetensors file; raises InputError where its output is not its embedding."""
     try:
         import safetensors.torch
     except ImportError:
@@ -82,13 +108,11 @@ def read_tensors(path):
         tensors = safetensors.torch.load_file(file)
     except (safetensors.SafetensorError, OSError, KeyError) as error:
         raise InputError(f"--init {file} cannot be read ({error}); {EXPECTED}") from None
-    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    head = tensors.pop("lm_head.weight", None)
-    if not {"wte.weight", "wpe.weight", "h.0.attn.c_attn.weight"} <= tensors.keys():
-        raise InputError(f"--init {file} is not a GPT-2: it holds {', '.join(sorted(tensors)[:3])} ...; {EXPECTED}")
-    if head is not None and not torch.equal(head, tensors["wte.weight"]):
+    heads = [tensor for name, tensor in tensors.items() if name.endswith("lm_head.weight")]
+    tensors = of_gpt2(tensors)
+    if any(not torch.equal(head, tensors["wte.weight"]) for head in heads):
         raise InputError(f"--init {file}: lm_head.weight differs from wte.weight, and GPT-2 has one for both; {EXPECTED}")
-    return {name: tensor for name, tensor in tensors.items() if not BUFFERS.fullmatch(name)}
+    return tensors
 
 
 def gpt2_shapes(config):
@@ -121,34 +145,44 @@ def renamed(tensors, config):
     return ours
 
 
-def size_name(layers, width):
-    """'gpt2-medium (24 layers of width 1024)', or the numbers alone."""
-    numbers = f"{layers} layers of width {width}"
+def size_name(sizes):
+    """'gpt2-medium (24 layers of width 1024)' of published sizes, or the numbers alone."""
+    layers, width, positions, inner = sizes.values()
+    usual = (
+        [name for name, size in GPT2_SIZES.items() if size == (layers, width)] if (positions, inner) == (1024, 4 * width) else []
+    )
+    if usual:
+        return f"{usual[0]} ({layers} layers of width {width})"
+    return f"{layers} layers of width {width}, feed-forward {inner}, {positions} positions"
+
+
+def check_size(path, shapes, config):
+    """Raise InputError where a GPT-2 of these shapes is of another size than config; it says all that should be given."""
+    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
+    table, inner = shapes.get("wpe.weight", ()), shapes.get("h.0.mlp.c_fc.bias", ())
+    if len(shapes["wte.weight"]) != 2 or len(table) != 2 or len(inner) != 1:
+        raise InputError(
+            f"--init {path} is not a GPT-2: wte.weight and wpe.weight are {shapes['wte.weight']}, {table}; {EXPECTED}"
+        )
+    vocabulary, width = shapes["wte.weight"]
+    if vocabulary != config.vocabulary:
+        raise InputError(
+            f"--init {path} has a vocabulary of {vocabulary}, the model's is {config.vocabulary}; "
+            "choose the --tokenizer that it was trained with"
+        )
+    found = {"layers": layers, "width": width, "max_positions": table[0], "feed_forward": inner[0]}
+    other = {name: size for name, size in found.items() if size != getattr(config, name)}
+    if not other:
+        return
     published = [name for name, size in GPT2_SIZES.items() if size == (layers, width)]
-    return f"{published[0]} ({numbers})" if published else numbers
-
-
-def check_size(path, tensors, config):
-    """Raise InputError where the checkpoint is a GPT-2 of another size than config, which says what to give."""
-    layers = sum(re.fullmatch(r"h\.\d+\.attn\.c_attn\.weight", name) is not None for name in tensors)
-    sizes = {name: tuple(tensors[name].shape) for name in ("wte.weight", "wpe.weight", "h.0.attn.c_attn.weight")}
-    if any(len(shape) != 2 for shape in sizes.values()):
-        raise InputError(
-            f"--init {path} is not a GPT-2: its matrices have shapes {', '.join(map(str, sizes.values()))}; {EXPECTED}"
-        )
-    (vocabulary, width), (positions, _) = sizes["wte.weight"], sizes["wpe.weight"]
-    if (layers, width) != (config.layers, config.width):
-        published = [name for name, size in GPT2_SIZES.items() if size == (layers, width)]
-        do = f"give --preset {published[0]}" if published else f"give --layers {layers} --width {width} and its --heads"
-        raise InputError(
-            f"--init {path} holds {size_name(layers, width)}; {size_name(config.layers, config.width)} was asked for; {do}"
-        )
-    inner = tensors.get("h.0.mlp.c_fc.bias", torch.zeros(config.feed_forward)).shape[0]
-    for option, found in (("vocabulary", vocabulary), ("max_positions", positions), ("feed_forward", inner)):
-        if found != getattr(config, option):
-            name = option.replace("_", "-")
-            do = "choose the --tokenizer that it was trained with" if option == "vocabulary" else f"give --{name} {found}"
-            raise InputError(f"--init {path} has a {option} of {found}, the model's is {getattr(config, option)}; {do}")
+    options = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in other.items())
+    do = (
+        f"--preset {published[0]}"
+        if published and "layers" in other
+        else options + (" and its --heads" if "width" in other else "")
+    )
+    asked = {name: getattr(config, name) for name in other}
+    raise InputError(f"--init {path} holds {size_name(found)}; {size_name(found | asked)} was asked for; give {do}")
 
 
 def check_heads(file, config):
@@ -169,14 +203,8 @@ def load_gpt2(model, path):
 
     Raises InputError where the file is no checkpoint, is of another architecture or size than model.config, or is not finite.
     """
-    tensors = read_tensors(path)
-    check_size(path, tensors, model.config)
-    check_heads(checkpoint_file(path), model.config)
-    shapes = gpt2_shapes(model.config)
-    for name in sorted(shapes.keys() | tensors.keys()):
-        expected, found = shapes.get(name, "absent"), tuple(tensors[name].shape) if name in tensors else "absent"
-        if expected != found:
-            raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {found}; {EXPECTED}")
-        if not torch.isfinite(tensors[name]).all():
+    tensors = read_tensors(check_gpt2(path, model.config))
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
             raise InputError(f"--init {path}: {name} has values that are not finite; download it again")
     model.load_state_dict(renamed(tensors, model.config), strict=False)

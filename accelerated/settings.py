@@ -6,6 +6,7 @@ import difflib
 import inspect
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"
 DEFAULT_MODEL = "block_recurrent"
 TASK_MODEL = "memformer"  # the one that trains on several tasks
 GPT2_MODEL = "pretrained_recurrence"  # the one that takes GPT-2's weights
+OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max_positions"}  # what --init of a run decides
+OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width"}
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
 
@@ -214,6 +217,8 @@ def choose_model_and_preset(argv):
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     if chosen.init and chosen.resume:
         raise InputError("--init begins a new run and --resume goes on with one; give one of them")
+    if chosen.init and Path(chosen.init).name == checkpoint_path("").name:
+        raise InputError(f"--init {chosen.init} is a run's checkpoint; give its folder, {Path(chosen.init).parent}")
     chosen.initial = run_settings(chosen.init) if chosen.init else None
     implied = (chosen.initial.model if chosen.initial else GPT2_MODEL) if chosen.init else DEFAULT_MODEL
     chosen.model = chosen.model or implied
@@ -312,6 +317,14 @@ def parse_training(argv, resumed=None):
     model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")
     if resumed and (data or recall or tasks or model or options.preset or options.model != resumed.model):
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
+    if chosen.initial:
+        check_initial(chosen.init, defaults.model_config, model)
+    if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
+        useless = sorted(model.keys() & OF_THE_MODULE)
+        if useless:
+            raise InputError(
+                f"--{useless[0].replace('_', '-')} is of the recurrence module, and --vectors 0 has none; give --vectors 1"
+            )
     fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
     if fixed:
         raise InputError(f"--resume keeps the run's {fixed[0]}; leave --{fixed[0].replace('_', '-')} out, or start a new run")
@@ -328,6 +341,14 @@ def parse_training(argv, resumed=None):
     )
     check_together(settings)
     return settings, options
+
+
+def check_initial(init, config, model):
+    """Raise InputError where the options, {field: value}, ask for another shape than that of the run that --init names."""
+    for name in OF_THE_WEIGHTS & model.keys():
+        if model[name] != getattr(config, name):
+            option, own = name.replace("_", "-"), getattr(config, name)
+            raise InputError(f"--{option} is {model[name]}, the weights of --init {init} have {own}; leave it out")
 
 
 def check_together(settings):

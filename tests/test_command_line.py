@@ -34,8 +34,7 @@ MEMFORMER = [
 
 WINDOWED = [
     *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
-    *("--max-positions", 12, "--module-width", 8, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
-    *("--validation-segments", 0),
+    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, "--validation-segments", 0),
 ]
 
 
@@ -187,7 +186,7 @@ def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path, c
     train("--init", base, "--steps", 1, "--learning-rate", 1e-12, "--weight-decay", 0, "--sample", 0, "--out", plain)
     for name, value in saved(plain)["parameters"].items():
         assert torch.allclose(value, begun[name], rtol=0, atol=1e-9), name
-    train("--init", base, "--vectors", 1, "--overlap", 2, "--steps", 2, "--sample", 0, "--out", recurrent)
+    train("--init", base, "--vectors", 1, "--module-width", 8, "--overlap", 2, "--steps", 2, "--sample", 0, "--out", recurrent)
     contents = saved(recurrent)
     config = contents["model_config"]
     assert (config["vectors"], config["overlap"], config["width"], config["module_width"]) == (1, 2, 16, 8)
@@ -202,6 +201,7 @@ def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path, c
     evaluate(plain)
     printed = capsys.readouterr().out
     assert re.search(r"bits per byte +(\S+)", printed).group(1) == rows[0].split()[5]
+    assert ", no memory\n" in printed
     assert re.search(r"log-probability +(\S+)", printed).group(1).startswith(rows[0].split()[6].rstrip("0123456789").rstrip("."))
     evaluate(recurrent, "--overlap", "own", "--split", "test")
     own = capsys.readouterr().out.splitlines()[-1].split()
@@ -266,6 +266,32 @@ def test_a_size_of_zero_is_a_value(text, tmp_path):
     train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
     with pytest.raises(InputError, match="--segment is 0; it must be at least 1"):
         evaluate(tmp_path / "run", "--segment", 0)
+
+
+def test_what_differs_from_training_is_said_without_a_table_too(text, tmp_path, capsys):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    for options, words in (
+        ([], None),
+        (["--segment", 9], "trained with segment 8\n"),
+        (["--pool", "advance"], "trained with pool all\n"),
+    ):
+        capsys.readouterr()
+        evaluate(tmp_path / "run", *options)
+        printed = capsys.readouterr().out
+        assert words in printed if words else "trained with" not in printed
+
+
+def test_sampling_refuses_what_it_would_not_read(text, tmp_path):
+    train("--data", text, "--steps", 1, "--out", tmp_path / "run", *TINY)
+    for option in (["--data", text], ["--split", "test"], ["--batch", 2], ["--clear-memory"]):
+        with pytest.raises(InputError, match=f"--sample reads --prompt and no documents; leave {option[0]} out"):
+            evaluate(tmp_path / "run", "--sample", 2, *option)
+
+
+def test_options_of_a_resumed_runs_model_are_refused_as_such(text, tmp_path):
+    train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="--resume keeps the run's model and data"):
+        train("--resume", tmp_path / "run", "--overlap", 1, "--steps", 2)
 
 
 def test_the_table_refuses_runs_of_different_data_and_counts_a_run_once(text, tmp_path, capsys):
@@ -333,7 +359,7 @@ def test_a_gpt2_is_fine_tuned(text, tmp_path, capsys):
         assert torch.allclose(learned["layers.1.output"], tensors["h.1.attn.c_proj.weight"].t(), atol=1e-6)
         assert torch.allclose(learned["layers.0.key"], tensors["h.0.attn.c_attn.weight"].t()[16:32], atol=1e-6)
         assert "module.inserted" in learned
-    with pytest.raises(InputError, match=r"2 layers of width 16; 3 layers of width 16 was asked for"):
+    with pytest.raises(InputError, match=r"2 layers of width 16, .* was asked for; give --layers 2"):
         train("--init", path, "--preset", "tiny", *options, "--layers", 3, "--out", tmp_path / "deep")
     assert not (tmp_path / "deep").exists()
 
@@ -344,8 +370,11 @@ def test_init_from_a_run_that_does_not_fit_is_refused(text, tmp_path):
     assert saved(tmp_path / "again")["model"] == "block_recurrent"
     with pytest.raises(InputError, match="holds a block_recurrent; leave --model compressive out"):
         train("--init", tmp_path / "other", "--model", "compressive", "--out", tmp_path / "x")
-    with pytest.raises(InputError, match="does not fit the model: embedding should be"):
-        train("--init", tmp_path / "other", "--width", 24, "--data", text, "--out", tmp_path / "x")
+    for option, value, own in (("--width", 24, 16), ("--heads", 4, 2), ("--layers", 3, 2)):
+        with pytest.raises(InputError, match=f"{option} is {value}, the weights of --init .* have {own}; leave it out"):
+            train("--init", tmp_path / "other", option, value, "--data", text, "--out", tmp_path / "x")
+    with pytest.raises(InputError, match="is a run's checkpoint; give its folder, "):
+        train("--init", checkpoint_path(tmp_path / "other"), "--out", tmp_path / "x")
     with pytest.raises(InputError, match="no such file"):
         train("--init", tmp_path / "nowhere", "--data", "nowhere either", "--out", tmp_path / "x")
     with pytest.raises(InputError, match="and only --model pretrained_recurrence begins with"):
@@ -355,6 +384,9 @@ def test_init_from_a_run_that_does_not_fit_is_refused(text, tmp_path):
 
 def test_a_module_is_taken_whole_or_not_at_all(text, tmp_path):
     train(*WINDOWED, "--data", text, "--steps", 1, "--out", tmp_path / "run")
+    for option in (["--pooling", "max"], ["--insertion-layers", 1], ["--pool-final-norm"]):
+        with pytest.raises(InputError, match=f"{option[0]} is of the recurrence module, and --vectors 0 has none"):
+            train("--init", tmp_path / "run", "--vectors", 0, *option, "--out", tmp_path / "x")
     with pytest.raises(InputError, match=r"module\.hidden_3 should be absent"):
         train("--init", tmp_path / "run", "--module-layers", 2, "--steps", 1, "--out", tmp_path / "x")
     train("--init", tmp_path / "run", "--vectors", 0, "--steps", 1, "--sample", 0, "--out", tmp_path / "plain")

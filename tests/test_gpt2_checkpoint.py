@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from accelerated.errors import InputError
-from accelerated.gpt2_checkpoint import check_heads, load_gpt2, read_tensors, renamed, size_name
+from accelerated.gpt2_checkpoint import (
+    check_gpt2,
+    check_heads,
+    check_size,
+    load_gpt2,
+    read_header,
+    read_tensors,
+    renamed,
+    size_name,
+)
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 
@@ -164,7 +173,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path, content, words):
 def test_a_missing_file_or_folder_is_named(tmp_path):
     assert "no such file" in refusal(tmp_path / "absent.safetensors")
     with pytest.raises(InputError, match="neither model"):
-        read_tensors(tmp_path)
+        read_header(tmp_path)
 
 
 @pytest.mark.parametrize("lost", [1, 1000, -3])
@@ -199,14 +208,39 @@ def test_an_untied_head_is_refused(tmp_path, tensors):
 
 def test_another_size_is_refused_with_the_preset_that_fits(tmp_path):
     deep = saved(tmp_path / "deep.safetensors", gpt2_tensors(np.random.default_rng(0), layers=2))
-    message = refusal(deep)
-    assert "2 layers of width 32; 3 layers of width 32 was asked for; give --layers 2 --width 32" in message
-    assert size_name(24, 1024) == "gpt2-medium (24 layers of width 1024)"
+    message = refusal(deep, dataclasses.replace(CONFIG, max_positions=30))
+    assert (
+        "holds 2 layers of width 32, feed-forward 128, 24 positions; 3 layers of width 32, feed-forward 128, 30 positions was"
+        in message
+    )
+    assert message.endswith("give --layers 2 --max-positions 24")
+    wide = dataclasses.replace(CONFIG, width=64, feed_forward=256)
+    assert refusal(deep, wide).endswith("give --layers 2 --width 32 --feed-forward 128 and its --heads")
+    sizes = {"layers": 24, "width": 1024, "max_positions": 1024, "feed_forward": 4096}
+    assert size_name(sizes) == "gpt2-medium (24 layers of width 1024)"
+    with pytest.raises(InputError, match=r"holds gpt2-medium .* was asked for; give --preset gpt2-medium"):
+        check_size(
+            "x", {"wte.weight": (97, 1024), "wpe.weight": (1024, 1024), "h.0.mlp.c_fc.bias": (4096,)} | layers_of(24), CONFIG
+        )
     fits = saved(tmp_path / "model.safetensors", gpt2_tensors(np.random.default_rng(0)))
-    for field, found, other in (("vocabulary", 97, 98), ("max_positions", 24, 25), ("feed_forward", 128, 64)):
+    message = refusal(fits, dataclasses.replace(CONFIG, vocabulary=98))
+    assert "has a vocabulary of 97, the model's is 98; choose the --tokenizer" in message
+    for field, found, other in (("max_positions", 24, 25), ("feed_forward", 128, 64)):
         message = refusal(fits, dataclasses.replace(CONFIG, **{field: other}))
-        assert f"has a {field} of {found}, the model's is {other}; " in message
-        assert ("--tokenizer" if field == "vocabulary" else f"give --{field.replace('_', '-')} {found}") in message
+        assert message.endswith(f"give --{field.replace('_', '-')} {found}")
+
+
+def layers_of(count):
+    return {f"h.{i}.ln_1.weight": (1024,) for i in range(count)}
+
+
+def test_nothing_but_the_header_is_read_to_refuse_a_file(tmp_path, tensors, monkeypatch):
+    """Before any text is read; the tensors, which may be gigabytes, come later."""
+    monkeypatch.setattr(safetensors, "load_file", None)
+    path = saved(tmp_path / "model.safetensors", tensors)
+    assert check_gpt2(tmp_path, CONFIG) == path
+    with pytest.raises(InputError, match="was asked for"):
+        check_gpt2(path, dataclasses.replace(CONFIG, layers=2))
 
 
 def test_heads_that_no_shape_shows_are_compared_with_what_is_known(tmp_path, tensors):
@@ -250,4 +284,4 @@ def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path, tensors):
     longer = (size | 0xFFFF) + 1 + 0x0480
     path.write_bytes(longer.to_bytes(8, "little") + raw[8 : 8 + size].ljust(longer) + raw[8 + size :])
     assert path.read_bytes().startswith(b"\x80\x04")
-    assert read_tensors(path).keys() == tensors.keys()
+    assert read_tensors(check_gpt2(path, CONFIG)).keys() == tensors.keys()
