@@ -103,7 +103,7 @@ def read_tensors(file):
     try:
         import safetensors.torch
     except ImportError:
-        raise InputError("--init of a safetensors file needs the package safetensors: pip install 'palimpsest[gpt2]'") from None
+        raise InputError("--init of a safetensors file needs the package safetensors: pip install safetensors") from None
     try:
         tensors = safetensors.torch.load_file(file)
     except (safetensors.SafetensorError, OSError, KeyError) as error:

@@ -82,7 +82,7 @@ def test_logits_are_those_of_transformers(published, single_precision):
     with torch.no_grad():
         expected, actual = model(tokens).logits, ours(tokens, ours.initial_state(2)).logits
     assert expected.abs().max() > 3, "large enough to be wrong"
-    assert (expected - actual).abs().max() <= 1e-5 * expected.abs().max()
+    assert (expected - actual).abs().max() <= 1e-5, "the worst measured is 1.2e-6"
     params = {name: value.double().numpy() for name, value in ours.state_dict().items()}
     logits, _, _ = ref.forward(params, CONFIG, tokens.numpy(), ref.initial_state(params, CONFIG, 2))
     assert np.abs(logits - expected.double().numpy()).max() <= 1e-5 * np.abs(logits).max()
