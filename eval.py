@@ -223,12 +223,13 @@ def print_sample(model, tokenizer, options, device):
     print(show_text(tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)]))
 
 
-def load_documents(options, settings, tokenizer):
-    """(what was read, its splits) for a run; raises InputError where a split that was asked for has nothing to predict."""
+def load_documents(options, settings, tokenizer, usual=("valid",)):
+    """(what was read, {split: documents}) of --split or else the usual ones; InputError where one has nothing to predict."""
     data = options.data or settings.data.data
     splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment, needed=())
-    for split in [options.split] if options.split else ["valid", "test"] if options.overlap else ["valid"]:
-        if not any(len(document.inputs) for document in splits[split]):
+    splits = {split: splits[split] for split in ((options.split,) if options.split else usual)}
+    for split, documents in splits.items():
+        if not any(len(document.inputs) for document in documents):
             raise InputError(f"--split {split} of {data} has nothing to predict; choose another split")
     return data, splits
 
@@ -245,8 +246,7 @@ def print_overlaps(options, device):
         raise InputError(f"the runs read different data ({', '.join(sources)}); say with --data what all are to read")
     for run, model, settings, configs in runs:
         tokenizer = TOKENIZERS[settings.data.tokenizer]()
-        _, splits = load_documents(options, settings, tokenizer)
-        splits = {split: splits[split] for split in ([options.split] if options.split else ("valid", "test"))}
+        _, splits = load_documents(options, settings, tokenizer, usual=("valid", "test"))
         for config in configs:
             model.config = config
             with autocast(settings.training.dtype, device):
@@ -283,21 +283,21 @@ def main(argv):
             print_sample(model, tokenizer, options, device)
             return
         data, splits = load_documents(options, settings, tokenizer)
-        split, lanes = options.split or "valid", options.batch or settings.training.batch
+        [(split, documents)], lanes = splits.items(), options.batch or settings.training.batch
         print(model.describe())
         if line := memory_line(model, settings):
             print(line)
         if options.attention_buckets or options.compression_by_layer:
-            print_inspection(model, splits[split], lanes, options)
+            print_inspection(model, documents, lanes, options)
             return
         if options.temporal_range is not None:
-            print_temporal_range(model, splits[split], tokenizer, lanes, options.temporal_range)
+            print_temporal_range(model, documents, tokenizer, lanes, options.temporal_range)
             return
-        score = evaluate(model, splits[split], tokenizer, lanes, clear_memory=options.clear_memory)
+        score = evaluate(model, documents, tokenizer, lanes, clear_memory=options.clear_memory)
     memory = "memory cleared at every segment" if options.clear_memory else "memory carried through each document"
     memory = "no memory" if carries_nothing(model) else memory
     print(f"{settings.model} from {Path(options.runs[0])}, {split} split of {data}, {memory}")
-    print_score(score, count_words(splits[split]), data)
+    print_score(score, count_words(documents), data)
 
 
 if __name__ == "__main__":

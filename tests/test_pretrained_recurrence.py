@@ -403,7 +403,7 @@ def test_pooling_is_equation_1(rows, seed, pooling):
     assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
 
 
-def test_the_gradient_of_the_layer_weights_sums_to_zero():
+def test_the_gradient_of_the_layer_scores_sums_to_zero():
     """A softmax does not notice what all its inputs have in common: on both sides, and it is no zero vector."""
     config, rng = SMALL, np.random.default_rng(2)
     params = random_params(config, rng)
@@ -417,7 +417,7 @@ def test_the_gradient_of_the_layer_weights_sums_to_zero():
     assert abs(model.module.layer_scores.grad.sum()) < 1e-12 < model.module.layer_scores.grad.abs().max()
 
 
-def test_layer_weights_start_equal_and_the_module_apart_from_gpt2s_scale():
+def test_layer_scores_start_equal_and_the_module_apart_from_gpt2s_scale():
     params = ref.init_params(ref.Config(pooling="attention"), np.random.default_rng(0))
     assert not params["module.layer_scores"].any() and not params["module.fixed_key"].any()
     deviation = {name: params[name].std() for name in params if params[name].ndim == 2}
