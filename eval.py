@@ -9,7 +9,7 @@ import torch
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters
 from accelerated.corpus import load_splits, longest_document
 from accelerated.documents import SPLITS
-from accelerated.errors import InputError, run_program
+from accelerated.errors import InputError, option_name, run_program
 from accelerated.evaluation import carries_nothing, count_words, evaluate, temporal_range
 from accelerated.generation import continue_in_new_window, continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
@@ -54,7 +54,7 @@ def options_parser():
     )  # fmt: skip
     for name in MEMORIES:
         help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
-        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="INT", help=help_text)
+        parser.add_argument(option_name(name), type=int, metavar="INT", help=help_text)
     parser.add_argument(
         "--overlap", type=overlaps, metavar="O,...",
         help="instead of evaluating once, print a table over these overlaps of a pretrained_recurrence model's windows, each "
@@ -98,10 +98,6 @@ def overlaps(text):
         return tuple(int(number) for number in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}; give overlaps joined by commas, like 0,5,10, or own") from None
-
-
-def option_name(field):
-    return "--" + field.replace("_", "-")
 
 
 def was_given(options, name):
@@ -244,9 +240,13 @@ def print_overlaps(options, device):
     sources = list(dict.fromkeys(options.data or settings.data.data for _, _, settings, _ in runs))
     if len(sources) > 1:
         raise InputError(f"the runs read different data ({', '.join(sources)}); say with --data what all are to read")
+    read = {}  # runs that share tokenizer and recall task share their documents
     for run, model, settings, configs in runs:
-        tokenizer = TOKENIZERS[settings.data.tokenizer]()
-        _, splits = load_documents(options, settings, tokenizer, usual=("valid", "test"))
+        key = (settings.data.tokenizer, settings.recall)
+        if key not in read:
+            tokenizer = TOKENIZERS[settings.data.tokenizer]()
+            read[key] = (tokenizer, load_documents(options, settings, tokenizer, usual=("valid", "test"))[1])
+        tokenizer, splits = read[key]
         for config in configs:
             model.config = config
             with autocast(settings.training.dtype, device):

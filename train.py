@@ -24,7 +24,7 @@ from accelerated.replay import BACKPROP, count_scored
 from accelerated.settings import (
     autocast,
     choose_device,
-    choose_model_and_preset,
+    named_on,
     parse_training,
     settings_contents,
     settings_from,
@@ -108,7 +108,7 @@ def sample(model, documents, tokenizer, settings, device):
 
 def open_run(argv):
     """(settings, folder, checkpoint to go on from or None, weights to begin with or None) of a command line."""
-    resume = choose_model_and_preset(argv).resume
+    resume = named_on(argv).resume
     if not resume:
         settings, options = parse_training(argv)
         if options.init and not checkpoint_path(options.init).is_file():

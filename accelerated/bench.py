@@ -385,10 +385,8 @@ def overlap_variant(config, documents, options, device):
 
 def report_overlaps(config, options, device):
     """Print the time of plain GPT-2's evaluation at each overlap, over that of overlap 0, and that over T / (T - o)."""
-    documents, plain = (
-        [random_document(length, config.vocabulary) for length in (40_000, 9_000, 2_000)],
-        replace(config, vectors=0),
-    )
+    documents = [random_document(length, config.vocabulary) for length in (40_000, 9_000, 2_000)]
+    plain = replace(config, vectors=0)
     overlaps = [overlap for overlap in OVERLAPS if overlap < config.segment]
     variants = [overlap_variant(replace(plain, overlap=overlap), documents, options, device) for overlap in overlaps]
     times = time_in_turn(variants, options.repeats, device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.errors import InputError
+from accelerated.errors import InputError, option_name
 from accelerated.presets import GPT2_SIZES
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
@@ -145,14 +145,17 @@ def renamed(tensors, config):
     return ours
 
 
+def published_size(layers, width):
+    """The name of the published GPT-2 of so many layers of that width, None if there is none."""
+    return next((name for name, size in GPT2_SIZES.items() if size == (layers, width)), None)
+
+
 def size_name(sizes):
     """'gpt2-medium (24 layers of width 1024)' of published sizes, or the numbers alone."""
     layers, width, positions, inner = sizes.values()
-    usual = (
-        [name for name, size in GPT2_SIZES.items() if size == (layers, width)] if (positions, inner) == (1024, 4 * width) else []
-    )
+    usual = published_size(layers, width) if (positions, inner) == (1024, 4 * width) else None
     if usual:
-        return f"{usual[0]} ({layers} layers of width {width})"
+        return f"{usual} ({layers} layers of width {width})"
     return f"{layers} layers of width {width}, feed-forward {inner}, {positions} positions"
 
 
@@ -174,13 +177,10 @@ def check_size(path, shapes, config):
     other = {name: size for name, size in found.items() if size != getattr(config, name)}
     if not other:
         return
-    published = [name for name, size in GPT2_SIZES.items() if size == (layers, width)]
-    options = " ".join(f"--{name.replace('_', '-')} {size}" for name, size in other.items())
-    do = (
-        f"--preset {published[0]}"
-        if published and "layers" in other
-        else options + (" and its --heads" if "width" in other else "")
-    )
+    do = " ".join(f"{option_name(name)} {size}" for name, size in other.items())
+    do += " and its --heads" if "width" in other else ""
+    if "layers" in other and (published := published_size(layers, width)):
+        do = f"--preset {published}"
     asked = {name: getattr(config, name) for name in other}
     raise InputError(f"--init {path} holds {size_name(found)}; {size_name(found | asked)} was asked for; give {do}")
 
@@ -192,7 +192,7 @@ def check_heads(file, config):
         heads = json.loads(described.read_text()).get("n_head") if described.is_file() else None
     except (OSError, ValueError, AttributeError):
         heads = None
-    if heads is None and (config.layers, config.width) in GPT2_SIZES.values():
+    if heads is None and published_size(config.layers, config.width):
         heads = config.width // 64
     if heads not in (None, config.heads):
         raise InputError(f"--init {file} has {heads} heads, the model's heads are {config.heads}; give --heads {heads}")

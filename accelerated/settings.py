@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from accelerated.checkpoint import checkpoint_path, load_checkpoint
-from accelerated.errors import InputError
+from accelerated.errors import InputError, option_name
 from accelerated.models import MODELS
 from accelerated.optimization import OPTIMIZERS, SCHEDULES
 from accelerated.presets import PRESETS, default_preset
@@ -186,7 +186,7 @@ def add_options(parser, title, config, prefix="", leave_out=()):
         else:
             kind = layer_numbers if isinstance(default, tuple) else type(default)
             option |= {"type": kind, "metavar": METAVARS[type(default)]}
-        group.add_argument("--" + (prefix + field.name).replace("_", "-"), **option)
+        group.add_argument(option_name(prefix + field.name), **option)
 
 
 def given(options, config, prefix=""):
@@ -203,20 +203,26 @@ def changed(config, values, prefix=""):
         raise InputError(f"{prefix}{error}") from None
 
 
-def choose_model_and_preset(argv):
-    """--model, --preset, --data, --resume and --init, which decide what the other options and their defaults are.
-
-    `initial` holds the Settings of the run that --init names, None where it names a GPT-2, which implies a model and a preset.
-    """
+def named_on(argv):
+    """--model, --preset, --data, --resume and --init as a command line has them, None where it does not; not both of the last."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
     for name in ("model", "preset", "data", "resume", "init"):
         parser.add_argument(f"--{name}")
-    chosen, _ = parser.parse_known_args(argv)
+    chosen = parser.parse_known_args(argv)[0]
     for name in ("init", "resume"):
         if getattr(chosen, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     if chosen.init and chosen.resume:
         raise InputError("--init begins a new run and --resume goes on with one; give one of them")
+    return chosen
+
+
+def choose_model_and_preset(argv):
+    """What named_on gives, with the model and the preset that it implies: they decide what the other options' defaults are.
+
+    `initial` holds the Settings of the run that --init names, None where it names a GPT-2, which implies a model and a preset.
+    """
+    chosen = named_on(argv)
     if chosen.init and Path(chosen.init).name == checkpoint_path("").name:
         raise InputError(f"--init {chosen.init} is a run's checkpoint; give its folder, {Path(chosen.init).parent}")
     chosen.initial = run_settings(chosen.init) if chosen.init else None
@@ -297,7 +303,7 @@ def options_elsewhere(defaults):
     """{option: model} of what other models' configs have and this one's does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
     others = [(name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config)]
-    elsewhere = {f"--{field.replace('_', '-')}": name for name, field in others if field not in own}
+    elsewhere = {option_name(field): name for name, field in others if field not in own}
     if defaults.model != TASK_MODEL:
         elsewhere |= {f"--task-{field.name}": TASK_MODEL for field in dataclasses.fields(TaskConfig)}
     return elsewhere
@@ -322,12 +328,10 @@ def parse_training(argv, resumed=None):
     if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
         useless = sorted(model.keys() & OF_THE_MODULE)
         if useless:
-            raise InputError(
-                f"--{useless[0].replace('_', '-')} is of the recurrence module, and --vectors 0 has none; give --vectors 1"
-            )
+            raise InputError(f"{option_name(useless[0])} is of the recurrence module, and --vectors 0 has none; give --vectors 1")
     fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
     if fixed:
-        raise InputError(f"--resume keeps the run's {fixed[0]}; leave --{fixed[0].replace('_', '-')} out, or start a new run")
+        raise InputError(f"--resume keeps the run's {fixed[0]}; leave {option_name(fixed[0])} out, or start a new run")
     if recall and data.get("data", defaults.data.data) != "recall":
         raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
     vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}
@@ -347,8 +351,8 @@ def check_initial(init, config, model):
     """Raise InputError where the options, {field: value}, ask for another shape than that of the run that --init names."""
     for name in OF_THE_WEIGHTS & model.keys():
         if model[name] != getattr(config, name):
-            option, own = name.replace("_", "-"), getattr(config, name)
-            raise InputError(f"--{option} is {model[name]}, the weights of --init {init} have {own}; leave it out")
+            own = getattr(config, name)
+            raise InputError(f"{option_name(name)} is {model[name]}, the weights of --init {init} have {own}; leave it out")
 
 
 def check_together(settings):
