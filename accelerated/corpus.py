@@ -130,32 +130,35 @@ class Segment(NamedTuple):
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, where a new document begins
     task: tuple | None = None  # a tasks.Task, where something else than continuing the text is asked for
+    place: torch.Tensor | None = None  # (B, 2) int64, number of the document and of its first token here; -1, 0 on padding
 
     def to(self, device):
         return Segment(*(None if field is None else field.to(device) for field in self))
 
 
 def stack_windows(work, length, lanes):
-    """A Segment of `lanes` rows of `length` tokens from [(document, window, starts) or None]; what is missing is padding."""
+    """A Segment of `lanes` rows of `length` tokens from [(number, document, window, starts) or None]; the rest is padding."""
     tokens, targets = np.zeros((lanes, length), np.int64), np.zeros((lanes, length), np.int64)
-    scored, starts = np.zeros((lanes, length), bool), np.zeros(lanes, bool)
+    scored, starts, place = np.zeros((lanes, length), bool), np.zeros(lanes, bool), np.full((lanes, 2), (-1, 0))
     for row, part in enumerate(work):
         if part is None:
             continue
-        document, window, starts[row] = part
+        number, document, window, starts[row] = part
+        place[row] = number, window.start
         span, size, read = slice(window.start, window.stop), window.stop - window.start, window.first - 1 - window.start
         tokens[row, :size] = document.inputs[span]
         targets[row, :size] = document.targets[span]
         scored[row, read:size] = document.scored[window.first - 1 : window.stop]  # the window before has scored the others
-    return Segment(*(torch.from_numpy(array) for array in (tokens, targets, scored, starts)))
+    tokens, targets, scored, starts, place = map(torch.from_numpy, (tokens, targets, scored, starts, place))
+    return Segment(tokens, targets, scored, starts, place=place)
 
 
 def independent_windows(documents, lanes, length, overlap=0):
     """Segments of windows that need nothing of each other, `lanes` of any documents at a time; each is a start."""
     check_overlap(length, overlap)
     windows = (
-        (document, window_at(index, len(document.inputs) + 1, length, overlap), True)
-        for document in documents
+        (number, document, window_at(index, len(document.inputs) + 1, length, overlap), True)
+        for number, document in enumerate(documents)
         for index in range(count_windows(len(document.inputs) + 1, length, overlap))
     )
     while work := list(itertools.islice(windows, lanes)):
@@ -204,7 +207,7 @@ class Lanes:
         self.open[lane] = (document, count_windows(len(document.inputs) + 1, self.length, self.overlap))
 
     def _advance(self, lane):
-        """Move a lane on by one segment; returns (document, window, starts) or None for an idle lane."""
+        """Move a lane on by one segment; returns (number, document, window, starts) or None for an idle lane."""
         if self.reading[lane] is None:
             index = self._next_document()
             if index is None:
@@ -214,7 +217,7 @@ class Lanes:
         index, segment = self.reading[lane]
         document, count = self.open[lane]
         self.reading[lane] = (index, segment + 1) if segment + 1 < count else None
-        return document, window_at(segment, len(document.inputs) + 1, self.length, self.overlap), segment == 0
+        return index, document, window_at(segment, len(document.inputs) + 1, self.length, self.overlap), segment == 0
 
     def __iter__(self):
         return self

@@ -226,3 +226,17 @@ def test_bytes_round_trip(text):
 def test_text_is_encoded_as_utf8():
     assert BYTES.encode("é").tolist() == [0xC3, 0xA9]
     assert np.asarray(BYTES.token_bytes).shape == (BYTES.vocabulary,)
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
+def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
+    """Document and first token, from which its tokens can be found again; padding has no document."""
+    overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
+    for segment in [*Lanes(documents, lanes, length, overlap=overlap), *independent_windows(documents, lanes, length, overlap)]:
+        for row, (number, first) in enumerate(segment.place.tolist()):
+            size = max(np.flatnonzero(segment.scored[row]), default=-1) + 1
+            if number < 0:
+                assert (number, first, size) == (-1, 0, 0)
+                continue
+            assert segment.tokens[row, :size].tolist() == documents[number].inputs[first : first + size].tolist()
+            assert bool(segment.starts[row]) or first > 0
