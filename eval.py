@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters
-from accelerated.corpus import load_splits, longest_document
-from accelerated.documents import SPLITS
+from accelerated.corpus import default_data_dir, load_corpus, longest_document
+from accelerated.documents import SPLITS, count_words, lengths_of
 from accelerated.errors import InputError, option_name, run_program
-from accelerated.evaluation import carries_nothing, count_words, evaluate, temporal_range
-from accelerated.generation import continue_in_new_window, continue_text, show_text
+from accelerated.evaluation import carries_nothing, evaluate, temporal_range
+from accelerated.generation import Sampling, continue_in_new_window, continue_text, show_text
 from accelerated.inspection import attention_by_bucket, bucket_table, compression_by_layer
 from accelerated.models import MODELS
 from accelerated.overlap import differences, overlap_row, overlap_table
@@ -20,12 +20,13 @@ from accelerated.settings import (
     DEVICES,
     GPT2_MODEL,
     OptionParser,
+    add_data_dir,
     autocast,
     changed,
     choose_device,
     settings_from,
 )
-from accelerated.tokenizer import TOKENIZERS
+from accelerated.tokenizer import run_tokenizer
 from accelerated.windows import overlap_of
 from reference.pretrained_recurrence import POOLS
 
@@ -43,6 +44,7 @@ def options_parser():
     )  # fmt: skip
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder that train.py wrote; with --overlap one or more of them")
     parser.add_argument("--data", help="what to read: stdlib, recall, a text file or a folder (default what the run trained on)")
+    add_data_dir(parser)
     parser.add_argument("--split", choices=SPLITS, help="which part of it (default valid; with --overlap valid and test)")
     parser.add_argument("--batch", type=int, help="lanes read at a time (default the run's)")
     parser.add_argument(
@@ -107,6 +109,7 @@ def was_given(options, name):
 
 def parse_options(argv):
     options = options_parser().parse(argv)
+    options.data_dir = Path(options.data_dir or default_data_dir())
     of_samples = ("prompt", "temperature", "seed", "new_window")
     if options.sample is None and any(was_given(options, name) for name in of_samples):
         raise InputError("--prompt, --temperature, --seed and --new-window go with --sample N; add it or leave them out")
@@ -144,7 +147,7 @@ def evaluation_config(options, settings):
             f"--segment {options.segment} is no longer than the run's overlap {settings.model_config.overlap}; give --overlap"
         )
     if settings.model != "compressive":
-        return changed(settings.model_config, changes, "--")
+        return changed(settings.model_config, changes)
     if options.compression_by_layer:
         changes["compression_loss"] = "attention_reconstruction"
     config = changed(settings.model_config, changes)
@@ -213,19 +216,19 @@ def print_sample(model, tokenizer, options, device):
     text = os.fsencode(options.prompt or "\n")  # what was typed, be it UTF-8 or not
     prompt = torch.tensor(tokenizer.encode(text).astype("int64"), device=device)[None]
     generator = torch.Generator(device).manual_seed(options.seed or 0)
-    temperature = 0.8 if options.temperature is None else options.temperature
+    sampling = Sampling(0.8 if options.temperature is None else options.temperature)
     go_on = continue_in_new_window if options.new_window else continue_text
-    tokens = go_on(model, prompt, options.sample, temperature, generator)
+    tokens = go_on(model, prompt, options.sample, sampling, generator)
     print(show_text(tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)]))
 
 
 def load_documents(options, settings, tokenizer, usual=("valid",)):
     """(what was read, {split: documents}) of --split or else the usual ones; InputError where one has nothing to predict."""
     data = options.data or settings.data.data
-    splits = load_splits(data, tokenizer, settings.recall, settings.model_config.segment, needed=())
+    splits = load_corpus(data, tokenizer, settings.recall, options.data_dir).splits
     splits = {split: splits[split] for split in ((options.split,) if options.split else usual)}
     for split, documents in splits.items():
-        if not any(len(document.inputs) for document in documents):
+        if not lengths_of(documents).any():
             raise InputError(f"--split {split} of {data} has nothing to predict; choose another split")
     return data, splits
 
@@ -236,15 +239,15 @@ def print_overlaps(options, device):
     for run in dict.fromkeys(options.runs):
         model, settings = load_run(run, options, device)
         wanted = (settings.model_config.overlap,) if options.overlap == "own" else dict.fromkeys(options.overlap)
-        runs.append((run, model, settings, [changed(model.config, {"overlap": overlap}, "--") for overlap in wanted]))
+        runs.append((run, model, settings, [changed(model.config, {"overlap": overlap}) for overlap in wanted]))
     sources = list(dict.fromkeys(options.data or settings.data.data for _, _, settings, _ in runs))
     if len(sources) > 1:
         raise InputError(f"the runs read different data ({', '.join(sources)}); say with --data what all are to read")
     read = {}  # runs that share tokenizer and recall task share their documents
     for run, model, settings, configs in runs:
-        key = (settings.data.tokenizer, settings.recall)
+        key = (run if settings.data.own_ranks else settings.data.tokenizer, settings.recall)
         if key not in read:
-            tokenizer = TOKENIZERS[settings.data.tokenizer]()
+            tokenizer = run_tokenizer(run, settings.data)
             read[key] = (tokenizer, load_documents(options, settings, tokenizer, usual=("valid", "test"))[1])
         tokenizer, splits = read[key]
         for config in configs:
@@ -277,7 +280,7 @@ def main(argv):
         print_overlaps(options, device)
         return
     model, settings = load_run(options.runs[0], options, device)
-    tokenizer = TOKENIZERS[settings.data.tokenizer]()
+    tokenizer = run_tokenizer(options.runs[0], settings.data)
     with autocast(settings.training.dtype, device):
         if options.sample is not None:
             print_sample(model, tokenizer, options, device)

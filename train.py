@@ -3,22 +3,35 @@
 import math
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from accelerated import distributed
 from accelerated.allocator import keep_freed_memory
-from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_checkpoint
-from accelerated.corpus import Lanes, load_splits, longest_document
-from accelerated.errors import InputError, run_program
+from accelerated.bpe import check_package, train_bpe
+from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_in_run
+from accelerated.corpus import (
+    Lanes,
+    check_length,
+    default_data_dir,
+    enough_for,
+    load_corpus,
+    longest_document,
+    open_source,
+)
+from accelerated.errors import InputError, disk_errors, run_program
 from accelerated.evaluation import carries_nothing, count_bytes, evaluate
-from accelerated.generation import continue_text, prompt_from, show_text
+from accelerated.generation import Sampling, continue_text, prompt_from, show_text
 from accelerated.gpt2_checkpoint import check_gpt2, load_gpt2
+from accelerated.interruption import Interruption
+from accelerated.metrics import Metrics, figure_class
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
-from accelerated.protocol import detach, state_from
+from accelerated.protocol import detach, keep_lanes, state_from
 from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
 from accelerated.settings import (
@@ -30,7 +43,7 @@ from accelerated.settings import (
     settings_from,
 )
 from accelerated.tasks import MultiTask
-from accelerated.tokenizer import TOKENIZERS
+from accelerated.tokenizer import open_tokenizer, run_tokenizer, save_ranks
 from accelerated.windows import overlap_of
 
 
@@ -47,14 +60,13 @@ def new_run(settings, out):
     return run
 
 
-def make_folder(run):
-    """Make sure that checkpoints can be written to run."""
-    try:
-        run.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {run}: {error.strerror}; give another --out") from None
-    if not os.access(run, os.W_OK):
-        raise InputError(f"cannot write to the folder {run}; give another --out")
+def check_writable(folder, option):
+    """Raise InputError unless folder, or the nearest folder above it that there is, can be written to."""
+    above = Path(folder).absolute()
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise InputError(f"cannot write to {above}; give another {option} than {folder}")
 
 
 def warn_of_horizon(horizon, longest):
@@ -67,13 +79,14 @@ def warn_of_horizon(horizon, longest):
         )
 
 
-def save(run, settings, model, optimizer, state, work, step):
+def save(run, settings, model, optimizer, state, work, step, digest, best, is_best):
     """Write everything that going on from here needs."""
     contents = settings_contents(settings) | {
-        "parameters": model.state_dict(), "optimizer": optimizer.state_dict(), "state": tuple(state),
-        "lanes": work.position(), "random": torch.get_rng_state(), "step": step,
+        "parameters": model.state_dict(), "optimizer": optimizer.state_dict(), "state": tuple(distributed.all_lanes(state)),
+        "lanes": work.position(), "random": torch.get_rng_state(), "step": step, "corpus": digest, "best": best,
     }  # fmt: skip
-    save_checkpoint(checkpoint_path(run), contents)
+    if distributed.rank() == 0:
+        save_in_run(run, contents, settings.training.keep, is_best)
 
 
 def report(model, documents, tokenizer, settings):
@@ -101,25 +114,80 @@ def sample(model, documents, tokenizer, settings, device):
     """Print a continuation of the opening of a validation document."""
     prompt = prompt_from(next(document for document in documents if len(document.inputs)))
     generator = torch.Generator(device).manual_seed(settings.training.seed)
-    tokens = continue_text(model, prompt.to(device), settings.training.sample, temperature=0.8, generator=generator)
+    tokens = continue_text(model, prompt.to(device), settings.training.sample, Sampling(temperature=0.8), generator)
     print("a sample after the opening of a validation document:")
     print(show_text(tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)]))
 
 
 def open_run(argv):
-    """(settings, folder, checkpoint to go on from or None, weights to begin with or None) of a command line."""
+    """(settings, options, folder, checkpoint to go on from or None, weights to begin with or None) of a command line.
+
+    Whatever can be refused without looking at data is refused here.
+    """
     resume = named_on(argv).resume
-    if not resume:
-        settings, options = parse_training(argv)
-        if options.init and not checkpoint_path(options.init).is_file():
-            check_gpt2(options.init, settings.model_config)
-        return settings, new_run(settings, options.out), None, options.init
-    path = checkpoint_path(resume)
-    saved = load_checkpoint(path)
-    settings, options = parse_training(argv, resumed=settings_from(saved, path))
-    if saved["step"] >= settings.training.steps:
+    path = checkpoint_path(resume) if resume else None
+    saved = load_checkpoint(path) if resume else None
+    settings, options = parse_training(argv, resumed=settings_from(saved, path) if resume else None)
+    if not resume and options.init and not checkpoint_path(options.init).is_file():
+        check_gpt2(options.init, settings.model_config)
+    if resume and saved["step"] >= settings.training.steps:
         raise InputError(f"--resume {options.resume} stands at step {saved['step']}; give --steps above that to go on")
-    return settings, Path(options.resume), saved, None
+    run = Path(options.resume) if resume else new_run(settings, options.out)
+    options.data_dir = Path(options.data_dir or default_data_dir())
+    check_writable(run, "--out")
+    check_writable(options.data_dir, "--data-dir")
+    lanes = distributed.own_lanes(settings.training.batch)
+    if (lanes.stop - lanes.start) % settings.training.accumulate:
+        raise InputError(
+            f"--accumulate {settings.training.accumulate} does not divide the {lanes.stop - lanes.start} lanes a process"
+        )
+    if settings.training.plot:
+        figure_class()
+    if settings.data.train_bpe:
+        check_package()
+    return settings, options, run, saved, options.init
+
+
+def choose_tokenizer(settings, run, saved, init, data_dir):
+    """The tokenizer: of the run that goes on, of the one that weights come from, learned, or named; its ranks are kept in run."""
+    written = saved or (distributed.rank() > 0 and settings.data.own_ranks)  # by the first process, where there are several
+    if written or (init and checkpoint_path(init).is_file()):
+        tokenizer = run_tokenizer(run if written else init, settings.data)
+    elif settings.data.train_bpe:
+        with disk_errors(data_dir):
+            data_dir.mkdir(parents=True, exist_ok=True)
+            workspace = tempfile.TemporaryDirectory(dir=data_dir)
+        with workspace:
+            tokenizer = train_bpe(open_source(settings.data.data, data_dir), settings.data.train_bpe, workspace.name)
+    else:
+        tokenizer = open_tokenizer(settings.data.tokenizer)
+    if settings.data.own_ranks and distributed.rank() == 0:
+        save_ranks(run, tokenizer)
+    return tokenizer
+
+
+def load_data(settings, run, saved, init, data_dir):
+    """(tokenizer, Corpus) of a run; InputError where a run that goes on would read something else than before."""
+    with distributed.first_rank_first():
+        tokenizer = choose_tokenizer(settings, run, saved, init, data_dir)
+        corpus = load_corpus(settings.data.data, tokenizer, settings.recall, data_dir)
+    check_length(settings.data.data, corpus.splits, settings.model_config.segment)
+    if saved and saved.get("corpus", corpus.digest) != corpus.digest:
+        raise InputError(
+            f"--data {settings.data.data} is no longer what {run} was trained on; bring it back as it was, or begin a new "
+            f"run with --init {run}"
+        )
+    return tokenizer, corpus
+
+
+def deal(documents, settings):
+    """The lanes that read the training documents, with the tasks that they are to do."""
+    training, config = settings.training, settings.model_config
+    documents, overlap = enough_for(training.batch, documents), overlap_of(config)
+    if distributed.rank() == 0:
+        warn_of_horizon(training.horizon, longest_document(documents, config.segment, overlap))
+    lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
+    return MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
 
 
 def start_from(model, init, device):
@@ -134,7 +202,7 @@ def start_from(model, init, device):
 
 
 def build(settings, device, run, saved, init):
-    """The model, its optimiser, the state that its lanes carry, and the first step; as they were where a run goes on."""
+    """The model, its optimiser, the state that this process's lanes carry; as they were where a run goes on."""
     training = settings.training
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
@@ -142,86 +210,182 @@ def build(settings, device, run, saved, init):
     if init:
         start_from(model, init, device)
     optimizer, state = make_optimizer(model, training), detach(model.initial_state(training.batch))
-    if not saved:
-        return model, optimizer, state, 1
-    load_parameters(model, saved["parameters"], checkpoint_path(run))
-    optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["random"].cpu())
-    return model, optimizer, state_from(state, saved["state"]), saved["step"] + 1
+    if saved:
+        load_parameters(model, saved["parameters"], checkpoint_path(run))
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"].cpu())
+        state = state_from(state, saved["state"])
+    return model, optimizer, keep_lanes(state, distributed.own_lanes(training.batch))
 
 
-def read(model, segments, state, step, training, auxiliary):
-    """One iteration: a rollout of `horizon` segments of every lane adds to the gradients. Returns nats per token and state."""
-    with autocast(training.dtype, segments[0].tokens.device):
-        loss, state = BACKPROP[training.backprop](model, segments, state)
-    for name, value in ({"loss": loss} | auxiliary).items():
-        if not torch.isfinite(value):
-            raise InputError(
-                f"the {name} is {value.item()} at step {step}; what was saved before stands; try a lower --learning-rate"
+def read(model, segments, state, training, scored):
+    """One iteration: a rollout of `horizon` segments of every lane adds to the gradients. Returns nats per token and state.
+
+    scored is what the summed loss is divided by. The lanes are read in `accumulate` groups.
+    """
+    size = len(segments[0].tokens) // training.accumulate
+    loss, states = 0.0, []
+    for first in range(0, len(segments[0].tokens), size):
+        rows = slice(first, first + size)
+        with autocast(training.dtype, segments[0].tokens.device):
+            part, after = BACKPROP[training.backprop](
+                model, [s.lanes(rows) for s in segments], keep_lanes(state, rows), scored, 1 / training.accumulate
             )
-    return loss.item(), state
+        loss, states = loss + part.item(), [*states, after]
+    return loss, states[0] if len(states) == 1 else type(state)(*map(torch.cat, zip(*states, strict=True)))
 
 
-def update(model, optimizer, step, iterations, training):
-    """One update of the parameters from the gradients that so many iterations gathered."""
+def check_finite(step, **values):
+    """Stop where a loss or a gradient is no number: what was saved before stands."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise InputError(f"the {name} is {value} at step {step}; what was saved before stands; try a lower --learning-rate")
+
+
+def update(model, optimizer, average, step, iterations, training, device):
+    """One update of the parameters from the gradients that so many iterations gathered; returns their norm."""
+    average(device)
     set_learning_rate(optimizer, learning_rate(step, training))
-    prepare_gradients(model, iterations, training.clip)
+    norm = prepare_gradients(model, iterations, training.clip)
+    check_finite(step, **{"gradient's norm": norm})
     optimizer.step()
     optimizer.zero_grad()
+    return norm
 
 
-def main(argv):
-    settings, run, saved, init = open_run(argv)
-    training, segment = settings.training, settings.model_config.segment
+def validate(model, corpus, tokenizer, training, step, metrics, best, device):
+    """Validate in the first process while the others wait; returns the lowest bits per byte so far, infinity in the others."""
+    if distributed.rank() == 0:
+        with autocast(training.dtype, device):
+            limit = training.validation_segments or None
+            score = evaluate(model, corpus.splits["valid"], tokenizer, training.batch, segments=limit)
+        if score.tokens:
+            best = min(best, score.bits_per_byte)
+            metrics.write(step=step, validation_bits_per_byte=score.bits_per_byte, validation_loss=score.nats / score.tokens)
+    distributed.wait_for_all()
+    return best
 
-    # the data, and the lanes that read it
-    device = choose_device(training.device)
-    tokenizer = TOKENIZERS[settings.data.tokenizer]()
-    token_bytes = torch.as_tensor(tokenizer.token_bytes, device=device)
-    splits = load_splits(settings.data.data, tokenizer, settings.recall, segment)
-    overlap = overlap_of(settings.model_config)
-    lanes = Lanes(splits["train"], training.batch, segment, training.seed, overlap)
-    work = MultiTask(lanes, settings.tasks, getattr(settings.model_config, "special", None), training.seed)
-    warn_of_horizon(training.horizon, longest_document(splits["train"], segment, overlap))
 
-    # the model, what trains it, and the state that its lanes carry
-    keep_freed_memory()
-    model, optimizer, state, first = build(settings, device, run, saved, init)
-    if saved:
-        work.seek(saved["lanes"])
-    make_folder(run)
+def compile_forward(model, backend):
+    """Let torch.compile make the model's forward faster, by one of its backends."""
+    if backend != "none":
+        model.compile(backend=backend, dynamic=False)
+
+
+def introduce(model, settings, corpus, run, init, device):
+    """Say what is going to be trained, and on what."""
     size = sum(p.numel() for p in model.parameters()) / 1e6
     if init and checkpoint_path(init).is_file():
         print(f"begins with the weights, the model and the data of {init}, but for what was given")
-    print(f"{settings.model}, {size:.2f}M parameters, on {device}; {len(splits['train'])} training documents; run {run}")
+    where = f"{device}, {distributed.ranks()} processes" if distributed.ranks() > 1 else str(device)
+    print(f"{settings.model}, {size:.2f}M parameters, on {where}; {len(corpus.splits['train'])} training documents; run {run}")
     print(model.describe())
-    auxiliary = {}  # of the segment computed last
-    model.register_forward_hook(lambda model, _, output: auxiliary.update((k, v.detach()) for k, v in output.auxiliary.items()))
-    tokens_read, gathered, save_due, begun = 0, 0, False, time.perf_counter()
-    bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0)
-    for step in bar:
-        segments = [part.to(device) for part in work.rollout(training.horizon)]
-        loss, state = read(model, segments, state, step, training, auxiliary)
-        gathered, save_due = gathered + 1, save_due or step % training.save_every == 0 or step == training.steps
-        if update_due(step, training):
-            update(model, optimizer, step, gathered, training)
-            gathered = 0
-        bits = loss * count_scored(segments) / math.log(2) / max(1, count_bytes(segments, token_bytes))
-        tokens_read += training.horizon * training.batch * segment
-        rate = tokens_read / (time.perf_counter() - begun)
-        measure = "bits/byte" if settings.tasks.continuation_alone else "bits/byte over all tasks"
-        shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
-        bar.set_postfix_str(f"{bits:.3f} {measure}{shown}, {rate:,.0f} tokens/s", refresh=False)
-        if save_due and gathered == 0:  # between updates the gradients would be lost
-            save(run, settings, model, optimizer, state, work, step)
-            save_due = False
 
-    # what was learned, and what the memory is worth
-    with autocast(training.dtype, device):
-        report(model, splits["valid"], tokenizer, settings)
-        if training.sample:
-            sample(model, splits["valid"], tokenizer, settings, device)
-    print(f"saved in {run}; evaluate it with: python eval.py {run}")
+
+class Clock:
+    """What is due by time, and how fast it goes."""
+
+    def __init__(self, training):
+        self.begun = self.saved = time.perf_counter()
+        self.minutes, self.tokens = training.save_minutes, 0
+
+    def save_due(self):
+        return bool(self.minutes) and time.perf_counter() - self.saved > 60 * self.minutes
+
+    def rate(self):
+        """Tokens per second, those of padding and overlaps among them."""
+        return self.tokens / (time.perf_counter() - self.begun)
+
+
+def progress_text(nats, text_bytes, auxiliary, rate, settings):
+    """What the progress bar shows of one iteration."""
+    bits = nats / math.log(2) / max(1, text_bytes)
+    measure = "bits/byte" if settings.tasks.continuation_alone else "bits/byte over all tasks"
+    shown = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
+    return f"{bits:.3f} {measure}{shown}, {rate:,.0f} tokens/s"
+
+
+def learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved, device):
+    """Train to the last step, saving and measuring on the way; returns what stopped it before that, or None."""
+    training, first, best = settings.training, 1, math.inf
+    if saved:
+        first, best = saved["step"] + 1, saved.get("best", math.inf)
+    alone, own = distributed.rank() == 0, distributed.own_lanes(training.batch)
+    token_bytes = torch.as_tensor(tokenizer.token_bytes, device=device)
+    average, auxiliary = distributed.GradientAverage(model), {}  # auxiliary: of the segment computed last
+    hook = model.register_forward_hook(
+        lambda model, _, output: auxiliary.update((k, v.detach()) for k, v in output.auxiliary.items())
+    )
+    metrics = Metrics(run, first - 1, training.plot) if alone else None
+    clock, gathered, norm, save_due, validation_due = Clock(training), 0, 0.0, False, False
+    bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0,
+               disable=not alone)  # fmt: skip
+    with Interruption() as interruption:
+        for step in bar:
+            segments = [part.lanes(own).to(device) for part in work.rollout(training.horizon)]
+            [scored] = distributed.summed([count_scored(segments)], device)
+            loss, state = read(model, segments, state, training, scored / distributed.ranks())
+            nats, text_bytes, signals, out_of_time = distributed.summed(
+                [loss * scored / distributed.ranks(), count_bytes(segments, token_bytes), bool(interruption.signal),
+                 alone and clock.save_due()], device,
+            )  # fmt: skip
+            others = {name: value.item() for name, value in auxiliary.items()}
+            check_finite(step, loss=nats, **others)
+            gathered, clock.tokens = gathered + 1, clock.tokens + training.horizon * training.batch * segments[0].tokens.shape[1]
+            if update_due(step, training):
+                norm = update(model, optimizer, average, step, gathered, training, device)
+                gathered = 0
+            if alone:
+                metrics.add(nats, scored, text_bytes)
+                bar.set_postfix_str(progress_text(nats, text_bytes, others, clock.rate(), settings), refresh=False)
+                if step % training.log_every == 0 or step == training.steps:
+                    metrics.record(step, learning_rate=learning_rate(step, training), gradient_norm=norm,
+                                   tokens_per_second=clock.rate(), **others)  # fmt: skip
+            validation_due = validation_due or (training.validate_every > 0 and step % training.validate_every == 0)
+            save_due = save_due or bool(out_of_time) or step % training.save_every == 0 or step == training.steps
+            if gathered:  # between updates the gradients would be lost
+                continue
+            is_best = False
+            if validation_due:
+                before, best = best, validate(model, corpus, tokenizer, training, step, metrics, best, device)
+                is_best = best < before
+            if save_due or validation_due or signals:
+                save(run, settings, model, optimizer, state, work, step, corpus.digest, best, is_best)
+                clock.saved, save_due, validation_due = time.perf_counter(), False, False
+            if signals:
+                hook.remove()
+                return interruption.signal or "a signal"
+    hook.remove()
+    return None
+
+
+def main(argv):
+    settings, options, run, saved, init = open_run(argv)
+    device = choose_device(settings.training.device)
+    with distributed.joined(device):
+        run = distributed.agreed(run)
+        with disk_errors(run, "give another --out"):
+            run.mkdir(parents=True, exist_ok=True)
+        tokenizer, corpus = load_data(settings, run, saved, init, options.data_dir)
+        work = deal(corpus.splits["train"], settings)
+        keep_freed_memory()
+        model, optimizer, state = build(settings, device, run, saved, init)
+        if saved:
+            work.seek(saved["lanes"])
+        if distributed.rank() == 0:
+            introduce(model, settings, corpus, run, init, device)
+        compile_forward(model, settings.training.compile)
+        stopped = learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved, device)
+        if distributed.rank() > 0:
+            return
+        if stopped:
+            print(f"stopped by {stopped} and saved; go on with: python train.py --resume {run}")
+            return
+        with autocast(settings.training.dtype, device):
+            report(model, corpus.splits["valid"], tokenizer, settings)
+            if settings.training.sample:
+                sample(model, corpus.splits["valid"], tokenizer, settings, device)
+        print(f"saved in {run}; evaluate it with: python eval.py {run}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""Checkpoints: written whole or not at all, read without executing anything, refused in one line when they do not fit."""
+"""Checkpoints: written whole or not at all, read without executing anything, refused in one line when they do not fit.
+
+A run folder holds checkpoint.pt, the last one; step-N.pt, those of the last few iterations that had one, the last among them;
+and best.pt, the one with the lowest validation loss.
+"""
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import torch
@@ -15,8 +20,56 @@ FIELDS = (*SETTINGS, "parameters", "optimizer", "state", "lanes", "random", "ste
 
 
 def checkpoint_path(run):
-    """The checkpoint of a run folder."""
+    """The last checkpoint of a run folder."""
     return Path(run) / "checkpoint.pt"
+
+
+def best_path(run):
+    """The checkpoint of a run folder with the lowest validation loss."""
+    return Path(run) / "best.pt"
+
+
+def numbered_checkpoints(run):
+    """{step: path} of the step-N.pt in a run folder, by step."""
+    found = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
+    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
+
+
+def copy_checkpoint(path, other):
+    """The checkpoint at path at another place too, whole or not at all; takes no room where the disk has hard links."""
+    temporary = other.with_name(other.name + ".writing")
+    temporary.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
+        os.replace(temporary, other)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {other}: {error}; {path} is whole") from None
+
+
+def save_in_run(run, contents, keep, best=False):
+    """Save the checkpoint of contents["step"]: the last, one of the `keep` last, and where it is the best that too."""
+    path = checkpoint_path(run)
+    save_checkpoint(path, contents)
+    if keep > 1:
+        copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
+    if best:
+        copy_checkpoint(path, best_path(run))
+    for step, old in list(numbered_checkpoints(run).items())[: -keep if keep > 1 else None]:
+        if step != contents["step"] or keep == 1:
+            old.unlink(missing_ok=True)
+
+
+def chosen_checkpoint(run, name):
+    """The checkpoint of a run folder that `name` means: last, best or step-N; InputError says which there are."""
+    path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
+    if not path.is_file() and checkpoint_path(run).is_file():
+        others = ["last", *(["best"] if best_path(run).is_file() else []), *(p.stem for p in numbered_checkpoints(run).values())]
+        raise InputError(f"--checkpoint {name}: {run} has {', '.join(others)}")
+    return path
 
 
 def save_checkpoint(path, contents):
@@ -43,7 +96,9 @@ def load_checkpoint(path, device="cpu"):
         contents = torch.load(path, map_location=device, weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(f"{path} is truncated or not a checkpoint ({reason}); use another copy or train again") from None
+        raise InputError(
+            f"{path} is truncated or not a checkpoint ({reason}); use another copy (a step-N.pt) or train again"
+        ) from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out")
     if contents.get("version") != VERSION:

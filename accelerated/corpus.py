@@ -1,22 +1,29 @@
-"""Documents, their splits, and how they are dealt to lanes that each read one document at a time."""
+"""Corpora by name or path, and how their documents are dealt to lanes that each read one document at a time."""
 
-import difflib
-import hashlib
 import itertools
-import sysconfig
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from accelerated.documents import SPLITS, Document
+from accelerated.datasets import DATASETS, named_source
+from accelerated.documents import Document, lengths_of
 from accelerated.errors import InputError
-from accelerated.recall import RecallDocuments, recall_splits
+from accelerated.recall import recall_splits
+from accelerated.texts import nearest_name, source_of_path, standard_library
+from accelerated.token_cache import tokenised
 from accelerated.windows import check_overlap, count_windows, window_at
 
-CORPORA = ("stdlib", "recall")
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
+CORPORA = ("stdlib", "recall", *DATASETS)
+HELD = 16 << 20  # tokens that lanes read before the memory that they were mapped to is given back
+
+
+def default_data_dir():
+    """The user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
 
 
 def text_document(name, text, tokenizer):
@@ -25,101 +32,92 @@ def text_document(name, text, tokenizer):
     return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool), len(text.split()))
 
 
-def split_of(name):
-    """The split of a document, by a hash of its name: 5% valid, 5% test, the rest train."""
-    bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20
-    return {0: "test", 1: "valid"}.get(bucket, "train")
+def check_data(data):
+    """Raise InputError unless data is a corpus's name or a path that is there."""
+    if data not in CORPORA and not os.path.exists(data):
+        raise InputError(f"--data {data}: no such file or folder; {nearest_name(data, CORPORA)}")
 
 
-def split_by_name(documents):
-    splits = {split: [] for split in SPLITS}
-    for document in documents:
-        splits[split_of(document.name)].append(document)
-    return splits
-
-
-def split_by_position(texts, tokenizer):
-    """Cut every text 90/5/5 into a train, a valid and a test document: for corpora of too few documents to deal out."""
-    splits = {split: [] for split in SPLITS}
-    for name, text in texts:
-        ends = [0, len(text) * 90 // 100, len(text) * 95 // 100, len(text)]
-        for split, start, stop in zip(SPLITS, ends, ends[1:], strict=False):
-            splits[split].append(text_document(f"{name}:{split}", text[start:stop], tokenizer))
-    return splits
-
-
-def standard_library_texts(root=None):
-    """(name, bytes) of each top-level package or module of the running Python's standard library, files in sorted order.
-
-    Left out: site-packages, which is not part of it, `test`, which not every installation has and which would be most of the
-    text, and the build's own _sysconfigdata. root is the library's folder, for tests.
-    """
-    root = Path(root or sysconfig.get_paths()["stdlib"])
-    files = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).parts
-        name = parts[0].removesuffix(".py")
-        if name in ("site-packages", "dist-packages", "test") or name.startswith("_sysconfigdata"):
-            continue
-        files.setdefault(name, []).append(path)
-    return [(name, b"".join(path.read_bytes() for path in paths)) for name, paths in files.items()]
-
-
-def read_text(path):
-    """The bytes of a UTF-8 text file; raises InputError where it is none."""
-    try:
-        text = path.read_bytes()
-        text.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte {error.start}); convert it, or leave it out of the folder") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    return text
-
-
-def text_splits(path, tokenizer):
-    """The splits of a text file (90/5/5 by position) or a folder of text files (a document each, by a hash of its name)."""
-    path = Path(path)
-    if not path.exists():
-        near = difflib.get_close_matches(str(path), CORPORA, n=1)
-        hint = f"did you mean {near[0]}?" if near else "give a text file, a folder of text files, stdlib or recall"
-        raise InputError(f"--data {path}: no such file or folder; {hint}")
-    if path.is_file():
-        return split_by_position([(path.name, read_text(path))], tokenizer)
-    paths = sorted(p for p in path.rglob("*") if p.is_file() and p.suffix in TEXT_SUFFIXES)
-    if not paths:
-        raise InputError(f"--data {path}: no text files in this folder; names should end in one of {' '.join(TEXT_SUFFIXES)}")
-    texts = [(str(p.relative_to(path)), read_text(p)) for p in paths]
-    splits = split_by_name(text_document(name, text, tokenizer) for name, text in texts)
-    return splits if all(splits.values()) else split_by_position(texts, tokenizer)
-
-
-def longest_document(documents, segment, overlap=0):
-    """Segments in the longest of documents."""
-    if isinstance(documents, RecallDocuments):  # made when they are read, and all of one length
-        return count_windows(documents.config.length + 1, segment, overlap)
-    return count_windows(max(len(document.inputs) for document in documents) + 1, segment, overlap)
-
-
-def load_splits(data, tokenizer, recall, segment, needed=("train", "valid")):
-    """{split: documents} of --data: stdlib, recall (of a RecallConfig), or the path of a text file or folder.
-
-    Raises InputError where a needed split could not fill one segment.
-    """
-    if data == "recall":
-        return recall_splits(recall)
+def open_source(data, data_dir):
+    """The texts of --data, a name (but recall, which has none) or a path."""
+    check_data(data)
     if data == "stdlib":
-        splits = split_by_name(text_document(name, text, tokenizer) for name, text in standard_library_texts())
-    else:
-        splits = text_splits(data, tokenizer)
+        return standard_library()
+    return named_source(data, data_dir) if data in DATASETS else source_of_path(data)
+
+
+class Corpus(NamedTuple):
+    """Documents to read, and what identifies them."""
+
+    splits: dict  # {split: documents}
+    digest: str  # of all tokens; empty where they are made when they are read
+
+
+def load_corpus(data, tokenizer, recall, data_dir):
+    """The Corpus of --data: recall (of a RecallConfig), or texts tokenised once into data_dir."""
+    if data == "recall":
+        return Corpus(recall_splits(recall), "")
+    return Corpus(*tokenised(open_source(data, data_dir), tokenizer, data_dir))
+
+
+def check_length(data, splits, segment, needed=("train", "valid")):
+    """Raise InputError where a split that is needed could not fill one segment."""
     for split in needed:
-        tokens = sum(len(document.inputs) for document in splits[split])
+        tokens = int(lengths_of(splits[split]).sum())
         if tokens < segment:
             raise InputError(
                 f"--data {data}: the {split} split has {tokens} tokens to predict, fewer than a segment of {segment}; "
                 f"give more text or a smaller --segment"
             )
-    return splits
+
+
+def longest_document(documents, segment, overlap=0):
+    """Segments in the longest of documents."""
+    return count_windows(int(lengths_of(documents).max()) + 1, segment, overlap)
+
+
+class Parts(Sequence):
+    """Documents of which the longest are cut into equal parts, each read as a document of its own, until there are `count`.
+
+    So that no lane reads what another does where there are fewer documents than lanes: a long text is the usual case.
+    """
+
+    def __init__(self, documents, count):
+        self.documents, lengths = documents, lengths_of(documents)
+        cuts = np.minimum(lengths, 1)  # parts of each document; an empty one has none
+        while 0 < cuts.sum() < count and (cuts < lengths).any():
+            cuts[np.argmax(np.where(cuts, lengths / np.maximum(cuts, 1), 0))] += 1
+        self.spans = [
+            (number, int(length) * part // parts, int(length) * (part + 1) // parts)
+            for number, (length, parts) in enumerate(zip(lengths, cuts.tolist(), strict=True))
+            for part in range(parts)
+        ]
+
+    @property
+    def lengths(self):
+        return np.array([stop - start for _, start, stop in self.spans])
+
+    def __len__(self):
+        return len(self.spans)
+
+    def release(self):
+        release(self.documents)
+
+    def __getitem__(self, index):
+        number, start, stop = self.spans[index]
+        document = self.documents[number]
+        fields = (field[start:stop] for field in (document.inputs, document.targets, document.scored))
+        return Document(f"{document.name}:{start}", *fields)
+
+
+def release(documents):
+    """Give back the memory that documents on the disk were mapped to; others stay as they are."""
+    getattr(documents, "release", lambda: None)()
+
+
+def enough_for(lanes, documents):
+    """The documents, in parts where there are fewer of them than lanes."""
+    return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
 
 
 class Segment(NamedTuple):
@@ -134,6 +132,12 @@ class Segment(NamedTuple):
 
     def to(self, device):
         return Segment(*(None if field is None else field.to(device) for field in self))
+
+    def lanes(self, rows):
+        """The lanes in rows, a slice or numbers."""
+        task = self.task and type(self.task)(*(field[rows] for field in self.task))
+        fields = (self.tokens, self.targets, self.scored, self.starts)
+        return Segment(*(field[rows] for field in fields), task, None if self.place is None else self.place[rows])
 
 
 def stack_windows(work, length, lanes):
@@ -176,17 +180,19 @@ class Lanes:
 
     def __init__(self, documents, lanes, length, seed=None, overlap=0):
         check_overlap(length, overlap)
-        if not any(len(document.inputs) for document in documents):
+        self.lengths = lengths_of(documents)
+        if not self.lengths.any():
             raise InputError("no document has two tokens or more, so there is nothing to predict")
         self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
         self.busy = list(range(lanes))  # the lanes that the last segment gave something to read
         self.open = [None] * lanes  # per lane (document, how many windows it has), of the document being read
+        self.held = 0  # tokens read since memory was given back
 
     def _shuffle(self, passes):
         if self.seed is None:
-            return np.argsort([-len(document.inputs) for document in self.documents], kind="stable")
+            return np.argsort(-self.lengths, kind="stable")
         return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
@@ -199,7 +205,7 @@ class Lanes:
                 self.order = self._shuffle(self.passes)
             self.dealt += 1
             index = int(self.order[self.dealt - 1])
-            if len(self.documents[index].inputs):
+            if self.lengths[index]:
                 return index
 
     def _open(self, lane, index):
@@ -227,6 +233,10 @@ class Lanes:
         if not any(dealt):
             raise StopIteration
         self.busy = [lane for lane, work in enumerate(dealt) if work is not None]
+        self.held += len(dealt) * self.length
+        if self.held >= HELD:
+            self.held = 0
+            release(self.documents)
         return stack_windows(dealt, self.length, len(dealt))
 
     def position(self):
@@ -252,4 +262,4 @@ def one_pass(documents, lanes, length, overlap=0):
     for segment in reader:
         kept = [row for row, lane in enumerate(rows) if lane in reader.busy]
         rows = reader.busy
-        yield Segment(*(None if field is None else field[rows] for field in segment)), kept
+        yield segment.lanes(rows), kept

@@ -1,5 +1,6 @@
 """How the programs refuse what cannot work."""
 
+import contextlib
 import sys
 
 
@@ -12,6 +13,15 @@ def option_name(field):
     return "--" + field.replace("_", "-")
 
 
+@contextlib.contextmanager
+def disk_errors(path, advice="free some space, or give another --data-dir"):
+    """A disk that is full or may not be written to, inside, as InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
+
+
 def run_program(name, main):
     """Run main on the command line; an InputError becomes one line on the error stream and exit code 2."""
     try:
@@ -19,3 +29,9 @@ def run_program(name, main):
     except InputError as error:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\n{name}: interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:  # what reads our output has gone: python eval.py RUN | head
+        sys.stderr.close()
+        sys.exit(1)

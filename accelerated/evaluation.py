@@ -46,11 +46,6 @@ def count_bytes(segments, token_bytes):
     return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
 
 
-def count_words(documents):
-    """Words of the documents' original text, 0 where there is none."""
-    return sum(document.words for document in documents)
-
-
 def add_scores(first, second):
     return Score(*(a + b for a, b in zip(first, second, strict=True)))
 

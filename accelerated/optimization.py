@@ -4,7 +4,7 @@ import math
 
 import torch
 
-OPTIMIZERS = ("adamw", "adafactor")
+OPTIMIZERS = ("adamw", "adam", "adafactor")
 SCHEDULES = ("cosine", "inverse_square_root", "constant")
 
 
@@ -39,15 +39,16 @@ def prepare_gradients(model, iterations, limit):
     """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
 
     Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps. A group
-    may have no gradients: most models have no auxiliary loss.
+    may have no gradients: most models have no auxiliary loss. Returns the norm before, of both together.
     """
+    norms = []
     apart = {id(p) for p in model.auxiliary_parameters()}
     for group in ([p for p in model.parameters() if (id(p) in apart) is own] for own in (False, True)):
         gradients = [p.grad for p in group if p.grad is not None]
         if gradients and iterations > 1:
             torch._foreach_div_(gradients, iterations)
-        if limit:
-            torch.nn.utils.clip_grad_norm_(group, limit)
+        norms.append(torch.nn.utils.clip_grad_norm_(group, limit or math.inf))
+    return math.hypot(*(norm.item() for norm in norms))
 
 
 def make_optimizer(model, config):
@@ -57,7 +58,12 @@ def make_optimizer(model, config):
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.learning_rate)
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
+    options = {"lr": config.learning_rate, "betas": (0.9, config.beta2)}
+    try:
+        return kind(groups, **options, fused=True)
+    except RuntimeError:  # a device without fused kernels
+        return kind(groups, **options)
 
 
 def set_learning_rate(optimizer, rate):

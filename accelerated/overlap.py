@@ -3,7 +3,8 @@
 import statistics
 from typing import NamedTuple
 
-from accelerated.evaluation import Score, count_words, evaluate
+from accelerated.documents import count_words
+from accelerated.evaluation import Score, evaluate
 from accelerated.flops import counted_flops_per_token, paper_flops
 
 

@@ -78,6 +78,11 @@ class RecallDocuments(Sequence):
     def __init__(self, config, split, seed=0):
         self.config, self.split, self.seed = config, split, seed
 
+    @property
+    def lengths(self):
+        """Predictions in each document, (documents,): all have as many."""
+        return np.full(len(self), self.config.length)
+
     def __len__(self):
         return self.config.documents if self.split == "train" else 64
 

@@ -1,12 +1,14 @@
 """Back-propagation over a rollout of K segments: three methods of one signature, which agree to rounding.
 
-    (model, segments, state) -> (loss, next state)
+    (model, segments, state, scored=None, share=1.0) -> (loss, next state)
 
 Each leaves gradients in .grad. The objective is the cross-entropy summed over the rollout divided by its number of scored
 tokens, counted once, plus the mean over segments of the model's auxiliary losses; `loss` is the first part, in nats per
-token. The incoming state is data: no gradient leaves the rollout. A document that starts inside it takes the model's initial
-state, which does get gradient. Every segment draws its random numbers (dropout) from a seed of its own, so that computing it
-a second time repeats them, and all three methods see the same.
+token. Where these lanes are only some of those that an update sees, `scored` is what to divide by instead, and `share` their
+part of the mean over lanes that the auxiliary losses are: objectives then sum to that of all lanes. The incoming state is data:
+no gradient leaves the rollout. A document that starts inside it takes the model's initial state, which does get gradient. Every
+segment draws its random numbers (dropout) from a seed of its own, so that computing it a second time repeats them, and all three
+methods see the same.
 """
 
 import contextlib
@@ -16,12 +18,15 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from accelerated.distributed import rank
 from accelerated.protocol import detach, replace_lanes, require_gradient
+
+RANK_STEP = 0x9E3779B1  # between the seeds of two processes, which draw the same numbers so that one state tells where all are
 
 
 def segment_seeds(segments):
-    """A seed for each segment, drawn from torch's global generator."""
-    return torch.randint(2**31, (len(segments),)).tolist()
+    """A seed for each segment, drawn from torch's global generator; of its own for each process of torchrun."""
+    return [(seed + RANK_STEP * rank()) % 2**31 for seed in torch.randint(2**31, (len(segments),)).tolist()]
 
 
 @contextlib.contextmanager
@@ -38,8 +43,13 @@ def begin(model, segment, state):
 
 
 def count_scored(segments):
-    """Scored tokens of a rollout, 1 if there are none so that the loss is 0 rather than NaN."""
-    return max(1, sum(int(segment.scored.sum()) for segment in segments))
+    """Scored tokens of a rollout."""
+    return sum(int(segment.scored.sum()) for segment in segments)
+
+
+def divisor(segments, scored=None):
+    """What the summed cross-entropy is divided by, 1 if nothing is scored so that the loss is 0 rather than NaN."""
+    return (count_scored(segments) if scored is None else scored) or 1
 
 
 def inputs_of(segment, state):
@@ -64,35 +74,35 @@ def run_backward(tensors, gradients=None):
         torch.autograd.backward(tensors, gradients)
 
 
-def forward_then_backward(run, model, segments, state):
+def forward_then_backward(run, model, segments, state, scored, share):
     """All segments forward by run, a run_segment, then one backward call through all of them."""
-    seeds, scored, state = segment_seeds(segments), count_scored(segments), detach(state)
+    seeds, scored, state = segment_seeds(segments), divisor(segments, scored), detach(state)
     loss, auxiliary = 0.0, 0.0
     for segment, seed in zip(segments, seeds, strict=True):
         part, extra, state = run(model, segment, state, seed, scored)
         loss, auxiliary = loss + part, auxiliary + extra
-    run_backward([loss + auxiliary / len(segments)])
+    run_backward([loss + auxiliary * (share / len(segments))])
     return loss.detach(), detach(state)
 
 
-def through_time(model, segments, state):
+def through_time(model, segments, state, scored=None, share=1.0):
     """Full back-propagation through time: the graph of all K segments at once."""
-    return forward_then_backward(run_segment, model, segments, state)
+    return forward_then_backward(run_segment, model, segments, state, scored, share)
 
 
-def checkpointed(model, segments, state):
+def checkpointed(model, segments, state, scored=None, share=1.0):
     """Gradient checkpointing: the graph keeps each segment's incoming state and computes the rest again going back."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
-    return forward_then_backward(run, model, segments, state)
+    return forward_then_backward(run, model, segments, state, scored, share)
 
 
-def memory_replay(model, segments, state):
+def memory_replay(model, segments, state, scored=None, share=1.0):
     """Memory Replay Back-Propagation (Memformer, Algorithm 1): store states alone, then replay segments from the last.
 
     The first pass is the memory path without gradient. Going back, each segment is computed again from its stored state and
     one backward call takes its own loss and the gradient that arrived for its next state.
     """
-    seeds, scored, states = segment_seeds(segments), count_scored(segments), [detach(state)]
+    seeds, scored, states = segment_seeds(segments), divisor(segments, scored), [detach(state)]
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
@@ -104,7 +114,7 @@ def memory_replay(model, segments, state):
         part, extra, after = run_segment(model, segment, leaf, seed, scored)
         last = detach(after) if last is None else last
         arriving = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
-        objective = part + extra / len(segments)
+        objective = part + extra * (share / len(segments))
         run_backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
         dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
         loss = loss + part.detach()

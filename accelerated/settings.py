@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from accelerated.checkpoint import checkpoint_path, load_checkpoint
+from accelerated.corpus import check_data, default_data_dir
 from accelerated.errors import InputError, option_name
 from accelerated.models import MODELS
 from accelerated.optimization import OPTIMIZERS, SCHEDULES
@@ -19,7 +21,7 @@ from accelerated.presets import PRESETS, default_preset
 from accelerated.recall import RecallConfig
 from accelerated.replay import BACKPROP
 from accelerated.tasks import TaskConfig
-from accelerated.tokenizer import TOKENIZERS
+from accelerated.tokenizer import ENCODINGS, vocabulary_of
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
@@ -30,6 +32,7 @@ OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max
 OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width"}
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
+COMPILERS = ("none", "inductor", "aot_eager", "eager")  # the last two to find out where a fault lies
 
 
 def check_choice(name, value, choices):
@@ -48,13 +51,14 @@ class TrainingConfig:
         batch: B, lanes that each read a document of their own
         horizon: K, segments per iteration, with gradient through the state that links them
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
-        optimizer: adamw or adafactor
+        accumulate: groups that the lanes are read in, one after another, before their summed gradient is used: less memory
+        optimizer: adamw, adam (without weight decay) or adafactor
         schedule: cosine, inverse_square_root or constant
         learning_rate: peak learning rate; under inverse_square_root the factor before 1/sqrt(step)
         warmup: iterations of linear warm-up
         initial_fraction: fraction of the peak at which the warm-up starts
         final_fraction: fraction of the peak at which the cosine ends
-        beta2: AdamW's second-moment decay
+        beta2: AdamW's and Adam's second-moment decay
         weight_decay: AdamW's and Adafactor's decay of parameters with two axes
         clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
         update_every: iterations whose gradients are averaged into one update, after update_every_from
@@ -62,8 +66,14 @@ class TrainingConfig:
         seed: of weights, order of documents and dropout
         device: auto takes a GPU where there is one
         dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
+        compile: none, or a backend of torch.compile for the model's forward: inductor (needs a C++ compiler), aot_eager, eager
         save_every: iterations between checkpoints; one is always written at the end
+        save_minutes: minutes after which a checkpoint is written whatever the iteration, 0 for never
+        keep: checkpoints kept, the last one among them; the best is kept besides
+        validate_every: iterations between validations, each of which may make the best checkpoint; 0 for one at the end alone
         validation_segments: segments of every lane read to validate (a lane for each document at most), 0 for the whole split
+        log_every: iterations that each line of metrics.jsonl is a mean over
+        plot: refresh RUN/curves.png with the curves of metrics.jsonl twice a minute
         sample: tokens of text to print at the end
     """
 
@@ -71,6 +81,7 @@ class TrainingConfig:
     batch: int = 8
     horizon: int = 1
     backprop: str = "through_time"
+    accumulate: int = 1
     optimizer: str = "adamw"
     schedule: str = "cosine"
     learning_rate: float = 2e-3
@@ -85,19 +96,30 @@ class TrainingConfig:
     seed: int = 0
     device: str = "auto"
     dtype: str = "float32"
+    compile: str = "none"
     save_every: int = 200
+    save_minutes: float = 15.0
+    keep: int = 2
+    validate_every: int = 0
     validation_segments: int = 0
+    log_every: int = 10
+    plot: bool = False
     sample: int = 200
 
     def __post_init__(self):
-        for name in ("steps", "batch", "horizon", "save_every", "update_every"):
+        for name in ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from"):
+        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from",
+                     "save_minutes", "validate_every"):  # fmt: skip
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch} lanes")
+        if self.optimizer == "adam" and self.weight_decay:
+            raise ValueError(f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0")
         for name, low, high in (("initial_fraction", 0, 1), ("final_fraction", 0, 1), ("beta2", 0, 1)):
             if not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in {low}..{high}")
@@ -106,6 +128,7 @@ class TrainingConfig:
         check_choice("schedule", self.schedule, SCHEDULES)
         check_choice("device", self.device, DEVICES)
         check_choice("dtype", self.dtype, DTYPES)
+        check_choice("compile", self.compile, COMPILERS)
 
 
 @dataclass(frozen=True)
@@ -113,15 +136,29 @@ class DataConfig:
     """What is read.
 
     Fields:
-        data: stdlib (the source of Python's standard library), recall (the synthetic task), a text file, or a folder of them
-        tokenizer: how text becomes tokens: bytes, or gpt2 for GPT-2's 50,257 by tiktoken
+        data: stdlib (the source of Python's standard library), recall (the synthetic task), enwik8, wikitext-103 or pg19 (fetched
+            if absent), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of them
+        tokenizer: how text becomes tokens: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of ranks
+        train_bpe: tokens of a byte-level BPE to learn from the training split instead (at least 257), 0 for none
     """
 
     data: str = "stdlib"
     tokenizer: str = "bytes"
+    train_bpe: int = 0
 
     def __post_init__(self):
-        check_choice("tokenizer", self.tokenizer, tuple(TOKENIZERS))
+        if self.train_bpe and self.train_bpe < 257:
+            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0, or more than the 256 bytes")
+
+    @property
+    def vocabulary(self):
+        """How many ids the tokenizer has."""
+        return self.train_bpe or vocabulary_of(self.tokenizer)
+
+    @property
+    def own_ranks(self):
+        """Whether the run keeps its tokenizer's ranks beside its checkpoint."""
+        return bool(self.train_bpe) or self.tokenizer not in ("bytes", *ENCODINGS)
 
 
 class Settings(NamedTuple):
@@ -157,7 +194,8 @@ class OptionParser(argparse.ArgumentParser):
 def field_help(config_class):
     """{field: help} from the Fields part of a config's docstring; every field must be described."""
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
-    described = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # deeper lines go on
+    described = dict(" ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line)
     return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
 
 
@@ -196,11 +234,13 @@ def given(options, config, prefix=""):
 
 
 def changed(config, values, prefix=""):
-    """dataclasses.replace, with an impossible value as InputError; prefix is that of the fields' options."""
+    """dataclasses.replace, with an impossible value as InputError that names its option; prefix is that of the options."""
     try:
         return dataclasses.replace(config, **values)
     except ValueError as error:
-        raise InputError(f"{prefix}{error}") from None
+        field, _, rest = str(error).partition(" ")
+        known = {field.name for field in dataclasses.fields(config)}
+        raise InputError(f"{option_name(prefix + field)} {rest}" if field in known else str(error)) from None
 
 
 def named_on(argv):
@@ -283,7 +323,10 @@ def training_parser(defaults):
         help=f"one of {', '.join(PRESETS[defaults.model])} "
         "(default tiny; with --data recall recall; with --init gpt2 or, from a run of pretrained_recurrence, fine-tune)",
     )
-    parser.add_argument("--out", metavar="RUN", help="folder for the checkpoint (default a new one, runs/MODEL-DATA-1 and so on)")
+    parser.add_argument(
+        "--out", metavar="RUN", help="folder for all that is kept (default a new one, runs/MODEL-DATA-1 and so on)"
+    )
+    add_data_dir(parser)
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
     parser.add_argument(
         "--init", metavar="PATH",
@@ -321,10 +364,23 @@ def parse_training(argv, resumed=None):
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
     model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")
+    training = given(options, defaults.training)
+    if training.get("optimizer") == "adam":
+        training.setdefault("weight_decay", 0.0)
+    if data.get("tokenizer", "bytes") != "bytes" and data.get("train_bpe"):
+        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
+    if "tokenizer" in data:
+        data.setdefault("train_bpe", 0)
+    if data.get("train_bpe"):
+        data.setdefault("tokenizer", "bytes")
     if resumed and (data or recall or tasks or model or options.preset or options.model != resumed.model):
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
     if chosen.initial:
         check_initial(chosen.init, defaults.model_config, model)
+        if data.keys() & {"tokenizer", "train_bpe"}:
+            raise InputError(
+                f"--init {chosen.init} keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out"
+            )
     if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
         useless = sorted(model.keys() & OF_THE_MODULE)
         if useless:
@@ -334,12 +390,13 @@ def parse_training(argv, resumed=None):
         raise InputError(f"--resume keeps the run's {fixed[0]}; leave {option_name(fixed[0])} out, or start a new run")
     if recall and data.get("data", defaults.data.data) != "recall":
         raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
-    vocabulary = {} if resumed else {"vocabulary": TOKENIZERS[changed(defaults.data, data).tokenizer].vocabulary}
+    data_config = changed(defaults.data, data)
+    vocabulary = {} if resumed or chosen.initial else {"vocabulary": data_config.vocabulary}
     settings = Settings(
         defaults.model,
         changed(defaults.model_config, model | vocabulary),
-        changed(defaults.training, given(options, defaults.training)),
-        changed(defaults.data, data),
+        changed(defaults.training, training),
+        data_config,
         changed(defaults.recall, recall, "recall_"),
         changed(defaults.tasks, tasks, "task_"),
     )
@@ -362,8 +419,11 @@ def check_together(settings):
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
-    if settings.data.data == "recall" and settings.data.tokenizer != "bytes":
-        raise InputError(f"--data recall is made of bytes, --tokenizer is {settings.data.tokenizer}; leave one of them out")
+    data = settings.data
+    if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):
+        other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
+        raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")
+    check_data(data.data)
     tasks, config = settings.tasks, settings.model_config
     if tasks.continuation_alone:
         return
@@ -409,12 +469,24 @@ def settings_from(contents, path):
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None
 
 
+def add_data_dir(parser):
+    parser.add_argument(
+        "--data-dir", metavar="FOLDER",
+        help=f"where data sets are looked for and tokenised texts kept (default {default_data_dir()})",
+    )  # fmt: skip
+
+
 def choose_device(name):
-    """The torch device of --device; raises InputError for a GPU that is not there."""
+    """The torch device of --device, of its own for each process of torchrun; raises InputError for a GPU that is not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    return torch.device("cuda", torch.cuda.current_device()) if available and name != "cpu" else torch.device("cpu")
+    if not available or name == "cpu":
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
+    if local >= torch.cuda.device_count():
+        raise InputError(f"torchrun started {local + 1} processes or more here, torch finds {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", local)
 
 
 def autocast(dtype, device):

@@ -1,5 +1,7 @@
 """Settings of every test: deterministic examples, double precision by default, two threads."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import settings
@@ -7,6 +9,15 @@ from hypothesis import settings
 settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=25, print_blob=True)
 settings.load_profile("deterministic")
 torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def data_dir(tmp_path_factory):
+    """Tokenised texts go to a folder of this session, not to the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.fspath(folder))
+        yield folder / "palimpsest"
 
 
 @pytest.fixture(autouse=True)

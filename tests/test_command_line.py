@@ -123,14 +123,14 @@ def test_a_compressive_run_cut_between_updates_equals_an_uncut_run(text, tmp_pat
     train(*options, "--steps", 8, "--out", tmp_path / "whole")
     steps, stopped = [], tmp_path / "cut"
 
-    def save_and_stop(path, contents):
+    def save_and_stop(run, contents, *others):
         steps.append(contents["step"])
-        save(path, contents)
+        save(run, contents, *others)
         raise KeyboardInterrupt
 
-    save = training_script.save_checkpoint
+    save = training_script.save_in_run
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_script, "save_checkpoint", save_and_stop)
+        patch.setattr(training_script, "save_in_run", save_and_stop)
         with pytest.raises(KeyboardInterrupt):
             train(*options, "--steps", 8, "--out", stopped)
     assert steps == [5]
@@ -168,9 +168,9 @@ def test_an_overlapping_run_cut_in_two_equals_an_uncut_run(text, tmp_path, metho
 def test_overlapping_windows_score_every_token_once_in_training(text, tmp_path, monkeypatch):
     scored, replay = [], training_script.BACKPROP["through_time"]
 
-    def watch(model, segments, state):
+    def watch(model, segments, *others):
         scored.extend(segment.scored.sum(1) for segment in segments)
-        return replay(model, segments, state)
+        return replay(model, segments, *others)
 
     monkeypatch.setitem(training_script.BACKPROP, "through_time", watch)
     train(*WINDOWED, "--overlap", 3, "--batch", 1, "--horizon", 4, "--data", text, "--steps", 2, "--out", tmp_path / "run")
@@ -407,9 +407,9 @@ def test_tasks_reach_the_training(text, tmp_path, monkeypatch):
     kinds = []
     replay = training_script.BACKPROP["memory_replay"]
 
-    def watch(model, segments, state):
+    def watch(model, segments, *others):
         kinds.extend(None if segment.task is None else segment.task.kind.tolist() for segment in segments)
-        return replay(model, segments, state)
+        return replay(model, segments, *others)
 
     monkeypatch.setitem(training_script.BACKPROP, "memory_replay", watch)
     train(*MEMFORMER, "--data", text, "--steps", 2, "--out", tmp_path / "plain")
@@ -472,8 +472,9 @@ def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, mon
 
     def watch(model, iterations, limit):
         before = model.embedding.grad.clone()
-        prepare(model, iterations, limit)
+        norm = prepare(model, iterations, limit)
         seen.append((iterations, float((before / model.embedding.grad).nanmedian())))
+        return norm
 
     monkeypatch.setattr(training_script, "prepare_gradients", watch)
     train(*COMPRESSIVE, "--data", text, "--update-every", 3, "--steps", 7, "--clip", 0, "--out", tmp_path / "run")
@@ -532,7 +533,7 @@ def test_a_compression_that_was_never_trained_is_refused(text, tmp_path):
 
 
 def test_a_compressive_config_that_cannot_work_is_refused(text, tmp_path):
-    with pytest.raises(InputError, match="compression_rate 3 does not divide segment 8"):
+    with pytest.raises(InputError, match="--compression-rate 3 does not divide segment 8"):
         train(*COMPRESSIVE, "--compression-rate", 3, "--data", text, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -548,8 +549,8 @@ def test_a_finished_run_is_not_resumed_backwards(text, tmp_path):
 
 def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch):
     steps = []
-    save = training_script.save_checkpoint
-    monkeypatch.setattr(training_script, "save_checkpoint", lambda path, c: steps.append(c["step"]) or save(path, c))
+    save = training_script.save_in_run
+    monkeypatch.setattr(training_script, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or save(run, c, *a))
     train("--data", text, "--steps", 5, "--save-every", 2, "--out", tmp_path / "run", *TINY)
     assert steps == [2, 4, 5]
 
@@ -619,7 +620,7 @@ def test_sampling_continues_the_prompt(text, tmp_path, capsys):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(text, tmp_path, monkeypatch):
-    def broken(model, segments, state):
+    def broken(model, segments, state, *_):
         return torch.tensor(float("nan")), state
 
     train("--data", text, "--steps", 2, "--out", tmp_path / "run", *TINY)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated import corpus
-from accelerated.corpus import Lanes, independent_windows, load_splits, one_pass, split_of, text_document
+from accelerated.corpus import Lanes, Parts, enough_for, independent_windows, longest_document, one_pass, text_document
 from accelerated.errors import InputError
-from accelerated.recall import RecallConfig
 from accelerated.tokenizer import ByteTokenizer
 from accelerated.windows import cut
 
@@ -141,80 +140,12 @@ def test_nothing_to_predict_is_refused():
         Lanes(documents_of([0, 1]), 2, 4)
 
 
-def test_splits_are_a_fixed_function_of_the_name():
-    assert [split_of(name) for name in ("json", "re", "pprint", "lzma")] == ["train", "valid", "valid", "valid"]
-    counts = [[split_of(f"document {i}") for i in range(4000)].count(split) for split in corpus.SPLITS]
-    assert abs(counts[0] - 3600) < 100 and abs(counts[1] - 200) < 60 and abs(counts[2] - 200) < 60
-
-
-def test_standard_library_is_one_document_per_package(tmp_path):
-    for name, text in {
-        "b.py": "bee", "a/z.py": "zed", "a/__init__.py": "init", "a/sub/y.py": "why", "test/t.py": "no",
-        "site-packages/p.py": "no", "_sysconfigdata_x.py": "no", "c.txt": "no",
-    }.items():  # fmt: skip
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert corpus.standard_library_texts(tmp_path) == [("a", b"initwhyzed"), ("b", b"bee")]
-
-
-def test_stdlib_splits_are_real_and_disjoint():
-    splits = load_splits("stdlib", BYTES, RecallConfig(), 512)
-    names = [{d.name for d in splits[split]} for split in corpus.SPLITS]
-    assert all(names) and not names[0] & names[1] and not names[0] & names[2] and not names[1] & names[2]
-    assert sum(len(d.inputs) for d in splits["train"]) > 3_000_000
-
-
 def test_text_document_predicts_each_token_after_the_first():
     document = text_document("x", b"abc", BYTES)
     assert (
         document.inputs.tolist() == [97, 98] and document.targets.tolist() == [98, 99] and document.scored.tolist() == [True] * 2
     )
     assert len(text_document("x", b"", BYTES).targets) == len(text_document("x", b"a", BYTES).scored) == 0
-
-
-def test_a_file_is_split_90_5_5_by_position(tmp_path):
-    text = bytes(range(97, 117)) * 10
-    (tmp_path / "book.txt").write_bytes(text)
-    splits = load_splits(tmp_path / "book.txt", BYTES, RecallConfig(), 4)
-    parts = {split: bytes([*documents[0].inputs[:1], *documents[0].targets]) for split, documents in splits.items()}
-    assert parts == {"train": text[:180], "valid": text[180:190], "test": text[190:]}
-
-
-def test_a_folder_is_split_by_name_or_if_small_by_position(tmp_path):
-    for i in range(80):
-        (tmp_path / f"{i}.txt").write_text("some words " * 9)
-    splits = load_splits(tmp_path, BYTES, RecallConfig(), 4)
-    assert {d.name: split for split in splits for d in splits[split]} == {f"{i}.txt": split_of(f"{i}.txt") for i in range(80)}
-    for path in list(tmp_path.iterdir())[2:]:
-        path.unlink()
-    splits = load_splits(tmp_path, BYTES, RecallConfig(), 4)
-    assert [len(splits[split]) for split in corpus.SPLITS] == [2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    "case", ["missing", "misspelt", "empty folder", "empty file", "short", "undecodable", "binary in folder"]
-)
-def test_bad_data_is_refused_in_one_line(case, tmp_path):
-    path = tmp_path / "data"
-    if case == "misspelt":
-        path = "stdlb"
-    elif case == "empty folder":
-        path.mkdir()
-    elif case in ("empty file", "short"):
-        path.write_bytes(b"abc" * (case == "short"))
-    elif case == "undecodable":
-        path.write_bytes(b"abc\xff" * 999)
-    elif case == "binary in folder":
-        path.mkdir()
-        (path / "x.txt").write_bytes(b"\xff\xfe" * 99)
-    words = {
-        "missing": "no such file", "misspelt": "did you mean stdlib", "empty folder": "no text files", "empty file": "0 tokens",
-        "short": "fewer than a segment of 16", "undecodable": "not UTF-8 text .byte 3", "binary in folder": "not UTF-8",
-    }[case]  # fmt: skip
-    with pytest.raises(InputError, match=words) as caught:
-        load_splits(path, BYTES, RecallConfig(), 16)
-    assert "\n" not in str(caught.value)
 
 
 @given(st.binary(max_size=200))
@@ -240,3 +171,42 @@ def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
                 continue
             assert segment.tokens[row, :size].tolist() == documents[number].inputs[first : first + size].tolist()
             assert bool(segment.starts[row]) or first > 0
+
+
+@given(ns=lengths, count=st.integers(1, 9))
+def test_parts_are_the_documents_cut_evenly(ns, count):
+    """As many as there are lanes where the tokens allow it, none empty, nothing lost, the longest cut first."""
+    documents = documents_of(ns)
+    parts, predictions = Parts(documents, count), sum(max(n - 1, 0) for n in ns)
+    assert sum(len(d.targets) for d in parts) == predictions
+    assert all(len(d.inputs) == n > 0 for d, n in zip(parts, parts.lengths, strict=True))
+    assert len(parts) >= min(count, predictions)
+    joined = {}
+    for part, (number, start, _) in zip(parts, parts.spans, strict=True):
+        joined.setdefault(number, []).append((start, part.targets.tolist()))
+    for number, pieces in joined.items():
+        assert [t for _, piece in sorted(pieces) for t in piece] == documents[number].targets.tolist()
+        sizes = [len(piece) for _, piece in pieces]
+        assert max(sizes) - min(sizes) <= 1
+    if len(parts) > len(documents):
+        whole = max((len(documents[n].targets) for n, pieces in joined.items() if len(pieces) == 1), default=0)
+        assert whole <= 2 * max(len(piece) for pieces in joined.values() if len(pieces) > 1 for _, piece in pieces) + 1
+
+
+def test_documents_are_cut_only_where_there_are_too_few():
+    documents = documents_of([9, 1, 5, 7])
+    assert enough_for(3, documents) is documents
+    parts = enough_for(6, documents)
+    assert isinstance(parts, Parts) and parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
+    lanes = Lanes(parts, 6, 2, seed=0)
+    assert len({tuple(row.tolist()) for row in next(lanes).tokens}) == 6, "no lane reads what another does"
+
+
+def test_memory_is_given_back_as_lanes_read(monkeypatch):
+    monkeypatch.setattr(corpus, "HELD", 20)
+    released, documents = [], Parts(documents_of([100]), 2)
+    monkeypatch.setattr(corpus, "release", released.append)
+    lanes = Lanes(documents, 2, 4, seed=0)
+    for count in range(1, 10):
+        next(lanes)
+        assert len(released) == count // 3 and all(r is documents for r in released)

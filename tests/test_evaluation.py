@@ -14,8 +14,8 @@ from test_pretrained_recurrence import SMALL as WINDOWED
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.corpus import text_document
-from accelerated.documents import Document
-from accelerated.evaluation import Score, carries_nothing, count_words, evaluate, temporal_range
+from accelerated.documents import Document, count_words
+from accelerated.evaluation import Score, carries_nothing, evaluate, temporal_range
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.tokenizer import ByteTokenizer
 from accelerated.windows import cut

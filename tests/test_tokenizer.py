@@ -1,16 +1,20 @@
 """Tokenizers: any bytes survive, and a missing encoding is refused with what to do."""
 
 import hashlib
+import sys
 
 import numpy as np
 import pytest
 import tiktoken
+import tiktoken_ext.openai_public
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated import tokenizer
+from accelerated import bpe, tokenizer
+from accelerated.bpe import train_bpe
 from accelerated.errors import InputError
-from accelerated.tokenizer import ByteTokenizer, Gpt2Tokenizer, decodable_parts
+from accelerated.texts import source_of_path
+from accelerated.tokenizer import BpeTokenizer, ByteTokenizer, decodable_parts, open_tokenizer, show_ranks
 
 
 def small_encoding():
@@ -24,9 +28,7 @@ def small_encoding():
 
 @pytest.fixture(scope="module")
 def gpt2():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiktoken, "get_encoding", lambda name: small_encoding())
-        return Gpt2Tokenizer()
+    return BpeTokenizer("small", small_encoding())
 
 
 @given(text=st.binary(max_size=60))
@@ -45,7 +47,7 @@ def test_gpt2_tokens(gpt2):
     ids = gpt2.encode("the anthem thé")
     assert gpt2.decode(ids) == "the anthem thé".encode() and len(ids) < len("the anthem thé".encode())
     assert ids.dtype == np.uint16 and gpt2.token_bytes[gpt2.encode(" the")].tolist() == [4]
-    assert Gpt2Tokenizer.vocabulary == 50257
+    assert tokenizer.vocabulary_of("gpt2") == 50257
     assert gpt2.encode("<|endoftext|>").max() < gpt2.encoding.n_vocab - 1, "text is never a special token"
 
 
@@ -62,12 +64,12 @@ def test_an_encoding_that_cannot_be_fetched_is_refused_with_what_to_do(monkeypat
 
     monkeypatch.setattr(tiktoken, "get_encoding", fail)
     with pytest.raises(InputError) as caught:
-        Gpt2Tokenizer()
+        open_tokenizer("gpt2")
     message = str(caught.value)
     assert "--tokenizer gpt2" in message and "TIKTOKEN_CACHE_DIR" in message and type(error).__name__ in message
     for file in ("vocab.bpe", "encoder.json"):
         address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{file}"
-        assert f"{file} as {hashlib.sha1(address.encode()).hexdigest()}" in message
+        assert f"{address} as {hashlib.sha1(address.encode()).hexdigest()}" in message
 
 
 def test_the_names_of_the_copies_are_those_that_tiktoken_looks_for(monkeypatch, tmp_path):
@@ -84,3 +86,130 @@ def test_the_names_of_the_copies_are_those_that_tiktoken_looks_for(monkeypatch, 
     with pytest.raises(InputError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.load_encoding("gpt2")
     assert asked == [tokenizer.GPT2_ADDRESS + tokenizer.GPT2_FILES[0]]
+
+
+def ranks_of(encoding):
+    return {encoding.decode_single_token_bytes(token): token for token in range(encoding.n_vocab - 1)}  # but the special one
+
+
+def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
+    path = tmp_path / "small.tiktoken"
+    path.write_bytes(show_ranks(ranks_of(small_encoding())))
+    tokens = open_tokenizer(str(path))
+    text = "the anthem thé <|endoftext|>".encode()
+    assert tokens.encode(text).tolist() == gpt2.encode(text).tolist() and tokens.decode(tokens.encode(text)) == text
+    assert tokens.vocabulary == tokenizer.vocabulary_of(str(path)) == 261 and tokens.dtype == np.uint16
+    assert tokens.fingerprint == tokenizer.tokenizer_of_ranks("other name", ranks_of(small_encoding())).fingerprint
+    swapped = ranks_of(small_encoding()) | {b"th": 258, b" the": 256}
+    assert tokens.fingerprint != tokenizer.tokenizer_of_ranks("small", swapped).fingerprint
+
+
+@pytest.mark.parametrize(
+    "line,words",
+    [
+        (b"<html>", "line 262: not a token in base64 and its rank"), (b"eHl6 2 3", "line 262: not a token"),
+        (b"eHl6 300", "ranks of its 262 tokens are not 0..261, each once"), (b"eHl6 5", "each once"),
+        (b"eHl6 five", "line 262: not a token"),
+    ],
+)  # fmt: skip
+def test_what_is_no_ranks_file_is_refused(tmp_path, line, words):
+    path = tmp_path / "ranks"
+    path.write_bytes(show_ranks(ranks_of(small_encoding())) + line + b"\n")
+    with pytest.raises(InputError, match=words) as caught:
+        open_tokenizer(str(path))
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_ranks_need_every_byte(tmp_path):
+    ranks = ranks_of(small_encoding())
+    without = {token: rank for rank, token in enumerate(token for token in ranks if token != b"\x80")}
+    (tmp_path / "ranks").write_bytes(show_ranks(without))
+    with pytest.raises(InputError, match="has no token for byte 128"):
+        open_tokenizer(str(tmp_path / "ranks"))
+    with pytest.raises(
+        InputError, match=r"cannot read --tokenizer .*; give a file of ranks or one of bytes, gpt2, .*nearest: cl100k"
+    ):
+        open_tokenizer("cl100k")
+
+
+def test_encodings_have_the_ids_that_they_are_said_to_have():
+    """tiktoken 0.14's own counts, where a vocabulary must be known before anything is fetched."""
+    for name, constructor in tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.items():
+        if name in tokenizer.ENCODINGS:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *a, **k: {})
+                patch.setattr(tiktoken_ext.openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *a, **k: {})
+                found = constructor()
+            special = max(found["special_tokens"].values())
+            assert tokenizer.ENCODINGS[name] == found.get("explicit_n_vocab", special + 1), name
+    assert tokenizer.ENCODINGS.keys() == tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.keys()
+
+
+@given(text=st.binary(max_size=30))
+def test_whole_characters_end_before_a_cut_off_one(text):
+    """All but the beginning of a character that the end cuts off: what is left then fails to decode only earlier, or never."""
+    end = tokenizer.whole_characters(text)
+    assert len(text) - 3 <= end <= len(text)
+    try:
+        text.decode()
+        assert end == len(text)
+    except UnicodeDecodeError as error:
+        if error.reason == "unexpected end of data":
+            assert end == error.start
+        elif end < len(text):
+            assert text[end] >= 0xC0
+
+
+def test_text_without_words_is_cut_in_the_end(monkeypatch, gpt2):
+    monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 40)
+    assert gpt2.last_cut(b"1234 " * 7) == 0 and gpt2.last_cut("é1".encode() * 20) == 60
+    assert gpt2.last_cut("é1".encode() * 20 + b"\xc3") == 60
+    assert gpt2.last_cut(b"ab cd ef") == 5 and gpt2.last_cut("中文。字1".encode()) == 6
+    assert gpt2.last_cut(b"a \xff\xff b c\xff") == 6, "bytes that are no UTF-8 count as what they are"
+    assert ByteTokenizer().last_cut("aé".encode()[:-1]) == 1
+
+
+def test_a_bpe_is_learned(tmp_path):
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    (tmp_path / "a.txt").write_bytes("the anthem of the hour, thé; ".encode() * 99)
+    source, workspace = source_of_path(tmp_path / "a.txt"), tmp_path / "w"
+    learned = train_bpe(source, 262, workspace)
+    assert learned.vocabulary == 262 and learned.spellings[:256] == [bytes([byte]) for byte in range(256)]
+    assert b"th" in learned.spellings[256:259] and all(len(text) > 1 for text in learned.spellings[256:])
+    for text in ("the thé, the hour".encode(), bytes(range(256)) * 2, b"", "中\u0000".encode()):
+        assert learned.decode(learned.encode(text)) == text
+    assert len(learned.encode("the hour")) < 7
+    assert train_bpe(source, 262, workspace).fingerprint == learned.fingerprint
+    with pytest.raises(InputError, match=r"the training split has words for 2.. tokens; give that or fewer"):
+        train_bpe(source, 999, workspace)
+
+
+@given(text=st.binary(max_size=60))
+def test_any_bytes_survive_learned_tokens(text):
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    ranks = bpe.learn_ranks(["the anthem of the hour, thé; " * 9, "\x00\x01é" * 9], 270)
+    learned = tokenizer.tokenizer_of_ranks("bpe", ranks)
+    ids = learned.encode(text)
+    assert learned.decode(ids) == text and learned.token_bytes[ids].sum() == len(text)
+
+
+def test_only_the_training_split_is_learned_from(tmp_path):
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    (tmp_path / "a.txt").write_text("aaaa bbbb " * 900 + "zqzqzq " * 100)
+    text = b"".join(piece.encode() for piece in bpe.training_pieces(source_of_path(tmp_path / "a.txt").texts(tmp_path)))
+    assert text == (tmp_path / "a.txt").read_bytes()[: 9700 * 90 // 100]
+
+
+def test_the_bytes_alphabet_is_that_of_tokenizers():
+    tokenizers = pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    symbols = bpe.byte_of_symbol()
+    assert set(symbols) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) and sorted(symbols.values()) == list(range(256))
+    text = "aé \n\x00\xadz"
+    [(written, _)] = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    assert bytes(symbols[symbol] for symbol in written) == text.encode()
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match="--train-bpe needs the package tokenizers; install the extra"):
+        bpe.check_package()

@@ -1,0 +1,131 @@
+"""Several processes that train one model, started by torchrun: lanes are dealt to them, gradients averaged once per update.
+
+Each process ("rank") holds the whole model and its own lanes with their state; only gradients, a few counts and, for a
+checkpoint, the states travel. Without torchrun there is one rank, and nothing here does anything.
+"""
+
+import contextlib
+import datetime
+import os
+
+import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from accelerated.errors import InputError
+
+PATIENCE = datetime.timedelta(hours=24)  # others wait while rank 0 tokenises or validates
+
+
+def ranks():
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def rank():
+    """The number of this process among them."""
+    return int(os.environ.get("RANK", 0))
+
+
+@contextlib.contextmanager
+def joined(device):
+    """Connected to the other ranks inside: by NCCL where they have GPUs, by gloo otherwise."""
+    if ranks() == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def first_rank_first():
+    """Rank 0 runs what is inside before the others do."""
+    if ranks() > 1 and rank() > 0:
+        torch.distributed.barrier()
+    yield
+    if ranks() > 1 and rank() == 0:
+        torch.distributed.barrier()
+
+
+def agreed(value):
+    """The first rank's value."""
+    if ranks() == 1:
+        return value
+    values = [value]
+    torch.distributed.broadcast_object_list(values)
+    return values[0]
+
+
+def wait_for_all():
+    """Until every rank has come here."""
+    if ranks() > 1:
+        torch.distributed.barrier()
+
+
+def own_lanes(batch):
+    """The lanes of this rank, a slice of all; InputError where they cannot be dealt evenly."""
+    if batch % ranks():
+        raise InputError(f"--batch {batch} cannot be dealt to {ranks()} processes evenly; give a multiple of {ranks()}")
+    size = batch // ranks()
+    return slice(rank() * size, (rank() + 1) * size)
+
+
+def summed(values, device):
+    """The sums over all ranks of a list of numbers."""
+    if ranks() == 1:
+        return values
+    total = torch.tensor(values, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(total)
+    return total.tolist()
+
+
+def all_lanes(state):
+    """The states of all ranks' lanes, in the lanes' order."""
+    if ranks() == 1:
+        return state
+
+    def gathered(field):
+        parts = [torch.empty_like(field) for _ in range(ranks())]
+        torch.distributed.all_gather(parts, field.contiguous())
+        return torch.cat(parts)
+
+    return type(state)(*map(gathered, state))
+
+
+class Touch(torch.nn.Module):
+    """Uses every parameter of a model without computing anything: 0, whose gradient is zero."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self):
+        return sum(p.flatten()[:0].sum() for p in self.model.parameters())
+
+
+class GradientAverage:
+    """Averages the ranks' gradients, once per update, whatever made them.
+
+    DistributedDataParallel reduces in the one backward pass that follows a forward of its own. Memory replay has a backward pass
+    for every segment and calls more of the model than its forward, so all of them run outside; then a pass that only touches the
+    parameters lets DistributedDataParallel average what they have gathered.
+    """
+
+    def __init__(self, model):
+        self.model = model
+        self.touch = DistributedDataParallel(Touch(model)) if ranks() > 1 else None
+
+    def __call__(self, device):
+        if self.touch is None:
+            return
+        parameters = list(self.model.parameters())
+        used = summed([float(p.grad is not None) for p in parameters], device)
+        self.touch().backward()
+        for parameter, users in zip(parameters, used, strict=True):
+            if not users:  # in no rank: the optimiser is to leave it alone, as with one process
+                parameter.grad = None

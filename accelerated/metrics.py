@@ -1,0 +1,109 @@
+"""What a run was measured at as it went, a JSON object a line, and curves of it."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+from accelerated.errors import InputError, disk_errors
+
+REDRAW = 30.0  # seconds
+
+
+def metrics_path(run):
+    return Path(run) / "metrics.jsonl"
+
+
+def curves_path(run):
+    return Path(run) / "curves.png"
+
+
+def read_metrics(run):
+    """The records of a run's metrics.jsonl, [] where there is none; a line cut off by a crash is left out."""
+    records = []
+    path = metrics_path(run)
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def figure_class():
+    """matplotlib's Figure; InputError where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("plots need the package matplotlib; install the extra: pip install -e '.[plot]'") from None
+    return Figure
+
+
+class Metrics:
+    """Writes a run's metrics.jsonl; what a run that goes on from `step` had written after it is dropped.
+
+    Losses are added up until `record`, which writes their means.
+    """
+
+    def __init__(self, run, step=0, plot=False):
+        self.run, self.plot, self.drawn = run, plot, time.monotonic()
+        kept = [record for record in read_metrics(run) if record["step"] <= step]
+        self._clear()
+        with disk_errors(metrics_path(run), "free some space, then --resume"):
+            temporary = metrics_path(run).with_suffix(".writing")
+            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
+            os.replace(temporary, metrics_path(run))
+
+    def _clear(self):
+        self.nats, self.scored, self.text_bytes, self.steps = 0.0, 0, 0, 0
+
+    def add(self, nats, scored, text_bytes):
+        """An iteration's summed -log p of so many scored tokens, which spell so many bytes."""
+        self.nats, self.scored, self.text_bytes, self.steps = (
+            self.nats + nats, self.scored + scored, self.text_bytes + text_bytes, self.steps + 1,
+        )  # fmt: skip
+
+    def record(self, step, **others):
+        """Write the means of what was added since the last record, with other numbers of this moment."""
+        loss, bits = self.nats / max(1, self.scored), self.nats / math.log(2) / max(1, self.text_bytes)
+        self.write(step=step, loss=loss, bits_per_byte=bits, **others)
+        self._clear()
+
+    def write(self, **record):
+        with disk_errors(metrics_path(self.run), "free some space, then --resume"), open(metrics_path(self.run), "a") as file:
+            file.write(json.dumps(record) + "\n")
+        if self.plot and time.monotonic() - self.drawn > REDRAW:
+            self.draw()
+
+    def draw(self):
+        """Refresh the run's curves.png."""
+        self.drawn = time.monotonic()
+        draw_curves(read_metrics(self.run), curves_path(self.run))
+
+
+def draw_curves(records, path):
+    """A PNG of training and validation loss, learning rate and gradient norm against steps."""
+    figure = figure_class()(figsize=(8, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    training = [record for record in records if "loss" in record]
+    validation = [record for record in records if "validation_bits_per_byte" in record]
+    upper.plot([r["step"] for r in training], [r["bits_per_byte"] for r in training], linewidth=1, label="training")
+    if validation:
+        bits = [r["validation_bits_per_byte"] for r in validation]
+        upper.plot([r["step"] for r in validation], bits, marker="o", markersize=4, label="validation")
+    upper.set_ylabel("bits per byte")
+    upper.legend(frameon=False)
+    lower.plot([r["step"] for r in training], [r["learning_rate"] for r in training], linewidth=1, label="learning rate")
+    lower.set_ylabel("learning rate")
+    lower.set_xlabel("step")
+    norms = lower.twinx()
+    norms.plot([r["step"] for r in training], [r["gradient_norm"] for r in training], linewidth=0.7, color="tab:gray")
+    norms.set_yscale("log")
+    norms.set_ylabel("gradient norm (grey)")
+    for axes in (upper, lower, norms):
+        axes.spines["top"].set_visible(False)
+    temporary = path.with_name("curves.writing.png")
+    with disk_errors(path, "free some space, then --resume"):
+        figure.savefig(temporary, dpi=120)
+        os.replace(temporary, path)

@@ -1,0 +1,212 @@
+"""The cache of tokens: exact, made once, made again when anything changes, never half."""
+
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_tokenizer import small_encoding
+
+from accelerated import token_cache
+from accelerated.corpus import check_length, load_corpus
+from accelerated.documents import SPLITS, count_words, lengths_of
+from accelerated.errors import InputError
+from accelerated.recall import RecallConfig
+from accelerated.texts import Text, source_of_path
+from accelerated.token_cache import WordCounter, cache_folder, pieces_of, tokenised
+from accelerated.tokenizer import BpeTokenizer, ByteTokenizer
+
+BYTES, SMALL = ByteTokenizer(), BpeTokenizer("small", small_encoding())
+WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
+
+
+def tokens_of(document):
+    return [*document.inputs[:1].tolist(), *document.targets.tolist()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """60 texts, one of them empty, one of a byte, one longer than a piece."""
+    path = tmp_path / "texts"
+    path.mkdir()
+    for i in range(60):
+        (path / f"{i}.txt").write_text(WORDS[i % 7 :] * (i % 5 + 1))
+    (path / "empty.txt").write_bytes(b"")
+    (path / "byte.txt").write_bytes(b"x")
+    (path / "long.txt").write_text(WORDS * 50_000)
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SMALL], ids=["bytes", "bpe"])
+def test_every_document_has_its_tokens_and_words(folder, tmp_path, tokenizer):
+    splits, _ = tokenised(source_of_path(folder), tokenizer, tmp_path / "cache")
+    expected = {split: [] for split in SPLITS}
+    for split, text in source_of_path(folder).texts(tmp_path):
+        expected[split].append((folder / text.name).read_bytes())
+    for split, documents in splits.items():
+        texts = expected[split]
+        assert len(documents) == len(texts)
+        assert documents.lengths.tolist() == [max(len(tokenizer.encode(text)) - 1, 0) for text in texts]
+        assert documents.words.tolist() == [len(text.split()) for text in texts]
+        assert count_words(documents) == sum(document.words for document in documents) and count_words(list(documents)) > 0
+        for document, text in zip(documents, texts, strict=True):
+            tokens = tokenizer.encode(text).tolist()
+            assert (document.inputs.tolist(), document.targets.tolist()) == (tokens[:-1], tokens[1:])
+            assert document.scored.shape == document.inputs.shape and document.scored.all()
+        assert lengths_of(list(documents)).tolist() == documents.lengths.tolist()
+        with pytest.raises(IndexError):
+            documents[len(texts)]
+
+
+def test_tokens_stay_on_the_disk(folder, tmp_path):
+    splits, _ = tokenised(source_of_path(folder), SMALL, tmp_path / "cache")
+    train = splits["train"]
+    assert isinstance(train.tokens, np.memmap) and train.tokens.dtype == np.uint16
+    longest = train[int(np.argmax(train.lengths))]
+    assert np.shares_memory(longest.inputs, train.tokens) and longest.scored.strides == (0,)
+    before = tokens_of(train[0])
+    train.release()
+    assert tokens_of(train[0]) == before
+
+
+def test_the_cache_is_made_once(folder, tmp_path, monkeypatch):
+    first, digest = tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
+    monkeypatch.setattr(token_cache, "write_tokens", lambda *_: pytest.fail("made again"))
+    again, same = tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
+    assert digest == same and tokens_of(first["train"][3]) == tokens_of(again["train"][3])
+
+
+@pytest.mark.parametrize("change", ["content", "length", "new file", "file gone", "name", "tokenizer"])
+def test_a_change_makes_it_again(folder, tmp_path, change):
+    _, digest = tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
+    tokenizer, path = BYTES, folder / "7.txt"
+    if change == "content":
+        path.write_bytes(path.read_bytes().upper())
+        os.utime(path, ns=(1, time.time_ns() + 10**9))
+    elif change == "length":
+        path.write_bytes(path.read_bytes() + b"x")
+    elif change == "new file":
+        (folder / "new.txt").write_text("new")
+    elif change == "file gone":
+        path.unlink()
+    elif change == "name":
+        (folder / "byte.txt").rename(folder / "longer.txt")
+    else:
+        tokenizer = SMALL
+    splits, other = tokenised(source_of_path(folder), tokenizer, tmp_path / "cache")
+    assert other != digest
+    texts = {text.name for _, text in source_of_path(folder).texts(tmp_path)}
+    assert sum(map(len, splits.values())) == len(texts)
+    kept = list((tmp_path / "cache" / "tokens").iterdir())
+    assert len(kept) == (2 if change == "tokenizer" else 1), "what is out of date is removed"
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "cut off", "no table", "half-written manifest"])
+def test_a_half_written_cache_is_never_used(folder, tmp_path, damage):
+    source = source_of_path(folder)
+    whole, digest = tokenised(source, BYTES, tmp_path / "cache")
+    cache, _ = cache_folder(source, BYTES, tmp_path / "cache")
+    expected = tokens_of(whole["train"][1])
+    if damage == "no manifest":
+        (cache / "manifest.json").unlink()
+    elif damage == "cut off":
+        os.truncate(cache / "train.tokens", 100)
+    elif damage == "no table":
+        (cache / "valid.documents").unlink()
+    else:
+        (cache / "manifest.json").write_text('{"format": 1, "dty')
+    again, same = tokenised(source, BYTES, tmp_path / "cache")
+    assert same == digest and tokens_of(again["train"][1]) == expected
+
+
+def test_a_failure_leaves_nothing(folder, tmp_path):
+    (folder / "9.txt").write_bytes(b"abc" * 500_000 + b"\xff" + b"abc" * 500_000)
+    with pytest.raises(InputError, match=r"9\.txt is not UTF-8 text .byte 1500000.; convert it"):
+        tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, monkeypatch):
+    class Full(token_cache.SplitWriter):
+        def write(self, tokens):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(token_cache, "SplitWriter", Full)
+    with pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"):
+        tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
+    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*; free some space, or give another --data-dir"):
+        tokenised(source_of_path(folder), BYTES, tmp_path / "file")
+
+
+def test_what_a_killed_process_left_is_removed(folder, tmp_path):
+    source = source_of_path(folder)
+    cache, _ = cache_folder(source, BYTES, tmp_path / "cache")
+    old, young = (cache.with_name(f"{cache.name}.writing{i}") for i in "ab")
+    for path in (old, young):
+        path.mkdir(parents=True)
+        (path / "train.tokens").write_bytes(b"half")
+    os.utime(old / "train.tokens", (1, 1))
+    tokenised(source, BYTES, tmp_path / "cache")
+    assert not old.exists() and young.exists(), "the young one may still be written"
+    shutil.rmtree(young)
+
+
+def test_a_process_that_was_faster_is_not_in_the_way(folder, tmp_path, monkeypatch):
+    source, write = source_of_path(folder), token_cache.write_tokens
+
+    def late(*arguments):
+        write(*arguments)
+        monkeypatch.setattr(token_cache, "write_tokens", write)
+        tokenised(source, BYTES, tmp_path / "cache")
+
+    monkeypatch.setattr(token_cache, "write_tokens", late)
+    splits, _ = tokenised(source, BYTES, tmp_path / "cache")
+    assert sum(map(len, splits.values())) == 63
+
+
+@given(text=st.text(alphabet="aé字 \n.,'3\t", max_size=80), limit=st.integers(1, 20))
+def test_pieces_have_the_tokens_of_the_whole(text, limit):
+    """Cut wherever a tokenizer allows it, in a text that arrives a few bytes at a time."""
+    content = text.encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_cache, "read_bytes", lambda _: (content[i : i + limit] for i in range(0, len(content), limit)))
+        for tokenizer in (BYTES, SMALL):
+            pieces = list(pieces_of(Text("x", ()), tokenizer))
+            assert b"".join(pieces) == content
+            assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(content).tolist()
+
+
+@given(parts=st.lists(st.text(alphabet="ab \n\x0b\u00a0", max_size=5), max_size=6))
+def test_words_are_counted_over_pieces(parts):
+    counter, whole = WordCounter(), "".join(parts).encode()
+    for part in parts:
+        counter.push(part.encode())
+    assert counter.words == len(whole.split())
+
+
+def test_load_corpus_gives_real_splits(data_dir):
+    splits, digest = load_corpus("stdlib", BYTES, RecallConfig(), data_dir)
+    assert digest and all(len(splits[split]) for split in SPLITS) and splits["train"].lengths.sum() > 3_000_000
+    recall, none = load_corpus("recall", BYTES, RecallConfig(), data_dir)
+    assert none == "" and lengths_of(recall["valid"]).tolist() == [len(d.inputs) for d in recall["valid"]]
+
+
+def test_a_split_without_a_segment_is_refused(tmp_path):
+    (tmp_path / "book.txt").write_text("a few words only")
+    splits, _ = load_corpus(str(tmp_path / "book.txt"), BYTES, RecallConfig(), tmp_path / "cache")
+    check_length("book.txt", splits, 13, needed=("train",))
+    for segment, needed, words in (
+        (14, ("train",), "the train split has 13 tokens"),
+        (1, ("train", "valid"), "valid split has 0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_length("book.txt", splits, segment, needed)
+    with pytest.raises(InputError, match="did you mean stdlib"):
+        load_corpus("stdlb", BYTES, RecallConfig(), tmp_path)
+    with pytest.raises(InputError, match="give a file, a folder, or one of stdlib, recall, enwik8, wikitext-103, pg19"):
+        load_corpus(str(tmp_path / "x.txt"), BYTES, RecallConfig(), tmp_path)
