@@ -23,12 +23,13 @@ from accelerated.corpus import (
     longest_document,
     open_source,
 )
+from accelerated.drawing import figure_class
 from accelerated.errors import InputError, disk_errors, run_program
 from accelerated.evaluation import carries_nothing, count_bytes, evaluate
 from accelerated.generation import Sampling, continue_text, prompt_from, show_text
 from accelerated.gpt2_checkpoint import check_gpt2, load_gpt2
 from accelerated.interruption import Interruption
-from accelerated.metrics import Metrics, figure_class
+from accelerated.metrics import Metrics
 from accelerated.models import MODELS
 from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, keep_lanes, state_from

@@ -139,6 +139,11 @@ class BlockRecurrent(nn.Module):
             return reach
         return f"{reach}; {c.states} recurrent states on layer {', '.join(map(str, c.recurrent_layers))} carry the rest"
 
+    @property
+    def attention_reach(self):
+        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        return self.config.layers * self.config.window
+
     def auxiliary_parameters(self):
         """None: the task loss trains them all."""
         return []

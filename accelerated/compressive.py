@@ -124,6 +124,11 @@ class Compressive(nn.Module):
         memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}" if c.compressed_memory else c.memory
         return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
 
+    @property
+    def attention_reach(self):
+        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        return self.config.temporal_range
+
     def auxiliary_parameters(self):
         """The compression's parameters, where an auxiliary loss trains them and the task loss does not."""
         if self.config.compression_loss == "bptt":

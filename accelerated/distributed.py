@@ -38,6 +38,7 @@ def joined(device):
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield
+        torch.distributed.barrier()  # none leaves while another may still want to speak to it
     finally:
         torch.distributed.destroy_process_group()
 

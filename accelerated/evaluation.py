@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+from tqdm import tqdm
 
 from accelerated.corpus import independent_windows, one_pass
+from accelerated.documents import lengths_of
 from accelerated.protocol import keep_lanes, replace_lanes
 from accelerated.windows import overlap_of
 
@@ -82,8 +84,18 @@ def segments_to_score(model, documents, lanes, clear_memory, limit):
     """
     size, overlap = model.config.segment, overlap_of(model.config)
     if limit is None and (clear_memory or carries_nothing(model)):
-        return ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    return itertools.islice(one_pass(documents, lanes, size, overlap), limit)
+        parts = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    else:
+        parts = itertools.islice(one_pass(documents, lanes, size, overlap), limit)
+    return with_progress(parts, None if limit else int(lengths_of(documents).sum()))
+
+
+def with_progress(parts, total=None):
+    """The same (segment, kept), with a bar of the tokens scored where there is a terminal to show it."""
+    with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+        for segment, kept in parts:
+            yield segment, kept
+            bar.update(int(segment.scored.sum()))
 
 
 def evaluate(model, documents, tokenizer, lanes, clear_memory=False, segments=None):

@@ -81,6 +81,13 @@ def bucket_table(weights):
     return lines
 
 
+def bucket_records(weights):
+    """attention_by_bucket's rows as plain values: for each part of what is attended to, mean and standard error by age."""
+    mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
+    spans = {part: slice(index * BUCKETS, (index + 1) * BUCKETS) for index, part in enumerate(PARTS)}
+    return {part: {"mean": mean[at].tolist(), "standard_error": error[at].tolist()} for part, at in spans.items()}
+
+
 @torch.no_grad()
 def compression_by_layer(model, documents, lanes, sequences):
     """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""

@@ -96,6 +96,11 @@ class Memformer(nn.Module):
         kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
         return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
 
+    @property
+    def attention_reach(self):
+        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        return self.config.segment * (2 if self.config.encoder_layers else 1)
+
     def auxiliary_parameters(self):
         """None: there is one objective."""
         return []

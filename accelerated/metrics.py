@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from accelerated.errors import InputError, disk_errors
+from accelerated.drawing import figure_class, plain_axes, save_figure
+from accelerated.errors import disk_errors
 
 REDRAW = 30.0  # seconds
 
@@ -29,15 +30,6 @@ def read_metrics(run):
         except ValueError:
             continue
     return records
-
-
-def figure_class():
-    """matplotlib's Figure; InputError where it is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("plots need the package matplotlib; install the extra: pip install -e '.[plot]'") from None
-    return Figure
 
 
 class Metrics:
@@ -84,26 +76,21 @@ class Metrics:
 
 def draw_curves(records, path):
     """A PNG of training and validation loss, learning rate and gradient norm against steps."""
-    figure = figure_class()(figsize=(8, 6), layout="constrained")
+    figure = figure_class()(figsize=(8, 6), dpi=120, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     training = [record for record in records if "loss" in record]
     validation = [record for record in records if "validation_bits_per_byte" in record]
-    upper.plot([r["step"] for r in training], [r["bits_per_byte"] for r in training], linewidth=1, label="training")
+    steps = [record["step"] for record in training]
+    upper.plot(steps, [record["bits_per_byte"] for record in training], linewidth=1, label="training")
     if validation:
-        bits = [r["validation_bits_per_byte"] for r in validation]
-        upper.plot([r["step"] for r in validation], bits, marker="o", markersize=4, label="validation")
-    upper.set_ylabel("bits per byte")
+        bits = [record["validation_bits_per_byte"] for record in validation]
+        upper.plot([record["step"] for record in validation], bits, marker="o", markersize=4, label="validation")
     upper.legend(frameon=False)
-    lower.plot([r["step"] for r in training], [r["learning_rate"] for r in training], linewidth=1, label="learning rate")
-    lower.set_ylabel("learning rate")
-    lower.set_xlabel("step")
+    lower.plot(steps, [record["learning_rate"] for record in training], linewidth=1)
     norms = lower.twinx()
-    norms.plot([r["step"] for r in training], [r["gradient_norm"] for r in training], linewidth=0.7, color="tab:gray")
-    norms.set_yscale("log")
-    norms.set_ylabel("gradient norm (grey)")
-    for axes in (upper, lower, norms):
-        axes.spines["top"].set_visible(False)
-    temporary = path.with_name("curves.writing.png")
-    with disk_errors(path, "free some space, then --resume"):
-        figure.savefig(temporary, dpi=120)
-        os.replace(temporary, path)
+    norms.plot(steps, [record["gradient_norm"] for record in training], linewidth=0.7, color="tab:gray")
+    norms.set(yscale="log", ylabel="gradient norm (grey)")
+    plain_axes(upper).set(ylabel="loss (bits per byte)", title=path.parent.name)
+    plain_axes(lower).set(ylabel="learning rate", xlabel="step")
+    norms.spines["top"].set_visible(False)
+    save_figure(figure, path)

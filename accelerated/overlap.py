@@ -1,6 +1,7 @@
 """Evaluation at several overlaps: rows in the shape of Tables 1 and 2 of Adding Recurrence to Pretrained Transformers."""
 
 import statistics
+from dataclasses import asdict
 from typing import NamedTuple
 
 from accelerated.documents import count_words
@@ -40,6 +41,17 @@ def overlap_row(run, model, trained, splits, tokenizer, lanes, clear_memory=Fals
     documents = [document for split in splits.values() for document in split]
     flops = (paper_flops(model.config), counted_flops_per_token(model.config, documents))
     return Row(run, model.config, tuple(notes), scores, *flops)
+
+
+def overlap_record(row):
+    """A Row as plain values."""
+    scores = {
+        split: {"word_perplexity": score.perplexity(words) if words else None, "words": words}
+        | {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
+        for split, (score, words) in row.scores.items()
+    }
+    flops = {"flops_per_token": row.paper, "counted_flops_per_token": row.counted}
+    return {"run": str(row.run), "config": asdict(row.config), "notes": row.notes, "splits": scores} | flops
 
 
 def word_perplexity(score, words, form):

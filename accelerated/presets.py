@@ -5,7 +5,7 @@ BLOCK_RECURRENT_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_squar
 
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
 COMPRESSIVE_TRAINING = {
-    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "beta2": 0.999, "weight_decay": 0.0,
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "beta2": 0.999, "optimizer": "adam", "weight_decay": 0.0,
     "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
 }  # fmt: skip
 CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
@@ -31,7 +31,7 @@ GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256}
 GPT2_TRAINING = {
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
-    "learning_rate": 5e-5, "beta2": 0.999, "weight_decay": 0.0,
+    "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
 }  # fmt: skip
 
 
@@ -81,6 +81,7 @@ PRESETS = {
                 "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
             },
             "training": BLOCK_RECURRENT_TRAINING | {"steps": 500_000, "batch": 32, "learning_rate": 1.0},
+            "data": {"data": "pg19", "train_bpe": 32_000},
         },
         "recall": {
             "model": {
@@ -112,16 +113,19 @@ PRESETS = {
                     "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
                 },
                 "training": CHARACTERS | {"batch": 32},
+                "data": {"data": "enwik8"},
             },
             # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
             "wikitext-103": {
                 "model": WORD_MODEL | {"layers": 18, "compression_rate": 4},
                 "training": WORDS | {"batch": 128},
+                "data": {"data": "wikitext-103", "train_bpe": 32_000},
             },
             # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
             "pg19": {
                 "model": WORD_MODEL | {"layers": 36, "compression_rate": 2},
                 "training": WORDS | {"batch": 512},
+                "data": {"data": "pg19", "train_bpe": 32_000},
             },
             "recall": {
                 "model": {
@@ -152,6 +156,7 @@ PRESETS = {
         "wikitext-103": {
             "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 8},
             "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 32},
+            "data": {"data": "wikitext-103", "tokenizer": "gpt2"},
             "tasks": MULTI_TASK,
         },
         # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4

@@ -79,6 +79,11 @@ class PretrainedRecurrence(nn.Module):
         what = "one pooled vector is" if c.vectors == 1 else f"{c.vectors} vectors are"
         return f"{reach}; {what} carried from window to window, into layer {', '.join(map(str, c.insertion_layers))}"
 
+    @property
+    def attention_reach(self):
+        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        return self.config.segment
+
     def auxiliary_parameters(self):
         """None: there is one objective."""
         return []

@@ -7,6 +7,7 @@ A model is a torch.nn.Module with
     advance(tokens, state) -> state the memory path alone
     step(token, state) -> (logits, stream)  one token of generation
     auxiliary_parameters()          those that only auxiliary losses train, clipped apart from the rest
+    attention_reach                 tokens back that attention alone can look
     describe()                      one line on how far back it can look
 where a state is a NamedTuple of tensors whose axis 0 is the lane, and a stream is what step passes on to the next step: a state
 within a block or segment, which step alone takes.

@@ -83,7 +83,8 @@ def fingerprint(*parts):
 
 def state_of(files):
     """What changes when a file does: its path, size and time of writing."""
-    return [(str(path.resolve()), *os.stat(path)[6:9:2]) for path in files]
+    found = ((path, path.stat()) for path in files)
+    return [(str(path.resolve()), state.st_size, state.st_mtime_ns) for path, state in found]
 
 
 def cache_folder(source, tokenizer, data_dir):

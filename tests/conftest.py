@@ -1,4 +1,4 @@
-"""Settings of every test: deterministic examples, double precision by default, two threads."""
+"""Settings of every test: deterministic examples, double precision by default, two threads unless OMP_NUM_THREADS says others."""
 
 import os
 
@@ -8,7 +8,7 @@ from hypothesis import settings
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=25, print_blob=True)
 settings.load_profile("deterministic")
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 
 @pytest.fixture(autouse=True, scope="session")
