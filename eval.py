@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -352,8 +353,7 @@ def print_sample(model, tokenizer, options, device):
         continuation = [token.item() for token in tokens]
         print(json.dumps({"prompt": show_text(tokenizer, ids), "continuation": show_text(tokenizer, continuation)}))
         return
-    print(show_text(tokenizer, ids), end="", flush=True)
-    stream_text(tokenizer, tokens, lambda text: print(text, end="", flush=True))
+    stream_text(tokenizer, itertools.chain(ids, tokens), lambda text: print(text, end="", flush=True))
     print()
 
 

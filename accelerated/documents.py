@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 SPLITS = ("train", "valid", "test")
+WHITE_SPACE = b" \t\n\r\x0b\x0c"  # what words stand between: where bytes.split() splits
 
 
 class Document(NamedTuple):

@@ -87,7 +87,8 @@ def segments_to_score(model, documents, lanes, clear_memory, limit):
         parts = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
     else:
         parts = itertools.islice(one_pass(documents, lanes, size, overlap), limit)
-    return with_progress(parts, None if limit else int(lengths_of(documents).sum()))
+    whole = limit is None and documents[0].scored.all()  # otherwise it is not known beforehand how many are scored
+    return with_progress(parts, int(lengths_of(documents).sum()) if whole else None)
 
 
 def with_progress(parts, total=None):

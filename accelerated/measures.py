@@ -1,21 +1,19 @@
 """A split scored once, every token's loss kept, and then looked at by position in the document and by frequency of the word."""
 
 import math
-import os
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from accelerated.errors import InputError
+from accelerated.documents import WHITE_SPACE
+from accelerated.drawing import new_figure, save_figure
 from accelerated.evaluation import evaluating, segments_to_score
 from accelerated.protocol import keep_lanes
 from accelerated.replay import begin
 
-WHITE_SPACE = b" \t\n\r\x0b\x0c"  # what bytes.split() splits at
 PIECE = 1 << 20  # tokens of a document that are text at a time
 FREQUENCIES = ((10_001, math.inf), (1_000, 10_000), (100, 999), (0, 99))  # occurrences, from .. to, of Table 7's columns
 
@@ -229,37 +227,6 @@ def frequency_lines(rows):
     """Lines of a table of by_frequency's rows."""
     lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
     return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, '.5g'):>19}" for row in rows]
-
-
-def new_figure():
-    """An empty matplotlib Figure and its axes."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("a figure needs matplotlib: pip install -e '.[plot]'") from None
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def save_figure(figure, path):
-    """Write a figure beside path, in the format that its suffix names, then rename; raises InputError where that fails."""
-    path = Path(path)
-    formats, suffix = figure.canvas.get_supported_filetypes(), path.suffix[1:].lower()
-    if suffix not in formats:
-        raise InputError(
-            f"cannot draw {path}: give a name that ends in one of {' '.join('.' + name for name in sorted(formats))}"
-        )
-    temporary = path.with_name(path.name + ".writing")
-    try:
-        figure.savefig(temporary, format=suffix)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def draw_positions(path, readings, reach=None):

@@ -47,7 +47,7 @@ def prepare_gradients(model, iterations, limit):
         gradients = [p.grad for p in group if p.grad is not None]
         if gradients and iterations > 1:
             torch._foreach_div_(gradients, iterations)
-        norms.append(torch.nn.utils.clip_grad_norm_(group, limit or math.inf))
+        norms.append(torch.nn.utils.clip_grad_norm_(group, limit) if limit else torch.nn.utils.get_total_norm(gradients))
     return math.hypot(*(norm.item() for norm in norms))
 
 

@@ -5,8 +5,8 @@ BLOCK_RECURRENT_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_squar
 
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
 COMPRESSIVE_TRAINING = {
-    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "beta2": 0.999, "optimizer": "adam", "weight_decay": 0.0,
-    "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam", "beta2": 0.999,
+    "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
 }  # fmt: skip
 CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
 WORDS = COMPRESSIVE_TRAINING | {"warmup": 16_000, "steps": 516_000}

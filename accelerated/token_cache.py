@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from accelerated.documents import SPLITS, Document
+from accelerated.documents import SPLITS, WHITE_SPACE, Document
 from accelerated.errors import InputError, disk_errors
 from accelerated.texts import read_bytes
 
 FORMAT = 1
 STALE = 3600  # seconds without a write after which a folder half-written by another process counts as abandoned
-SOLID = bytes(byte not in b" \t\n\r\x0b\x0c" for byte in range(256))  # 0 for ASCII white space, 1 for the rest
+SOLID = bytes(byte not in WHITE_SPACE for byte in range(256))  # by byte, 1 where it is part of a word
 
 
 class TextDocuments(Sequence):

@@ -25,7 +25,7 @@ from tolerances import TOLERANCE
 import accelerated.pretrained_recurrence as fast
 from accelerated import replay
 from accelerated.corpus import Lanes
-from accelerated.generation import continue_in_new_window, continue_text, read_prompt
+from accelerated.generation import GREEDY, continue_in_new_window, continue_text, read_prompt
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.windows import cut
 from reference import pretrained_recurrence as ref
@@ -323,7 +323,7 @@ def test_prompts_and_continuations(name, length):
     count = config.segment + 1 - max(1, config.overlap)
     expected = ref.greedy_continuation(params, config, prompt.numpy(), count)
     assert expected.shape == (2, count)
-    actual = torch.stack(list(continue_in_new_window(model, prompt, count, temperature=0)), 1)
+    actual = torch.stack(list(continue_in_new_window(model, prompt, count, GREEDY)), 1)
     assert (actual.numpy() == expected).all()
 
 
@@ -336,7 +336,7 @@ def test_a_new_window_knows_of_its_context_by_the_vector_alone():
         model = loaded(config, params).eval()
         contexts = rng.integers(11, size=(40, 6))
         contexts[:, -1] = 3
-        texts = torch.stack(list(continue_in_new_window(model, torch.tensor(contexts), 5, temperature=0)), 1)
+        texts = torch.stack(list(continue_in_new_window(model, torch.tensor(contexts), 5, GREEDY)), 1)
         assert (texts.unique(dim=0).shape[0] > 1) == (name == "disjoint")
         model.train()
         list(continue_text(model, torch.tensor(contexts), 2))

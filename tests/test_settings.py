@@ -214,7 +214,7 @@ def test_the_pretrained_recurrence_papers_settings():
     c, t = chosen.model_config, chosen.training
     assert (c.segment, c.overlap, c.vectors, c.insertion_layers, c.pooling, c.pool) == (300, 0, 1, (2,), "mean", "all")
     assert (c.module_layers, c.module_width, c.dropout) == (3, 200, 0.1)
-    assert (t.horizon, t.warmup, t.schedule, t.optimizer, t.weight_decay) == (20, 100, "constant", "adamw", 0.0)
+    assert (t.horizon, t.warmup, t.schedule, t.optimizer, t.weight_decay) == (20, 100, "constant", "adam", 0.0)
     assert chosen.data.tokenizer == "gpt2"
     assert parse_training(["--model", "pretrained_recurrence", "--preset", "gpt2-xl"])[0].model_config.vocabulary == 50257
     assert parse_training(["--model", "pretrained_recurrence"])[0].model_config.vocabulary == 256

@@ -1,0 +1,177 @@
+"""Dynamic evaluation equals scoring and training by hand, segment by segment."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from test_block_recurrent import SMALL as RECURRENT
+from test_compressive import variant
+from test_measures import BYTES, MERGED, document_from
+from test_pretrained_recurrence import SMALL as WINDOWED
+
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
+from accelerated.dynamic_evaluation import evaluate_dynamically
+from accelerated.evaluation import evaluate
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+
+KINDS = {
+    "block-recurrent": (BlockRecurrent, RECURRENT),
+    "overlapping": (PretrainedRecurrence, WINDOWED),
+    "plain": (PretrainedRecurrence, dataclasses.replace(WINDOWED, vectors=0, overlap=0)),
+    "compressive": (Compressive, variant("conv-attention_reconstruction")),
+}
+RATE = 0.3
+
+
+def model_of(kind, tokenizer=BYTES, **changes):
+    model_class, config = KINDS[kind]
+    return model_class(dataclasses.replace(config, vocabulary=len(tokenizer.token_bytes), **changes))
+
+
+def windows_of(document, config):
+    """(tokens, targets, scored) lists of a document's windows, each padded to a segment, written out."""
+    length, overlap, size = config.segment, getattr(config, "overlap", 0), len(document.inputs)
+    starts = [0] if size else []
+    while starts and starts[-1] + length < size:
+        starts.append(starts[-1] + length - overlap)
+    for start in starts:
+        places = range(start, start + length)
+        new = [place < size and (start == 0 or place >= start + overlap) for place in places]
+        tokens, targets = ([int(field[p]) if p < size else 0 for p in places] for field in (document.inputs, document.targets))
+        yield tokens, targets, [own and bool(document.scored[place]) for own, place in zip(new, places, strict=True)]
+
+
+def step_by_hand(model, objective, clip):
+    """One step of gradient descent; what only an auxiliary loss trains has a norm of its own."""
+    gradients = torch.autograd.grad(objective, list(model.parameters()), allow_unused=True)
+    apart = {id(p) for p in model.auxiliary_parameters()}
+    pairs = [(p, g) for p, g in zip(model.parameters(), gradients, strict=True) if g is not None]
+    for own in (False, True):
+        group = [(p, g) for p, g in pairs if (id(p) in apart) is own]
+        norm = math.sqrt(sum(g.square().sum().item() for _, g in group))
+        scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        with torch.no_grad():
+            for parameter, gradient in group:
+                parameter -= RATE * scale * gradient
+
+
+def by_hand(model, documents, clip, context=contextlib.nullcontext):
+    """(summed -log p, right predictions) with one lane: documents from the longest, each window scored and then learned from."""
+    model, total, right = model.eval(), 0.0, 0
+    for document in sorted(documents, key=lambda document: -len(document.inputs)):
+        state = model.initial_state(1)
+        for number, (tokens, targets, scored) in enumerate(windows_of(document, model.config)):
+            scored = [place for place, own in enumerate(scored) if own]
+            state = [field.detach() for field in (state if number else model.initial_state(1))]
+            incoming = type(model.initial_state(1))(*state) if number else model.initial_state(1)
+            with context():
+                logits, state, auxiliary = model(torch.tensor([tokens]), incoming)
+            logs = logits[0].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            wanted = [targets[place] for place in scored]
+            total -= logs[scored, wanted].sum().item()
+            right += sum(best == target for best, target in zip(logs[scored].argmax(-1).tolist(), wanted, strict=True))
+            if scored:
+                step_by_hand(model, -logs[scored, wanted].sum() / len(scored) + sum(auxiliary.values()), clip)
+    return total, right
+
+
+TEXT = "the theatre and the abbey\n\nthat he heard of a b a b\n"
+
+
+def documents_of(tokenizer):
+    """Of 0, 1 and 2 tokens, and some of several segments, one of which has nothing to score in its middle."""
+    partly = [True] * 14 + [False] * 30 + [True] * 14
+    return [document_from(text, tokenizer) for text in (TEXT, "", "a", "he")] + [document_from(TEXT[3:], tokenizer, partly)]
+
+
+@pytest.mark.parametrize("tokenizer, clip", [(BYTES, 0.0), (MERGED, 0.2)], ids=["bytes", "merged, clipped"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
+    model, documents = model_of(kind, tokenizer), documents_of(tokenizer)
+    own = copy.deepcopy(model)
+    score = evaluate_dynamically(model, documents, tokenizer, 1, torch.optim.SGD(model.parameters(), lr=RATE), clip)
+    nats, right = by_hand(own, documents, clip)
+    assert score.nats == pytest.approx(nats, rel=1e-10) and score.right == right
+    assert score[1::2] == evaluate(model, documents, tokenizer, 1)[1::2], "tokens and bytes"
+    for (name, learned), expected in zip(model.named_parameters(), own.parameters(), strict=True):
+        torch.testing.assert_close(learned, expected, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_step_it_is_evaluation(kind):
+    """In two lanes one ends while the other is in the middle of its second document."""
+    model, documents = model_of(kind), [*documents_of(BYTES), document_from(TEXT[:40], BYTES), document_from("he", BYTES)]
+    for lanes in (1, 2, 3, 7):
+        expected = evaluate(model, documents, BYTES, lanes)
+        score = evaluate_dynamically(model, documents, BYTES, lanes, torch.optim.SGD(model.parameters(), lr=0.0))
+        assert score.nats == pytest.approx(expected.nats, rel=1e-12) and score[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanes_share_one_step_along_the_mean_over_all_their_tokens(kind):
+    """Two documents of the same text side by side teach what one alone does; each is scored with the same weights."""
+    one, documents, scores = model_of(kind), [document_from(TEXT, BYTES)] * 2, []
+    models = [one, copy.deepcopy(one)]
+    for lanes, model in enumerate(models, start=1):
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        scores.append(evaluate_dynamically(model, documents[:lanes], BYTES, lanes, optimizer))
+    assert scores[1].nats == pytest.approx(2 * scores[0].nats, rel=1e-9)
+    for alone, beside in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(alone, beside, rtol=1e-8, atol=1e-10)
+
+
+def test_no_token_is_scored_after_an_update_that_saw_it():
+    """The loss of a document that is one segment is that of the weights as they came; the second reading of it is less."""
+    model, document = model_of("block-recurrent"), document_from(TEXT[: RECURRENT.segment + 1], BYTES)
+    expected = evaluate(model, [document], BYTES, 1).nats
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    assert evaluate_dynamically(model, [document], BYTES, 1, optimizer).nats == pytest.approx(expected, rel=1e-12)
+    assert evaluate(model, [document], BYTES, 1).nats < 0.99 * expected
+
+
+def test_a_text_that_repeats_itself_is_learned():
+    model, documents = model_of("block-recurrent"), [document_from("abcabd" * 80, BYTES)]
+    before = evaluate(model, documents, BYTES, 1)
+    after = evaluate_dynamically(model, documents, BYTES, 1, torch.optim.Adam(model.parameters(), lr=0.02), clip=1.0)
+    assert after.bits_per_byte < 0.6 * before.bits_per_byte
+
+
+def test_segments_with_nothing_to_score_take_no_step():
+    """A step of an optimiser changes weights without gradients too: by momentum, by weight decay."""
+    size, model = RECURRENT.segment, model_of("block-recurrent")
+    optimizer, steps = torch.optim.AdamW(model.parameters()), []
+    optimizer.register_step_post_hook(lambda *_: steps.append(1))
+    document = document_from("x" * (4 * size + 1), BYTES, [True] * size + [False] * 2 * size + [True] * size)
+    assert evaluate_dynamically(model, [document], BYTES, 1, optimizer).tokens == 2 * size and len(steps) == 2
+
+
+def test_dropout_is_off_the_mode_is_put_back_and_gradients_are_not_mixed():
+    start, documents, scores = model_of("block-recurrent", dropout=0.5).train(), documents_of(BYTES), []
+    for stale in (None, 1e3):
+        model = copy.deepcopy(start)
+        for parameter in model.parameters():
+            parameter.grad = None if stale is None else torch.full_like(parameter, stale)
+        scores.append(evaluate_dynamically(model, documents, BYTES, 2, torch.optim.SGD(model.parameters(), lr=RATE)))
+        assert model.training and all(p.grad is None for p in model.parameters())
+    assert scores[0] == scores[1]
+    frozen = start.eval()
+    evaluate_dynamically(frozen, documents, BYTES, 2, torch.optim.SGD(frozen.parameters(), lr=RATE))
+    assert not frozen.training
+
+
+@pytest.mark.parametrize("kind", ["block-recurrent", "overlapping"])
+def test_under_autocast_each_segment_is_read_with_the_weights_of_its_time(kind):
+    """autocast keeps copies of the weights: none from before a step, none without gradient."""
+    torch.set_default_dtype(torch.float32)
+    model, documents = model_of(kind), documents_of(BYTES)[:1]
+    own = copy.deepcopy(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        score = evaluate_dynamically(model, documents, BYTES, 1, torch.optim.SGD(model.parameters(), lr=RATE))
+    nats, _ = by_hand(own, documents, 0.0, lambda: torch.autocast("cpu", torch.bfloat16))
+    assert score.nats == pytest.approx(nats, rel=1e-4)
+    for (name, learned), expected in zip(model.named_parameters(), own.named_parameters(), strict=True):
+        torch.testing.assert_close(learned, expected[1], rtol=1e-2, atol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
