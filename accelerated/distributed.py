@@ -6,6 +6,7 @@ checkpoint, the states travel. Without torchrun there is one rank, and nothing h
 
 import contextlib
 import datetime
+import gc
 import os
 
 import torch
@@ -40,6 +41,7 @@ def joined(device):
         yield
         torch.distributed.barrier()  # none leaves while another may still want to speak to it
     finally:
+        gc.collect()  # a DistributedDataParallel that outlives the connection aborts the process at its end
         torch.distributed.destroy_process_group()
 
 
