@@ -354,10 +354,11 @@ def learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved
                 save(run, settings, model, optimizer, state, work, step, corpus.digest, best, is_best)
                 clock.saved, save_due, validation_due = time.perf_counter(), False, False
             if signals:
-                hook.remove()
-                return interruption.signal or "a signal"
+                break
     hook.remove()
-    return None
+    if alone:
+        metrics.close()
+    return (interruption.signal or "a signal") if signals and step < training.steps else None
 
 
 def main(argv):

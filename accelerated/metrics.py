@@ -68,6 +68,11 @@ class Metrics:
         if self.plot and time.monotonic() - self.drawn > REDRAW:
             self.draw()
 
+    def close(self):
+        """Draw the curves to their end."""
+        if self.plot:
+            self.draw()
+
     def draw(self):
         """Refresh the run's curves.png."""
         self.drawn = time.monotonic()

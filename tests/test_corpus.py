@@ -196,6 +196,7 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
 def test_documents_are_cut_only_where_there_are_too_few():
     documents = documents_of([9, 1, 5, 7])
     assert enough_for(3, documents) is documents
+    assert isinstance(enough_for(4, documents), Parts), "a document without a prediction fills no lane"
     parts = enough_for(6, documents)
     assert isinstance(parts, Parts) and parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
     lanes = Lanes(parts, 6, 2, seed=0)

@@ -78,7 +78,7 @@ def test_an_article_begins_between_blank_lines(tmp_path):
     path = tmp_path / "file"
     for text, starts in (
         (b"", []), (b"words \n", [0]), (b" = A = \n \n", [0]), (b"x \n = A = \n \n", [0]), (b"x \n \n = A = \n \n", [0]),
-        (b" = A = \n \n = B = \n \n", [0, 10]),
+        (b" = A = \n \n = B = \n \n", [0, 10]), (b" = A = \n \n x \n = B = \n \n", [0]),
         (b" \n = A = \n words \n", [0]), (b" \n = = A = = \n \n", [0]),
     ):  # fmt: skip
         path.write_bytes(text)

@@ -230,9 +230,14 @@ def test_curves_are_drawn_and_refreshed(text, tmp_path, monkeypatch):  # noqa: F
     drawn, draw = [], metrics.draw_curves
     monkeypatch.setattr(metrics, "draw_curves", lambda records, path: drawn.append(len(records)) or draw(records, path))
     monkeypatch.setattr(metrics, "REDRAW", 0.0)
-    train("--data", text, *TINY, "--steps", 4, "--log-every", 1, "--validate-every", 2, "--plot", "--out", tmp_path / "run")
+    options = ["--data", text, *TINY, "--steps", 4, "--log-every", 1, "--validate-every", 2, "--plot", *BRIEF]
+    train(*options, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG") and drawn[:2] == [1, 2] and drawn[-1] == 6
     assert not list((tmp_path / "run").glob("*writing*"))
+    monkeypatch.setattr(metrics, "REDRAW", 1e9)
+    drawn.clear()
+    train(*options, "--out", tmp_path / "later")
+    assert drawn == [6], "the whole curves at the end, however short the run"
 
 
 def test_plots_without_matplotlib_are_refused_before_anything(text, tmp_path, monkeypatch):  # noqa: F811

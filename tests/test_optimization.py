@@ -69,7 +69,8 @@ def test_gradients_are_averaged_then_limited_objective_by_objective():
     model = TwoObjectives()
     for limit, task, other in ((0, 4.0, 50.0), (0.1, 0.1, 0.1), (5, 4.0, 5.0)):
         model.task.grad, model.other.grad = torch.tensor([0.0, 12.0, 0.0]), torch.tensor([90.0, 120.0])
-        prepare_gradients(model, 3, limit)
+        norm = prepare_gradients(model, 3, limit)
+        assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4), "that of the mean, before it was limited"
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
         assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
@@ -83,14 +84,16 @@ def test_gradients_of_two_iterations_and_of_models_with_one_objective():
     assert (model.embedding.grad == 1.5).all()
 
 
-@pytest.mark.parametrize("name,kind", [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor)])
+@pytest.mark.parametrize(
+    "name,kind", [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor), ("adam", torch.optim.Adam)]
+)
 def test_optimisers_decay_matrices_only(name, kind):
-    model = torch.nn.Linear(3, 2)
-    optimizer = make_optimizer(model, dataclasses.replace(BASE, optimizer=name, weight_decay=0.3, beta2=0.97))
-    assert isinstance(optimizer, kind)
+    model, own = torch.nn.Linear(3, 2), 0.0 if name == "adam" else 0.3
+    optimizer = make_optimizer(model, dataclasses.replace(BASE, optimizer=name, weight_decay=own, beta2=0.97))
+    assert type(optimizer) is kind
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert decay == {id(model.weight): 0.3, id(model.bias): 0.0}
-    if name == "adamw":
+    assert decay == {id(model.weight): own, id(model.bias): 0.0}
+    if name != "adafactor":
         group = optimizer.param_groups[0]
         assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.97), 1e-8, False)
     set_learning_rate(optimizer, 0.125)

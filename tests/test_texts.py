@@ -101,8 +101,10 @@ def test_json_lines_are_documents(tmp_path):
     assert all(split_of(name) == split for split in SPLITS for name, _ in found[split]) and all(found.values())
 
 
-def test_archives_hold_what_their_names_say(tmp_path):
-    """A .txt.gz is a text, a .jsonl.gz lines, a .zip any of them; all in one folder."""
+def test_archives_hold_what_their_names_say(tmp_path, monkeypatch):
+    """A .txt.gz is a text, a .jsonl.gz lines, a .zip any of them; all in one folder, and each unpacked once."""
+    opened, open_gzip = [], gzip.open
+    monkeypatch.setattr(gzip, "open", lambda path: opened.append(str(path)) or open_gzip(path))
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "a.txt.gz").write_bytes(gzip.compress(b"a text " * 20))
@@ -120,6 +122,7 @@ def test_archives_hold_what_their_names_say(tmp_path):
         "a.txt.gz": b"a text " * 20, "b.jsonl.gz:1": b"a line", "b.jsonl.gz:2": b"a line", "g.ZIP:in/c.txt": b"member c",
         "g.ZIP:in/d.jsonl:1": b"a line", "g.ZIP:in/e.txt.gz": b"member e",
     }  # fmt: skip
+    assert len(opened) == len(set(opened)) == 3
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def ranks_of(encoding):
 def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
     path = tmp_path / "small.tiktoken"
     path.write_bytes(show_ranks(ranks_of(small_encoding())))
+    assert path.read_bytes().startswith(b"AA== 0\nAQ== 1\n") and path.read_bytes().endswith(b"w6k= 260\n")
     tokens = open_tokenizer(str(path))
     text = "the anthem thé <|endoftext|>".encode()
     assert tokens.encode(text).tolist() == gpt2.encode(text).tolist() and tokens.decode(tokens.encode(text)) == text
@@ -143,6 +144,12 @@ def test_encodings_have_the_ids_that_they_are_said_to_have():
             special = max(found["special_tokens"].values())
             assert tokenizer.ENCODINGS[name] == found.get("explicit_n_vocab", special + 1), name
     assert tokenizer.ENCODINGS.keys() == tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.keys()
+
+
+@given(text=st.text(alphabet="aé字😀", max_size=6), cut=st.integers(0, 24))
+def test_a_cut_off_character_is_left_for_the_next_piece(text, cut):
+    piece = text.encode()[:cut]
+    assert tokenizer.whole_characters(piece) == len(piece.decode(errors="ignore").encode())
 
 
 @given(text=st.binary(max_size=30))
