@@ -12,9 +12,9 @@ import torch
 
 from accelerated.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
 from accelerated.corpus import check_data, default_data_dir, load_corpus, longest_document
-from accelerated.datasets import OFFICIAL_WORDS
-from accelerated.documents import SPLITS, count_words, lengths_of
-from accelerated.drawing import figure_class
+from accelerated.datasets import words_of_split
+from accelerated.documents import SPLITS, lengths_of
+from accelerated.drawing import check_figure
 from accelerated.dynamic_evaluation import evaluate_dynamically
 from accelerated.errors import InputError, option_name, run_program
 from accelerated.evaluation import carries_nothing, evaluate, temporal_range
@@ -34,7 +34,7 @@ from accelerated.measures import (
 )
 from accelerated.models import MODELS
 from accelerated.optimization import make_optimizer, set_learning_rate
-from accelerated.overlap import differences, overlap_record, overlap_row, overlap_table
+from accelerated.overlap import differences, finite, overlap_record, overlap_row, overlap_table
 from accelerated.recall import CHANCE
 from accelerated.settings import (
     DEVICES,
@@ -191,6 +191,10 @@ def check_values(options):
     for name, low in least.items():
         if getattr(options, name) is not None and not low <= getattr(options, name) < math.inf:
             raise InputError(f"{option_name(name)} is {getattr(options, name)}; it must be at least {low}")
+    if options.temperature and options.temperature < 0.001:
+        raise InputError(f"--temperature is {options.temperature}; give 0 for the most probable token, or at least 0.001")
+    if options.temperature == 0 and (options.top_k or options.top_p):
+        raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise InputError(f"--top-p is {options.top_p}; it must be above 0 and at most 1")
     if options.dynamic_evaluation is not None and not 0 < options.dynamic_evaluation < math.inf:
@@ -202,7 +206,7 @@ def check_values(options):
     if options.data:
         check_data(options.data)
     if options.plot:
-        figure_class()
+        check_figure(options.plot)
 
 
 def evaluation_config(options, settings):
@@ -360,6 +364,8 @@ def print_sample(model, tokenizer, options, device):
 def load_documents(options, settings, tokenizer, usual=("valid",)):
     """(what was read, {split: documents}) of --split or else the usual ones; InputError where one has nothing to predict."""
     data = options.data or settings.data.data
+    if data == "recall" and tokenizer.name != "bytes":
+        raise InputError(f"--data recall is made of bytes, the run's tokenizer is {tokenizer.name}; give other --data")
     splits = load_corpus(data, tokenizer, settings.recall, options.data_dir).splits
     splits = {split: splits[split] for split in ((options.split,) if options.split else usual)}
     for split, documents in splits.items():
@@ -385,20 +391,17 @@ def measure_overlaps(options, device):
             tokenizer = run_tokenizer(run, settings.data)
             read[key] = (tokenizer, load_documents(options, settings, tokenizer, usual=("valid", "test"))[1])
         tokenizer, splits = read[key]
+        words = {split: words_of_split(sources[0], split, documents) for split, documents in splits.items()}
+        counts = {split: count for split, (count, _) in words.items()}
         for config in configs:
             model.config = config
             with autocast(settings.training.dtype, device):
                 lanes = options.batch or settings.training.batch
-                rows.append(overlap_row(run, model, settings.model_config, splits, tokenizer, lanes, options.clear_memory))
-    sizes = (f"{split} {words:,} words" for split, (_, words) in rows[0].scores.items())
-    title = f"{sources[0]}: {', '.join(sizes)} of the original text, between white space"
+                rows.append(
+                    overlap_row(run, model, settings.model_config, splits, counts, tokenizer, lanes, options.clear_memory)
+                )
+    title = f"{sources[0]}, words of the original text: " + ", ".join(f"{s} {n:,} ({how})" for s, (n, how) in words.items())
     return {"data": sources[0], "rows": [overlap_record(row) for row in rows]}, [title, *overlap_table(rows)]
-
-
-def words_of_split(data, split, documents):
-    """(words of a split, how they were counted): officially where the set has such a count, otherwise in its text."""
-    official = OFFICIAL_WORDS.get((data, split))
-    return (official, "official count") if official else (count_words(documents), "counted between white space")
 
 
 def score_record(score, words=(0, "")):
@@ -408,7 +411,7 @@ def score_record(score, words=(0, "")):
     if words[0]:
         record |= {"word_perplexity": score.perplexity(words[0]), "words": words[0], "words_are": words[1]}
     record |= {"nats": score.nats, "tokens": score.tokens, "text_bytes": score.text_bytes, "accuracy": score.accuracy}
-    return {name: None if value == math.inf else value for name, value in record.items()}
+    return {name: value if isinstance(value, str) else finite(value) for name, value in record.items()}
 
 
 def score_lines(score, words, data=None):

@@ -1,7 +1,9 @@
 """Train a long-memory Transformer: python train.py --help."""
 
+import contextlib
 import math
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -61,6 +63,18 @@ def new_run(settings, out):
     return run
 
 
+def make_folder(run, settings, options):
+    """Make the run's folder and return it; another where a run that began at the same time has taken a default one."""
+    with disk_errors(run, "give another --out"):
+        run.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                run.mkdir(exist_ok=bool(options.out or options.resume))
+                return run
+            except FileExistsError:
+                run = new_run(settings, None)
+
+
 def check_writable(folder, option):
     """Raise InputError unless folder, or the nearest folder above it that there is, can be written to."""
     above = Path(folder).absolute()
@@ -80,11 +94,13 @@ def warn_of_horizon(horizon, longest):
         )
 
 
-def save(run, settings, model, optimizer, state, work, step, digest, best, is_best):
-    """Write everything that going on from here needs."""
+def save(run, settings, model, optimizer, state, work, step, digest, best, pending, is_best):
+    """Write everything that going on from here needs; never in place of a good checkpoint what is no number."""
+    check_finite(step, parameters=sum(float(p.detach().abs().max()) for p in model.parameters() if p.numel()))
     contents = settings_contents(settings) | {
         "parameters": model.state_dict(), "optimizer": optimizer.state_dict(), "state": tuple(distributed.all_lanes(state)),
         "lanes": work.position(), "random": torch.get_rng_state(), "step": step, "corpus": digest, "best": best,
+        "pending": pending,
     }  # fmt: skip
     if distributed.rank() == 0:
         save_in_run(run, contents, settings.training.keep, is_best)
@@ -135,8 +151,9 @@ def open_run(argv):
         raise InputError(f"--resume {options.resume} stands at step {saved['step']}; give --steps above that to go on")
     run = Path(options.resume) if resume else new_run(settings, options.out)
     options.data_dir = Path(options.data_dir or default_data_dir())
-    check_writable(run, "--out")
-    check_writable(options.data_dir, "--data-dir")
+    check_writable(run, "--resume" if resume else "--out")
+    if settings.data.data != "recall" and not (options.data_dir / "tokens").is_dir():  # what is there may be all that is needed
+        check_writable(options.data_dir, "--data-dir")
     lanes = distributed.own_lanes(settings.training.batch)
     if (lanes.stop - lanes.start) % settings.training.accumulate:
         raise InputError(
@@ -144,8 +161,10 @@ def open_run(argv):
         )
     if settings.training.plot:
         figure_class()
-    if settings.data.train_bpe:
+    if settings.data.train_bpe and not saved and not options.init:
         check_package()
+    if settings.training.compile == "inductor" and choose_device(settings.training.device).type == "cpu":
+        check_compiler()
     return settings, options, run, saved, options.init
 
 
@@ -162,7 +181,7 @@ def choose_tokenizer(settings, run, saved, init, data_dir):
             tokenizer = train_bpe(open_source(settings.data.data, data_dir), settings.data.train_bpe, workspace.name)
     else:
         tokenizer = open_tokenizer(settings.data.tokenizer)
-    if settings.data.own_ranks and distributed.rank() == 0:
+    if settings.data.own_ranks and not written:
         save_ranks(run, tokenizer)
     return tokenizer
 
@@ -267,6 +286,12 @@ def validate(model, corpus, tokenizer, training, step, metrics, best, device):
     return best
 
 
+def check_compiler():
+    """Raise InputError where torch.compile would find no C++ compiler."""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")):
+        raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++, or leave it out")
+
+
 def compile_forward(model, backend):
     """Let torch.compile make the model's forward faster, by one of its backends."""
     if backend != "none":
@@ -317,7 +342,8 @@ def learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved
     hook = model.register_forward_hook(
         lambda model, _, output: auxiliary.update((k, v.detach()) for k, v in output.auxiliary.items())
     )
-    metrics = Metrics(run, first - 1, training.plot) if alone else None
+    pending = saved.get("pending", (0.0, 0, 0)) if saved else (0.0, 0, 0)
+    metrics = Metrics(run, first - 1, training.plot, pending) if alone else None
     clock, gathered, norm, save_due, validation_due = Clock(training), 0, 0.0, False, False
     bar = tqdm(range(first, training.steps + 1), initial=first - 1, total=training.steps, unit="step", mininterval=1.0,
                disable=not alone)  # fmt: skip
@@ -351,7 +377,9 @@ def learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved
                 before, best = best, validate(model, corpus, tokenizer, training, step, metrics, best, device)
                 is_best = best < before
             if save_due or validation_due or signals:
-                save(run, settings, model, optimizer, state, work, step, corpus.digest, best, is_best)
+                save(
+                    run, settings, model, optimizer, state, work, step, corpus.digest, best, metrics and metrics.pending, is_best
+                )
                 clock.saved, save_due, validation_due = time.perf_counter(), False, False
             if signals:
                 break
@@ -363,17 +391,22 @@ def learn(model, optimizer, state, work, tokenizer, corpus, settings, run, saved
 
 def main(argv):
     settings, options, run, saved, init = open_run(argv)
+    elsewhere = "" if options.data_dir == default_data_dir() else f" --data-dir {options.data_dir}"
     device = choose_device(settings.training.device)
     with distributed.joined(device):
-        run = distributed.agreed(run)
-        with disk_errors(run, "give another --out"):
-            run.mkdir(parents=True, exist_ok=True)
-        tokenizer, corpus = load_data(settings, run, saved, init, options.data_dir)
+        run = distributed.agreed(make_folder(run, settings, options) if distributed.rank() == 0 else run)
+        try:
+            tokenizer, corpus = load_data(settings, run, saved, init, options.data_dir)
+        except InputError:
+            with contextlib.suppress(OSError):
+                run.rmdir()  # if there is nothing in it
+            raise
         work = deal(corpus.splits["train"], settings)
         keep_freed_memory()
         model, optimizer, state = build(settings, device, run, saved, init)
         if saved:
             work.seek(saved["lanes"])
+            saved = {name: saved[name] for name in ("step", "best", "pending") if name in saved}  # the rest takes memory
         if distributed.rank() == 0:
             introduce(model, settings, corpus, run, init, device)
         compile_forward(model, settings.training.compile)
@@ -381,13 +414,13 @@ def main(argv):
         if distributed.rank() > 0:
             return
         if stopped:
-            print(f"stopped by {stopped} and saved; go on with: python train.py --resume {run}")
+            print(f"stopped by {stopped} and saved; go on with: python train.py --resume {run}{elsewhere}")
             return
         with autocast(settings.training.dtype, device):
             report(model, corpus.splits["valid"], tokenizer, settings)
             if settings.training.sample:
                 sample(model, corpus.splits["valid"], tokenizer, settings, device)
-        print(f"saved in {run}; evaluate it with: python eval.py {run}")
+        print(f"saved in {run}; evaluate it with: python eval.py {run}{elsewhere}")
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ def save_in_run(run, contents, keep, best=False):
         copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
     if best:
         copy_checkpoint(path, best_path(run))
-    for step, old in list(numbered_checkpoints(run).items())[: -keep if keep > 1 else None]:
-        if step != contents["step"] or keep == 1:
+    steps = numbered_checkpoints(run)
+    kept = sorted(step for step in steps if step <= contents["step"])[-keep:] if keep > 1 else []  # later ones are of before
+    for step, old in steps.items():
+        if step not in kept:
             old.unlink(missing_ok=True)
 
 

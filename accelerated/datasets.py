@@ -2,9 +2,9 @@
 
 import base64
 import functools
+import http.client
 import json
 import re
-import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
@@ -14,10 +14,16 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from accelerated.documents import SPLITS
+from accelerated.documents import SPLITS, count_words
 from accelerated.download import TIMEOUT, check_file, fetch
 from accelerated.errors import InputError, disk_errors
 from accelerated.texts import Source, Span, Text, open_member, unpacked, whole_file
+
+
+def words_of_split(data, split, documents):
+    """(words of a split, how they were counted): officially where the set has such a count, otherwise in its text."""
+    official = OFFICIAL_WORDS.get((data, split))
+    return (official, "official count") if official else (count_words(documents), "counted between white space")
 
 
 class Archive(NamedTuple):
@@ -125,7 +131,7 @@ def listed_books(prefix):
         try:
             with urllib.request.urlopen(f"{PG19_LIST}?{urllib.parse.urlencode(query)}", timeout=TIMEOUT) as response:
                 page = json.load(response)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise InputError(f"cannot list PG-19's books at {PG19_LIST} ({getattr(error, 'reason', error)})") from None
         items = [item for item in page.get("items", ()) if item["name"].endswith(".txt")]
         books += [(item["name"], base64.b64decode(item["md5Hash"]).hex()) for item in items]

@@ -59,7 +59,7 @@ def continue_download(address, part, bar):
 
 
 def fetch(address, path, checksum, kind="sha256", quiet=False):
-    """Fetch address to path, unless that is there; raises InputError saying which file to put where, where it cannot.
+    """Fetch address to path; raises InputError saying which file to put where, where it cannot.
 
     A download that breaks off is kept as PATH.part and gone on with, now and in a later run. path appears whole, with the
     expected checksum, or not at all.
@@ -87,8 +87,8 @@ def fetch(address, path, checksum, kind="sha256", quiet=False):
     part.rename(path)
 
 
-def check_file(path, checksum, kind="sha256"):
+def check_file(path, sha256):
     """Raise InputError unless the file at path has that checksum."""
-    found = file_checksum(path, kind)
-    if found != checksum:
-        raise InputError(f"{path} has {kind} {found}, expected {checksum}; remove it to fetch it again, or put a good copy there")
+    found = file_checksum(path)
+    if found != sha256:
+        raise InputError(f"{path} has sha256 {found}, expected {sha256}; remove it to fetch it again, or put a good copy there")

@@ -29,17 +29,24 @@ def new_figure():
     return figure, plain_axes(figure.add_subplot())
 
 
-def save_figure(figure, path):
-    """Write a figure beside path, in the format that its suffix names, then rename; raises InputError where that fails."""
-    path = Path(path)
-    formats, suffix = figure.canvas.get_supported_filetypes(), path.suffix[1:].lower()
-    if suffix not in formats:
+def check_figure(path):
+    """Raise InputError unless a figure can be written to path, in the format that its suffix names."""
+    path, formats = Path(path), figure_class()().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
         known = " ".join("." + name for name in sorted(formats))
         raise InputError(f"cannot draw {path}: give a name that ends in one of {known}")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot draw {path}: there is no folder {path.parent}")
+
+
+def save_figure(figure, path):
+    """Write a figure beside path, then rename; raises InputError where that fails."""
+    check_figure(path)
+    path = Path(path)
     temporary = path.with_name(path.name + ".writing")
     try:
         with disk_errors(path, "free some space, or give another place"):
-            figure.savefig(temporary, format=suffix)
+            figure.savefig(temporary, format=path.suffix[1:].lower())
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

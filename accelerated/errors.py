@@ -1,6 +1,7 @@
 """How the programs refuse what cannot work."""
 
 import contextlib
+import os
 import sys
 
 
@@ -19,6 +20,8 @@ def disk_errors(path, advice="free some space, or give another --data-dir"):
     try:
         yield
     except OSError as error:
+        if error.filename and not os.path.realpath(error.filename).startswith(os.path.realpath(path)):
+            raise InputError(f"cannot read {error.filename}: {error.strerror}") from None
         raise InputError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
 
 

@@ -3,11 +3,12 @@
 import json
 import math
 import os
+import sys
 import time
 from pathlib import Path
 
 from accelerated.drawing import figure_class, plain_axes, save_figure
-from accelerated.errors import disk_errors
+from accelerated.errors import InputError, disk_errors
 
 REDRAW = 30.0  # seconds
 
@@ -38,29 +39,24 @@ class Metrics:
     Losses are added up until `record`, which writes their means.
     """
 
-    def __init__(self, run, step=0, plot=False):
+    def __init__(self, run, step=0, plot=False, pending=(0.0, 0, 0)):
         self.run, self.plot, self.drawn = run, plot, time.monotonic()
         kept = [record for record in read_metrics(run) if record["step"] <= step]
-        self._clear()
+        self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
         with disk_errors(metrics_path(run), "free some space, then --resume"):
             temporary = metrics_path(run).with_suffix(".writing")
             temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
             os.replace(temporary, metrics_path(run))
 
-    def _clear(self):
-        self.nats, self.scored, self.text_bytes, self.steps = 0.0, 0, 0, 0
-
     def add(self, nats, scored, text_bytes):
         """An iteration's summed -log p of so many scored tokens, which spell so many bytes."""
-        self.nats, self.scored, self.text_bytes, self.steps = (
-            self.nats + nats, self.scored + scored, self.text_bytes + text_bytes, self.steps + 1,
-        )  # fmt: skip
+        self.pending = tuple(a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True))
 
     def record(self, step, **others):
         """Write the means of what was added since the last record, with other numbers of this moment."""
-        loss, bits = self.nats / max(1, self.scored), self.nats / math.log(2) / max(1, self.text_bytes)
-        self.write(step=step, loss=loss, bits_per_byte=bits, **others)
-        self._clear()
+        nats, scored, text_bytes = self.pending
+        self.write(step=step, loss=nats / max(1, scored), bits_per_byte=nats / math.log(2) / max(1, text_bytes), **others)
+        self.pending = (0.0, 0, 0)
 
     def write(self, **record):
         with disk_errors(metrics_path(self.run), "free some space, then --resume"), open(metrics_path(self.run), "a") as file:
@@ -74,9 +70,12 @@ class Metrics:
             self.draw()
 
     def draw(self):
-        """Refresh the run's curves.png."""
+        """Refresh the run's curves.png; a run goes on without it."""
         self.drawn = time.monotonic()
-        draw_curves(read_metrics(self.run), curves_path(self.run))
+        try:
+            draw_curves(read_metrics(self.run), curves_path(self.run))
+        except InputError as error:
+            print(f"warning: {error}", file=sys.stderr)
 
 
 def draw_curves(records, path):

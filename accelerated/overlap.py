@@ -1,10 +1,10 @@
 """Evaluation at several overlaps: rows in the shape of Tables 1 and 2 of Adding Recurrence to Pretrained Transformers."""
 
+import math
 import statistics
 from dataclasses import asdict
 from typing import NamedTuple
 
-from accelerated.documents import count_words
 from accelerated.evaluation import Score, evaluate
 from accelerated.flops import counted_flops_per_token, paper_flops
 
@@ -33,9 +33,9 @@ def differences(config, trained):
     return tuple(f"{field} {getattr(trained, field)}" for field in fields if getattr(config, field) != getattr(trained, field))
 
 
-def overlap_row(run, model, trained, splits, tokenizer, lanes, clear_memory=False):
-    """The Row of a pretrained_recurrence model under model.config, trained its run's; splits {name: documents}."""
-    scores = {name: (evaluate(model, own, tokenizer, lanes, clear_memory), count_words(own)) for name, own in splits.items()}
+def overlap_row(run, model, trained, splits, words, tokenizer, lanes, clear_memory=False):
+    """The Row of a pretrained_recurrence model under model.config, trained its run's; splits {name: documents}, words by name."""
+    scores = {name: (evaluate(model, own, tokenizer, lanes, clear_memory), words[name]) for name, own in splits.items()}
     notes = [f"trained with {difference}" for difference in differences(model.config, trained)]
     notes += ["memory cleared"] if clear_memory else []
     documents = [document for split in splits.values() for document in split]
@@ -43,10 +43,15 @@ def overlap_row(run, model, trained, splits, tokenizer, lanes, clear_memory=Fals
     return Row(run, model.config, tuple(notes), scores, *flops)
 
 
+def finite(value):
+    """The value, None where it is infinite or no number: JSON has no such."""
+    return value if math.isfinite(value) else None
+
+
 def overlap_record(row):
     """A Row as plain values."""
     scores = {
-        split: {"word_perplexity": score.perplexity(words) if words else None, "words": words}
+        split: {"word_perplexity": finite(score.perplexity(words)) if words else None, "words": words}
         | {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
         for split, (score, words) in row.scores.items()
     }

@@ -72,7 +72,7 @@ class TrainingConfig:
         keep: checkpoints kept, the last one among them; the best is kept besides
         validate_every: iterations between validations, each of which may make the best checkpoint; 0 for one at the end alone
         validation_segments: segments of every lane read to validate (a lane for each document at most), 0 for the whole split
-        log_every: iterations that each line of metrics.jsonl is a mean over
+        log_every: iterations between the lines of metrics.jsonl, whose losses are means over them
         plot: refresh RUN/curves.png with the curves of metrics.jsonl twice a minute
         sample: tokens of text to print at the end
     """
@@ -112,7 +112,7 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from",
                      "save_minutes", "validate_every"):  # fmt: skip
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 < self.learning_rate < float("inf"):
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
@@ -120,9 +120,13 @@ class TrainingConfig:
             raise ValueError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch} lanes")
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0")
-        for name, low, high in (("initial_fraction", 0, 1), ("final_fraction", 0, 1), ("beta2", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in {low}..{high}")
+        for name in ("initial_fraction", "final_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"beta2 is {self.beta2}; it must be at least 0 and below 1")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         check_choice("backprop", self.backprop, tuple(BACKPROP))
         check_choice("optimizer", self.optimizer, OPTIMIZERS)
         check_choice("schedule", self.schedule, SCHEDULES)
@@ -367,12 +371,15 @@ def parse_training(argv, resumed=None):
     training = given(options, defaults.training)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
+    check_used(training, changed(defaults.training, training))
     if data.get("tokenizer", "bytes") != "bytes" and data.get("train_bpe"):
         raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
-    if "tokenizer" in data:
+    if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
     if data.get("train_bpe"):
         data.setdefault("tokenizer", "bytes")
+    if resumed and options.out:
+        raise InputError(f"--resume {options.resume} goes on in its own folder; leave --out out, or begin a new run with --init")
     if resumed and (data or recall or tasks or model or options.preset or options.model != resumed.model):
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
     if chosen.initial:
@@ -402,6 +409,18 @@ def parse_training(argv, resumed=None):
     )
     check_together(settings)
     return settings, options
+
+
+def check_used(given, config):
+    """Raise InputError for a training option, of those given, that the others leave nothing to do."""
+    idle = {
+        "beta2": (config.optimizer == "adafactor", "--optimizer adafactor has none"),
+        "final_fraction": (config.schedule != "cosine", f"--schedule {config.schedule} does not end in one"),
+        "update_every_from": (config.update_every == 1, "--update-every is 1"),
+    }
+    for name in idle.keys() & given.keys():
+        if idle[name][0] and given[name]:
+            raise InputError(f"{option_name(name)} has no effect: {idle[name][1]}; leave it out")
 
 
 def check_initial(init, config, model):

@@ -6,6 +6,8 @@ import functools
 import gzip
 import hashlib
 import json
+import lzma
+import struct
 import sysconfig
 import zipfile
 import zlib
@@ -20,6 +22,10 @@ from accelerated.errors import InputError, disk_errors
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "")
 ARCHIVE_SUFFIXES = (".jsonl", ".gz", ".zip")
 PIECE = 1 << 20  # bytes read at a time
+ARCHIVE_ERRORS = (
+    gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, NotImplementedError, RuntimeError,
+    ValueError,
+)  # fmt: skip
 
 
 class Span(NamedTuple):
@@ -94,10 +100,19 @@ def split_by_name(texts):
     return ((split_of(text.name), text) for text in texts)
 
 
+def character_start(text, at):
+    """The first place from byte `at` on where a UTF-8 character begins."""
+    following = b"".join(read_bytes(part_of(text, text.name, at, at + 3)))
+    return at + next((i for i, byte in enumerate(following) if not 0x80 <= byte < 0xC0), len(following))
+
+
 def split_by_position(texts):
-    """Every text cut 90/5/5 into a train, a valid and a test document: for sources of too few documents to deal out."""
+    """Every text cut 90/5/5 into a train, a valid and a test document: for sources of too few documents to deal out.
+
+    No character is cut in two.
+    """
     for text in texts:
-        ends = [0, text.size * 90 // 100, text.size * 95 // 100, text.size]
+        ends = [0, *(character_start(text, text.size * percent // 100) for percent in (90, 95)), text.size]
         for split, (start, stop) in zip(SPLITS, pairwise(ends), strict=True):
             yield split, part_of(text, f"{text.name}:{split}", start, stop)
 
@@ -129,7 +144,7 @@ def archive_errors(path):
     """An archive that cannot be read, inside, as InputError."""
     try:
         yield
-    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except ARCHIVE_ERRORS as error:
         raise InputError(f"{path} is corrupt or no archive ({error}); fetch it again, or leave it out") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
@@ -172,7 +187,7 @@ def lines_of_json(name, path, workspace):
             if not line.strip():
                 continue
             try:
-                text = json.loads(line)["text"].encode()
+                text = json.loads(line)["text"].encode(errors="replace")  # JSON can hold halves of characters
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(f"{name}, line {number}: not a JSON object with a string field `text`; mend the line") from None
             write(text)
@@ -185,7 +200,15 @@ def zip_members(path):
     """Names of the files in a zip that hold text."""
     with archive_errors(path), zipfile.ZipFile(path) as archive:
         names = sorted(info.filename for info in archive.infolist() if not info.is_dir())
-    return [name for name in names if Path(name).suffix.lower() in (*TEXT_SUFFIXES, ".jsonl", ".gz")]
+    return [name for name in names if holds_text(name)]
+
+
+def holds_text(name):
+    """Whether a file of that name in a folder or an archive is read; hidden files never are, nor what macOS adds to archives."""
+    if any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts):
+        return False
+    suffix = Path(name).suffix.lower()
+    return holds_text(Path(name).stem) if suffix == ".gz" else suffix in (*TEXT_SUFFIXES, ".jsonl", ".zip")
 
 
 def open_member(path, name):
@@ -197,6 +220,8 @@ def texts_in(name, path, workspace, suffix_of=None):
     """The texts of a file, by its name: a .jsonl's lines, what a .gz or .zip holds, or the file itself."""
     suffix = Path(suffix_of or name).suffix.lower()
     if suffix == ".gz":
+        if not holds_text(Path(suffix_of or name).name):
+            raise InputError(f"{path} holds a {Path(Path(name).stem).suffix} file; give text, .jsonl or .zip in a .gz")
         plain = unpacked(path, workspace, functools.partial(gzip.open, path))
         yield from texts_in(name, plain, workspace, Path(suffix_of or name).stem)
     elif suffix == ".zip":
@@ -214,8 +239,7 @@ def source_of_path(data):
     path = Path(data)
     if not path.exists():
         raise InputError(f"--data {data}: no such file or folder")
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    files = [p for p in files if path.is_file() or p.suffix.lower() in (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)]
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file() and holds_text(p.relative_to(path)))
     if not files:
         known = " ".join(suffix for suffix in (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES) if suffix)
         raise InputError(f"--data {data}: no text files in this folder; names should end in one of {known} or have no dot")

@@ -1,5 +1,6 @@
 """Texts tokenised once into files that are mapped into memory, so that a corpus larger than memory can be read."""
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -22,7 +23,7 @@ from accelerated.documents import SPLITS, WHITE_SPACE, Document
 from accelerated.errors import InputError, disk_errors
 from accelerated.texts import read_bytes
 
-FORMAT = 1
+FORMAT = 2  # of the cache's files; another number makes all anew
 STALE = 3600  # seconds without a write after which a folder half-written by another process counts as abandoned
 SOLID = bytes(byte not in WHITE_SPACE for byte in range(256))  # by byte, 1 where it is part of a word
 
@@ -84,7 +85,7 @@ def fingerprint(*parts):
 def state_of(files):
     """What changes when a file does: its path, size and time of writing."""
     found = ((path, path.stat()) for path in files)
-    return [(str(path.resolve()), state.st_size, state.st_mtime_ns) for path, state in found]
+    return [(str(path.absolute()), state.st_size, state.st_mtime_ns) for path, state in found]
 
 
 def cache_folder(source, tokenizer, data_dir):
@@ -96,7 +97,7 @@ def cache_folder(source, tokenizer, data_dir):
 
 
 def pieces_of(text, tokenizer):
-    """The bytes of a text in pieces that can be tokenised by themselves, each with whether it is the last."""
+    """The bytes of a text in pieces that can be tokenised by themselves."""
     rest, at = b"", 0
     for piece in read_bytes(text):
         rest += piece
@@ -120,7 +121,7 @@ def check_utf8(piece, text, at):
 
 
 def encoded(texts, tokenizer, bar):
-    """(number of the text, split, words so far, tokens) of every piece of every text, in order; encoded by several threads."""
+    """(number of the text, split, words so far, tokens) of every piece of every text, in order; threads encode."""
 
     def jobs():
         for number, (split, text) in enumerate(texts):
@@ -172,8 +173,13 @@ def write_tokens(source, tokenizer, folder, workspace):
                 size += len(tokens)
             writers[split].end_document(size, words)  # those of the last piece, which are of the whole text
         digest = fingerprint(*(writer.digest.hexdigest() for writer in writers.values()))
-    manifest = {"format": FORMAT, "data": source.name, "dtype": np.dtype(tokenizer.dtype).name, "digest": digest}
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    manifest = {"dtype": np.dtype(tokenizer.dtype).name, "digest": digest, "sizes": sizes}
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    for path in folder.iterdir():
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())  # a cache that has its name is whole after a power cut too
 
 
 def last_written(folder):
@@ -210,6 +216,8 @@ def read_cache(folder):
     """({split: TextDocuments}, digest) of a cache; None where there is none that is whole."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
+        if any((folder / name).stat().st_size != size for name, size in manifest["sizes"].items()):
+            return None
         dtype = np.dtype(manifest["dtype"])
         return {split: TextDocuments(folder, split, dtype) for split in SPLITS}, manifest["digest"]
     except (OSError, ValueError, KeyError):
@@ -219,9 +227,13 @@ def read_cache(folder):
 def tokenised(source, tokenizer, data_dir):
     """({split: TextDocuments}, digest of all tokens) of a source, from the cache in data_dir or made there."""
     folder, prefix = cache_folder(source, tokenizer, data_dir)
-    found = read_cache(folder)
-    if found is None:
-        shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(3):  # another process may repair the same cache meanwhile
+        if found := read_cache(folder):
+            return found
+        if folder.exists():
+            damaged = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.writing"))
+            with contextlib.suppress(OSError):
+                folder.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
         build_cache(source, tokenizer, folder, prefix)
-        found = read_cache(folder)
-    return found
+    raise InputError(f"{folder} changes while it is read; wait until other runs have begun, then try again")

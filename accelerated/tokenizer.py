@@ -207,8 +207,11 @@ def run_tokenizer(run, data):
 
 def save_ranks(run, tokenizer):
     """Keep a BPE's ranks in a run folder."""
-    with disk_errors(ranks_path(run), "give another --out"):
-        ranks_path(run).write_bytes(show_ranks(dict(zip(tokenizer.spellings, range(tokenizer.vocabulary), strict=True))))
+    path = ranks_path(run)
+    temporary = path.with_suffix(".writing")
+    with disk_errors(path, "give another --out"):
+        temporary.write_bytes(show_ranks(dict(zip(tokenizer.spellings, range(tokenizer.vocabulary), strict=True))))
+        temporary.replace(path)
 
 
 def vocabulary_of(name):

@@ -52,17 +52,34 @@ def test_json_holds_what_is_printed(run, text, capsys):  # noqa: F811
 
 
 def test_official_word_counts_are_used_and_named(run, text, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(evaluation_script, "OFFICIAL_WORDS", {(str(text), "valid"): 1000, ("pg19", "valid"): 7})
+    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(str(text), "valid"): 1000, ("pg19", "valid"): 7})
     record = as_json(capsys, run)
     assert record["words"] == 1000 and record["words_are"] == "official count"
     assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / 1000))
     assert "1000 words of the original text, official count" in printed(capsys, run)
     assert as_json(capsys, run, "--split", "test")["words_are"] == "counted between white space"
-    assert evaluation_script.words_of_split("wikitext-103", "test", []) != datasets.OFFICIAL_WORDS, "a count and how it was made"
+    monkeypatch.undo()
+    assert datasets.words_of_split("wikitext-103", "test", []) == (245_569, "official count")
+
+
+def test_the_table_of_overlaps_counts_words_officially_too(text, tmp_path, capsys, monkeypatch):  # noqa: F811
+    train(*WINDOWED, "--data", text, *BRIEF, "--out", tmp_path / "run")
+    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(str(text), "test"): 5})
+    splits = as_json(capsys, tmp_path / "run", "--overlap", "own")["rows"][0]["splits"]
+    assert splits["test"]["words"] == 5 and splits["valid"]["words"] > 50 and splits["test"]["word_perplexity"] is None
+    lines = printed(capsys, tmp_path / "run", "--overlap", "own")
+    assert "test 5 (official count)" in lines and "(counted between white space), " in lines
+
+
+def test_recall_is_not_read_with_tokens_that_are_no_bytes(text, tmp_path):  # noqa: F811
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    train("--data", text, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match=r"--data recall is made of bytes, the run's tokenizer is .*; give other --data"):
+        evaluate(tmp_path / "run", "--data", "recall")
 
 
 def test_infinity_is_null_in_json(run, capsys, monkeypatch):
-    monkeypatch.setattr(evaluation_script, "OFFICIAL_WORDS", {(saved(run)["data_config"]["data"], "valid"): 1})
+    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(saved(run)["data_config"]["data"], "valid"): 1})
     assert as_json(capsys, run)["word_perplexity"] is None
 
 
@@ -171,6 +188,11 @@ def test_top_k_and_top_p_reach_the_sampling(run, capsys):
     [
         (["--by-position", "--by-frequency"], "each replace the evaluation; give one"),
         (["--by-position", "--clear-memory"], "--clear-memory leaves --by-position nothing to look into"),
+        (["--by-position", "--plot", "a.xyz"], r"cannot draw a.xyz: give a name that ends in one of .*\.png"),
+        (["--by-position", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
+        (["--sample", 2, "--temperature", 1e-320], "give 0 for the most probable token, or at least 0.001"),
+        (["--sample", 2, "--temperature", 0, "--top-p", 0.5], "--temperature 0 takes the most probable token"),
+        (["--data", "recall", "--sample", 2], "reads --prompt and no documents"),
         (["--plot", "a.png"], "--plot goes with --by-position or --by-frequency"),
         (["--dynamic-evaluation", 0], "--dynamic-evaluation is 0.0; it must be a positive learning rate"),
         (["--dynamic-evaluation", "nan"], "it must be a positive learning rate"),

@@ -77,7 +77,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(text, tmp_path, model, method, monkey
         "--steps",
         7,
         "--log-every",
-        1,
+        3,
     ]
     options += BRIEF
     train(*options, "--out", tmp_path / "whole")
@@ -88,7 +88,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(text, tmp_path, model, method, monkey
     train("--resume", tmp_path / "cut")
     whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
     assert whole.keys() == cut.keys() and not [key for key in whole if not equal(whole[key], cut[key])]
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "cut")) == 7
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and list(losses(tmp_path / "cut")) == [3, 6, 7]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -174,6 +174,16 @@ def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path, mon
     assert best_path(tmp_path / "run").read_bytes() == before and saved(tmp_path / "run")["best"] == 0.5
 
 
+def test_going_back_to_an_earlier_checkpoint_drops_those_after_it(tmp_path):
+    from test_checkpoint import CONTENTS
+
+    for step in (3, 5, 9, 4):
+        checkpoint.save_in_run(tmp_path, CONTENTS | {"step": step}, 2)
+    assert list(numbered_checkpoints(tmp_path)) == [4]
+    checkpoint.save_in_run(tmp_path, CONTENTS | {"step": 6}, 2)
+    assert list(numbered_checkpoints(tmp_path)) == [4, 6]
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_kept_checkpoints_are_copies_where_the_disk_has_no_links(tmp_path, monkeypatch, keep):
     from test_checkpoint import CONTENTS
@@ -210,7 +220,8 @@ def test_metrics_are_means_and_go_on_where_a_run_does(text, tmp_path):  # noqa: 
         file.write('{"step": 7, "loss": 1.0, "bits_per_byte": 1.0}\n{"step": 8, "lo')
     train("--resume", tmp_path / "each", "--steps", 8)
     again = losses(tmp_path / "each")
-    assert list(again) == [1, 2, 3, 4, 5, 6, 7, 8] and again[7] != 1.0
+    steps = [record["step"] for record in read_metrics(tmp_path / "each") if "loss" in record]
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8] and again[7] != 1.0
 
 
 def test_means_weigh_by_tokens(tmp_path):
@@ -372,6 +383,48 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option, monkeypatch):
         train("--init", run, "--tokenizer", "bytes", "--out", tmp_path / "x")
 
 
+def test_parameters_that_are_no_numbers_are_never_saved(text, tmp_path, monkeypatch):  # noqa: F811
+    train("--data", text, *TINY, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
+    before, update = checkpoint_path(tmp_path / "run").read_bytes(), training_script.update
+
+    def diverge(model, *others):
+        norm = update(model, *others)
+        with torch.no_grad():
+            next(model.parameters()).view(-1)[3] = float("inf")
+        return norm
+
+    monkeypatch.setattr(training_script, "update", diverge)
+    with pytest.raises(InputError, match="the parameters is inf at step 3; what was saved before stands"):
+        train("--resume", tmp_path / "run", "--steps", 3)
+    assert checkpoint_path(tmp_path / "run").read_bytes() == before
+
+
+def test_runs_that_begin_at_the_same_time_take_different_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, options, run, _, _ = training_script.open_run(["--data", "recall"])
+    first, second = (training_script.make_folder(run, settings, options) for _ in range(2))
+    assert (first.name, second.name) == ("block_recurrent-recall-1", "block_recurrent-recall-2")
+
+
+def test_a_failure_leaves_no_empty_run(text, tmp_path):  # noqa: F811
+    text.write_bytes(b"\xff" * 999)
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        train("--data", text, *TINY, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_data_folder_is_named_where_it_must_be_given_again(text, tmp_path, capsys):  # noqa: F811
+    train("--data", text, *TINY, "--steps", 1, *BRIEF, "--out", tmp_path / "run", "--data-dir", tmp_path / "data")
+    assert f"python eval.py {tmp_path / 'run'} --data-dir {tmp_path / 'data'}\n" in capsys.readouterr().out
+
+
+def test_a_curve_that_cannot_be_drawn_does_not_end_a_run(text, tmp_path, capsys):  # noqa: F811
+    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
+    (tmp_path / "run" / "curves.png").mkdir(parents=True)
+    train("--data", text, *TINY, "--steps", 1, *BRIEF, "--plot", "--out", tmp_path / "run")
+    assert "warning: cannot write" in capsys.readouterr().err and saved(tmp_path / "run")["step"] == 1
+
+
 def test_a_gradient_that_is_not_finite_stops_the_run(text, tmp_path, monkeypatch):  # noqa: F811
     train("--data", text, *TINY, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
     monkeypatch.setattr(training_script, "prepare_gradients", lambda *_: float("inf"))
@@ -417,6 +470,11 @@ def test_a_compiled_forward_computes_the_same(text, tmp_path, model):  # noqa: F
         (["--keep", 0], "--keep is 0; it must be at least 1"),
         (["--save-minutes", -1], "--save-minutes is -1.0; it must be at least 0"),
         (["--learning-rate", "inf"], "must be positive and finite"),
+        (["--beta2", 1], "--beta2 is 1.0; it must be at least 0 and below 1"), (["--seed", 2**63], r"it must be below 2\^63"),
+        (["--optimizer", "adafactor", "--beta2", 0.9], "--beta2 has no effect: --optimizer adafactor has none"),
+        (["--schedule", "constant", "--final-fraction", 0.1], "--final-fraction has no effect: --schedule constant"),
+        (["--update-every-from", 3], "--update-every-from has no effect: --update-every is 1"),
+        (["--weight-decay", "inf"], "--weight-decay is inf"),
     ],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused_before_data_is_touched(text, tmp_path, argv, words, monkeypatch):  # noqa: F811
@@ -424,6 +482,19 @@ def test_options_that_cannot_work_are_refused_before_data_is_touched(text, tmp_p
     with pytest.raises(InputError, match=words) as caught:
         train("--data", text, *TINY, *argv, "--out", tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_a_compiler_that_is_not_there_is_said(text, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(training_script.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"--compile inductor needs a C\+\+ compiler on a CPU, and there is none"):
+        train("--data", text, *TINY, "--compile", "inductor", "--device", "cpu", "--out", tmp_path / "run")
+
+
+def test_resuming_elsewhere_is_refused(text, tmp_path):  # noqa: F811
+    train("--data", text, *TINY, "--steps", 1, *BRIEF, "--out", tmp_path / "run")
+    with pytest.raises(InputError, match="goes on in its own folder; leave --out out"):
+        train("--resume", tmp_path / "run", "--steps", 2, "--out", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_folders_that_cannot_be_written_to_are_refused_before_data_is_touched(text, tmp_path, monkeypatch):  # noqa: F811

@@ -400,7 +400,7 @@ def test_figures_are_written_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "frequency.svg").read_bytes()
     for path, message in (
-        (tmp_path / "no" / "a.png", "cannot write .*No such file"),
+        (tmp_path / "no" / "a.png", "cannot draw .*there is no folder"),
         (tmp_path / "a.doc", r"ends in one of .*\.png"),
     ):
         with pytest.raises(InputError, match=message):

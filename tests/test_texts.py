@@ -92,6 +92,28 @@ def test_a_folder_is_split_by_name_or_if_small_by_position(tmp_path):
     assert [name for name, _ in found["test"]] == ["0.txt:test", "1.txt:test"] and all(len(found[s]) == 2 for s in SPLITS)
 
 
+def test_no_character_is_cut_in_two(tmp_path):
+    for count in range(60, 80):
+        text = ("x" + "中é😀" * count).encode()
+        (tmp_path / "book.txt").write_bytes(text)
+        parts = [found[0][1] for found in read(tmp_path / "book.txt", tmp_path / "w").values()]
+        assert b"".join(parts) == text and all(part.decode() for part in parts)
+        assert 0 <= len(parts[0]) - len(text) * 90 // 100 <= 3
+
+
+def test_hidden_files_and_what_is_no_text_are_left_out(tmp_path):
+    folder = tmp_path / "folder"
+    (folder / ".git").mkdir(parents=True)
+    for name in (".DS_Store", ".git/index", "a.tar.gz", "a.png.gz", "b.png"):
+        (folder / name).write_bytes(b"\xff\xfe")
+    (folder / "a.txt").write_text("words " * 50)
+    (folder / "b.zip").write_bytes(as_zip({"__MACOSX/._b.txt": b"\xff", ".hidden.txt": b"\xff", "b.txt": b"more words " * 9}))
+    found = read(folder, tmp_path / "w")
+    assert {name.partition(".txt")[0] for names in found.values() for name, _ in names} == {"a", "b.zip:b"}
+    with pytest.raises(InputError, match=r"a\.tar\.gz holds a \.tar file; give text, \.jsonl or \.zip in a \.gz"):
+        read(folder / "a.tar.gz", tmp_path / "w")
+
+
 def test_json_lines_are_documents(tmp_path):
     lines = [{"text": f"document {i} \u00e9\n" * (i % 3), "other": i} for i in range(70)]
     (tmp_path / "a.jsonl").write_text("\n\n".join(json.dumps(line) for line in lines))

@@ -106,7 +106,7 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
     assert len(kept) == (2 if change == "tokenizer" else 1), "what is out of date is removed"
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "cut off", "no table", "half-written manifest"])
+@pytest.mark.parametrize("damage", ["no manifest", "cut off", "no table", "table cut off", "half-written manifest"])
 def test_a_half_written_cache_is_never_used(folder, tmp_path, damage):
     source = source_of_path(folder)
     whole, digest = tokenised(source, BYTES, tmp_path / "cache")
@@ -116,6 +116,8 @@ def test_a_half_written_cache_is_never_used(folder, tmp_path, damage):
         (cache / "manifest.json").unlink()
     elif damage == "cut off":
         os.truncate(cache / "train.tokens", 100)
+    elif damage == "table cut off":
+        os.truncate(cache / "train.documents", 16)
     elif damage == "no table":
         (cache / "valid.documents").unlink()
     else:
