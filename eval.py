@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -300,7 +301,7 @@ def measure_positions(model, documents, tokenizer, lanes, plot):
     if plot:
         draw_positions(plot, readings, model.attention_reach)
     record = {label.replace(" ", "_"): [as_record(row) for row in rows] for label, rows in readings.items()}
-    reach = f"attention reaches {model.attention_reach:,} tokens back, the memory carries the rest"
+    reach = f"attention reaches {model.attention_reach:,} tokens back"
     return {"by_position": record, "attention_reach": model.attention_reach}, [*position_lines(readings), reach]
 
 
@@ -361,12 +362,17 @@ def print_sample(model, tokenizer, options, device):
     print()
 
 
-def load_documents(options, settings, tokenizer, usual=("valid",)):
-    """(what was read, {split: documents}) of --split or else the usual ones; InputError where one has nothing to predict."""
+def load_documents(options, settings, tokenizer, digest=None, usual=("valid",)):
+    """(what was read, {split: documents}) of --split or else the usual ones; InputError where one has nothing to predict.
+
+    digest is that of the tokens that the run was trained on.
+    """
     data = options.data or settings.data.data
     if data == "recall" and tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {tokenizer.name}; give other --data")
-    splits = load_corpus(data, tokenizer, settings.recall, options.data_dir).splits
+    splits, found = load_corpus(data, tokenizer, settings.recall, options.data_dir)
+    if data == settings.data.data and digest not in (None, found):
+        print(f"warning: {data} is no longer what the run was trained on; its splits may be others", file=sys.stderr)
     splits = {split: splits[split] for split in ((options.split,) if options.split else usual)}
     for split, documents in splits.items():
         if not lengths_of(documents).any():
@@ -428,7 +434,7 @@ def score_lines(score, words, data=None):
 
 def measure(model, tokenizer, settings, contents, options):
     """What was asked for of one run: (record, lines)."""
-    data, splits = load_documents(options, settings, tokenizer)
+    data, splits = load_documents(options, settings, tokenizer, contents.get("corpus"))
     [(split, documents)], lanes = splits.items(), options.batch or settings.training.batch
     words = words_of_split(data, split, documents)
     if options.attention_buckets or options.compression_by_layer:

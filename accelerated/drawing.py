@@ -1,5 +1,6 @@
 """Figures by matplotlib, an optional extra."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -49,4 +50,5 @@ def save_figure(figure, path):
             figure.savefig(temporary, format=path.suffix[1:].lower())
             os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -32,6 +32,14 @@ def run_program(name, main):
     except InputError as error:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:  # torch has one for a GPU and none for a CPU
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
+            raise
+        sys.stderr.write(
+            f"{name}: out of memory; give a smaller --batch, or to train a smaller --horizon, --accumulate, or --backprop "
+            "memory_replay\n"
+        )
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{name}: interrupted\n")
         sys.exit(130)

@@ -61,7 +61,7 @@ class TrainingConfig:
         beta2: AdamW's and Adam's second-moment decay
         weight_decay: AdamW's and Adafactor's decay of parameters with two axes
         clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
-        update_every: iterations whose gradients are averaged into one update, after update_every_from
+        update_every: iterations whose gradients are averaged into one update, after --update-every-from
         update_every_from: iteration up to which every one is followed by an update
         seed: of weights, order of documents and dropout
         device: auto takes a GPU where there is one

@@ -10,7 +10,7 @@ from test_command_line import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, 
 
 import eval as evaluation_script
 from accelerated import datasets
-from accelerated.errors import InputError
+from accelerated.errors import InputError, run_program
 
 BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]
 
@@ -76,6 +76,26 @@ def test_recall_is_not_read_with_tokens_that_are_no_bytes(text, tmp_path):  # no
     train("--data", text, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")
     with pytest.raises(InputError, match=r"--data recall is made of bytes, the run's tokenizer is .*; give other --data"):
         evaluate(tmp_path / "run", "--data", "recall")
+
+
+def test_text_that_changed_since_training_is_said(run, text, capsys):  # noqa: F811
+    evaluate(run)
+    assert "warning" not in capsys.readouterr().err
+    text.write_bytes(text.read_bytes() + b"more")
+    evaluate(run)
+    assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
+
+
+def test_running_out_of_memory_is_one_line(monkeypatch, capsys):
+    def fill(argv):
+        torch.empty(2**50, dtype=torch.float32)
+
+    with pytest.raises(SystemExit) as caught:
+        run_program("eval.py", fill)
+    line = capsys.readouterr().err
+    assert caught.value.code == 2 and line.startswith("eval.py: out of memory; give a smaller --batch") and line.count("\n") == 1
+    with pytest.raises(RuntimeError, match="other"):
+        run_program("eval.py", lambda argv: (_ for _ in ()).throw(RuntimeError("other")))
 
 
 def test_infinity_is_null_in_json(run, capsys, monkeypatch):
