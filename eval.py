@@ -82,18 +82,7 @@ def options_parser():
         "--temporal-range", type=int, metavar="K",
         help="instead of evaluating, clear the memory every K segments and print the loss by how many segments it has carried",
     )  # fmt: skip
-    for name in MEMORIES:
-        help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
-        parser.add_argument(option_name(name), type=int, metavar="INT", help=help_text)
-    parser.add_argument(
-        "--overlap", type=overlaps, metavar="O,...",
-        help="instead of evaluating once, print a table over these overlaps of a pretrained_recurrence model's windows, each "
-        "from 0 to one less than the window; or at each run's own: --overlap own",
-    )  # fmt: skip
-    parser.add_argument("--segment", type=int, metavar="T", help="window of a pretrained_recurrence model (default the run's)")
-    parser.add_argument(
-        "--pool", choices=POOLS, help="positions that a pretrained_recurrence model pools in a window (default the run's)"
-    )
+    add_model_options(parser)
     parser.add_argument(
         "--attention-buckets", action="store_true",
         help="instead of evaluating, print how much attention goes to six ages each of compressed memory, memory and segment",
@@ -124,6 +113,29 @@ def options_parser():
         "--plot", metavar="FILE", help="draw --by-position or --by-frequency too: .png, .pdf or .svg (extra plot)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    add_sample_options(parser)
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one (default auto)")
+    return parser
+
+
+def add_model_options(parser):
+    """Sizes at which a model may be read other than it was trained."""
+    for name in MEMORIES:
+        help_text = f"rows of {name.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
+        parser.add_argument(option_name(name), type=int, metavar="INT", help=help_text)
+    parser.add_argument(
+        "--overlap", type=overlaps, metavar="O,...",
+        help="instead of evaluating once, print a table over these overlaps of a pretrained_recurrence model's windows, each "
+        "from 0 to one less than the window; or at each run's own: --overlap own",
+    )  # fmt: skip
+    parser.add_argument("--segment", type=int, metavar="T", help="window of a pretrained_recurrence model (default the run's)")
+    parser.add_argument(
+        "--pool", choices=POOLS, help="positions that a pretrained_recurrence model pools in a window (default the run's)"
+    )
+
+
+def add_sample_options(parser):
+    """Those of continuing a text."""
     parser.add_argument(
         "--sample", type=int, metavar="N", help="instead of evaluating, continue a prompt by N tokens, shown as they come"
     )
@@ -144,8 +156,6 @@ def options_parser():
         "(default 1: all)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, help="of sampling (default 0)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU where there is one (default auto)")
-    return parser
 
 
 def overlaps(text):
