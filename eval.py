@@ -18,7 +18,7 @@ from accelerated.documents import SPLITS, lengths_of
 from accelerated.drawing import check_figure
 from accelerated.dynamic_evaluation import evaluate_dynamically
 from accelerated.errors import InputError, option_name, run_program
-from accelerated.evaluation import carries_nothing, evaluate, temporal_range
+from accelerated.evaluation import carries_nothing, evaluate, finite, temporal_range
 from accelerated.generation import Sampling, continue_in_new_window, continue_text, show_text, stream_text
 from accelerated.inspection import attention_by_bucket, bucket_records, bucket_table, compression_by_layer
 from accelerated.measures import (
@@ -35,7 +35,7 @@ from accelerated.measures import (
 )
 from accelerated.models import MODELS
 from accelerated.optimization import make_optimizer, set_learning_rate
-from accelerated.overlap import differences, finite, overlap_record, overlap_row, overlap_table
+from accelerated.overlap import differences, overlap_record, overlap_row, overlap_table
 from accelerated.recall import CHANCE
 from accelerated.settings import (
     DEVICES,

@@ -146,7 +146,7 @@ def fetch_books(folder):
         books = [book for prefix in PG19_FOLDERS.values() for book in listed_books(prefix)]
     except InputError as error:
         raise InputError(
-            f"{error}; try again later, or put the books of {PG19_BOOKS} into {folder}{'/train, /validation and /test'}"
+            f"{error}; try again later, or put the books of {PG19_BOOKS} into {folder}/train, /validation and /test"
         ) from None
     missing = [(name, md5) for name, md5 in books if not (folder / name).exists()]
     with ThreadPoolExecutor(CONNECTIONS) as pool:

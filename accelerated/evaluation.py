@@ -48,6 +48,11 @@ def count_bytes(segments, token_bytes):
     return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
 
 
+def finite(value):
+    """The number, None where it is infinite or none: JSON has no such."""
+    return value if math.isfinite(value) else None
+
+
 def add_scores(first, second):
     return Score(*(a + b for a, b in zip(first, second, strict=True)))
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from accelerated.documents import WHITE_SPACE
 from accelerated.drawing import new_figure, save_figure
-from accelerated.evaluation import evaluating, segments_to_score
+from accelerated.evaluation import evaluating, finite, segments_to_score
 from accelerated.protocol import keep_lanes
 from accelerated.replay import begin
 
@@ -60,7 +60,7 @@ def as_record(row):
     """A row as a plain dict for JSON, which has no number for NaN and infinity: they become None."""
     rates = ("perplexity",) if isinstance(row, FrequencyRow) else ("bits_per_token", "bits_per_byte")
     record = row._asdict() | {rate: getattr(row, rate) for rate in rates}
-    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
+    return {name: value if isinstance(value, str) else finite(value) for name, value in record.items()}
 
 
 def token_nats(model, documents, tokenizer, lanes, clear_memory=False):

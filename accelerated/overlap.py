@@ -1,11 +1,10 @@
 """Evaluation at several overlaps: rows in the shape of Tables 1 and 2 of Adding Recurrence to Pretrained Transformers."""
 
-import math
 import statistics
 from dataclasses import asdict
 from typing import NamedTuple
 
-from accelerated.evaluation import Score, evaluate
+from accelerated.evaluation import Score, evaluate, finite
 from accelerated.flops import counted_flops_per_token, paper_flops
 
 
@@ -41,11 +40,6 @@ def overlap_row(run, model, trained, splits, words, tokenizer, lanes, clear_memo
     documents = [document for split in splits.values() for document in split]
     flops = (paper_flops(model.config), counted_flops_per_token(model.config, documents))
     return Row(run, model.config, tuple(notes), scores, *flops)
-
-
-def finite(value):
-    """The value, None where it is infinite or no number: JSON has no such."""
-    return value if math.isfinite(value) else None
 
 
 def overlap_record(row):

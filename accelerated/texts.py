@@ -208,7 +208,7 @@ def holds_text(name):
     if any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts):
         return False
     suffix = Path(name).suffix.lower()
-    return holds_text(Path(name).stem) if suffix == ".gz" else suffix in (*TEXT_SUFFIXES, ".jsonl", ".zip")
+    return holds_text(Path(name).stem) if suffix == ".gz" else suffix in (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)
 
 
 def open_member(path, name):

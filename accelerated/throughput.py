@@ -87,7 +87,7 @@ def report_loading(repeats):
 
 
 def report_generation(repeats):
-    """Time per token after 1,000 and after 100,000 tokens, in turn, 100 tokens at a time."""
+    """Time per token after 1,000 and after 100,000 tokens, in turn, 200 tokens at a time."""
     for name in MODELS:
         model = MODELS[name](preset_settings(name, "tiny").model_config)
         with generating(model), torch.no_grad():
