@@ -11,44 +11,28 @@ from pathlib import Path
 
 import torch
 
-from accelerated.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
-from accelerated.corpus import check_data, default_data_dir, load_corpus, longest_document
-from accelerated.datasets import words_of_split
-from accelerated.documents import SPLITS, lengths_of
-from accelerated.drawing import check_figure
-from accelerated.dynamic_evaluation import evaluate_dynamically
+from accelerated.data.corpus import check_data, default_data_dir, load_corpus
+from accelerated.data.lanes import longest_document
+from accelerated.data.named_sets import words_of_split
+from accelerated.data.recall import CHANCE
+from accelerated.data.tokenizers import run_tokenizer
+from accelerated.data.windows import SPLITS, lengths_of, overlap_of
 from accelerated.errors import InputError, option_name, run_program
-from accelerated.evaluation import carries_nothing, evaluate, finite, temporal_range
-from accelerated.generation import Sampling, continue_in_new_window, continue_text, show_text, stream_text
-from accelerated.inspection import attention_by_bucket, bucket_records, bucket_table, compression_by_layer
-from accelerated.measures import (
-    as_record,
-    by_frequency,
-    by_position,
-    distinct_words,
-    draw_frequency,
-    draw_positions,
-    frequency_lines,
-    position_lines,
-    token_nats,
-    word_counts,
-)
+from accelerated.evaluation.dynamic import evaluate_dynamically
+from accelerated.evaluation.frequency import by_frequency, distinct_words, draw_frequency, frequency_lines, word_counts
+from accelerated.evaluation.generation import Sampling, continue_in_new_window, continue_text, show_text, stream_text
+from accelerated.evaluation.memories import attention_by_bucket, bucket_records, bucket_table, compression_by_layer
+from accelerated.evaluation.overlap import differences, overlap_record, overlap_row, overlap_table
+from accelerated.evaluation.positions import by_position, draw_positions, position_lines
+from accelerated.evaluation.score import as_record, carries_nothing, evaluate, finite, token_nats
+from accelerated.evaluation.temporal_range import temporal_range
 from accelerated.models import MODELS
-from accelerated.optimization import make_optimizer, set_learning_rate
-from accelerated.overlap import differences, overlap_record, overlap_row, overlap_table
-from accelerated.recall import CHANCE
-from accelerated.settings import (
-    DEVICES,
-    GPT2_MODEL,
-    OptionParser,
-    add_data_dir,
-    autocast,
-    changed,
-    choose_device,
-    settings_from,
-)
-from accelerated.tokenizer import run_tokenizer
-from accelerated.windows import overlap_of
+from accelerated.training.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
+from accelerated.training.log import check_figure
+from accelerated.training.optimization import make_optimizer, set_learning_rate
+from accelerated.training.options import OptionParser, add_data_dir, changed
+from accelerated.training.process import autocast, choose_device
+from accelerated.training.settings import DEVICES, GPT2_MODEL, settings_from
 from reference.pretrained_recurrence import POOLS
 
 MEMORIES = ("memory", "compressed_memory")  # sizes that may differ between training and evaluation

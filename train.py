@@ -12,42 +12,26 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from accelerated import distributed
-from accelerated.allocator import keep_freed_memory
-from accelerated.bpe import check_package, train_bpe
-from accelerated.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_in_run
-from accelerated.corpus import (
-    Lanes,
-    check_length,
-    default_data_dir,
-    enough_for,
-    load_corpus,
-    longest_document,
-    open_source,
-)
-from accelerated.drawing import figure_class
+from accelerated.data.corpus import check_length, default_data_dir, load_corpus, open_source
+from accelerated.data.lanes import Lanes, enough_for, longest_document
+from accelerated.data.recall import CHANCE
+from accelerated.data.tasks import MultiTask
+from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
+from accelerated.data.windows import overlap_of
 from accelerated.errors import InputError, disk_errors, run_program
-from accelerated.evaluation import carries_nothing, count_bytes, evaluate
-from accelerated.generation import Sampling, continue_text, prompt_from, show_text
-from accelerated.gpt2_checkpoint import check_gpt2, load_gpt2
-from accelerated.interruption import Interruption
-from accelerated.metrics import Metrics
+from accelerated.evaluation.generation import Sampling, continue_text, prompt_from, show_text
+from accelerated.evaluation.score import carries_nothing, count_bytes, evaluate
 from accelerated.models import MODELS
-from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
 from accelerated.protocol import detach, keep_lanes, state_from
-from accelerated.recall import CHANCE
 from accelerated.replay import BACKPROP, count_scored
-from accelerated.settings import (
-    autocast,
-    choose_device,
-    named_on,
-    parse_training,
-    settings_contents,
-    settings_from,
-)
-from accelerated.tasks import MultiTask
-from accelerated.tokenizer import open_tokenizer, run_tokenizer, save_ranks
-from accelerated.windows import overlap_of
+from accelerated.training import process as distributed
+from accelerated.training.checkpoint import checkpoint_path, load_checkpoint, load_parameters, save_in_run
+from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
+from accelerated.training.log import Metrics, figure_class
+from accelerated.training.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
+from accelerated.training.options import named_on, parse_training
+from accelerated.training.process import Interruption, autocast, choose_device, keep_freed_memory
+from accelerated.training.settings import settings_contents, settings_from
 
 
 def new_run(settings, out):

@@ -12,18 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention import (
-    attention,
-    merge_heads,
-    position_bucket,
-    project_heads,
-    score_offset,
-    sliding_attention,
-    tile_distance,
-    window_mask,
-)
-from accelerated.normalization import layer_norm
-from accelerated.parameters import adopt_parameters
+from accelerated.attention.content import attention
+from accelerated.attention.heads import layer_norm, merge_heads, project_heads
+from accelerated.attention.parameters import adopt_parameters
+from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
 from accelerated.protocol import Output
 from reference.block_recurrent import Config, init_params
 

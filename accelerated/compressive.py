@@ -11,11 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention import merge_heads, split_heads
-from accelerated.normalization import layer_norm
-from accelerated.parameters import adopt_parameters
+from accelerated.attention.heads import layer_norm, merge_heads, split_heads
+from accelerated.attention.parameters import adopt_parameters
+from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import Output
-from accelerated.relative_attention import distance_sinusoids, relative_attention
 from reference.compressive import Config, init_params
 
 

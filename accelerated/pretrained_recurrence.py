@@ -10,10 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention import merge_heads, split_heads
-from accelerated.distance_attention import content_attention
-from accelerated.normalization import layer_norm
-from accelerated.parameters import adopt_parameters
+from accelerated.attention.content import content_attention
+from accelerated.attention.heads import layer_norm, merge_heads, split_heads
+from accelerated.attention.parameters import adopt_parameters
 from accelerated.protocol import Output
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 

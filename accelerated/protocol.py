@@ -26,6 +26,20 @@ class Output(NamedTuple):
     auxiliary: dict  # {name: scalar loss}, differentiated beside the task loss
 
 
+def initialise(module, params):
+    """Give module the values of params, a reference's init_params; raises RuntimeError unless their names are the same."""
+    module.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+
+
+def check_state(state, expected):
+    """Raise ValueError unless state is of the type of `expected`, a State of shapes, and each of its fields has its shape."""
+    if type(state) is not type(expected):
+        raise ValueError(f"the state is a {type(state).__qualname__}; this model takes its own {type(expected).__qualname__}")
+    for name, field, shape in zip(expected._fields, state, expected, strict=True):
+        if tuple(field.shape) != tuple(shape):
+            raise ValueError(f"the state's {name} has shape {tuple(field.shape)}, expected {tuple(shape)}")
+
+
 def detach(state):
     """The same state, cut from the graph that made it."""
     return type(state)(*(field.detach() for field in state))

@@ -18,8 +18,8 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from accelerated.distributed import rank
 from accelerated.protocol import detach, replace_lanes, require_gradient
+from accelerated.training.process import rank
 
 RANK_STEP = 0x9E3779B1  # between the seeds of two processes, which draw the same numbers so that one state tells where all are
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from agreement import assert_agree, named
 
+from accelerated.data.tasks import Task
 from accelerated.protocol import replace_lanes, require_gradient
-from accelerated.tasks import Task
 
 
 def random_segments(config, rng, count=3):

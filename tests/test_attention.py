@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
-from accelerated import attention
+from accelerated.attention import content as attention
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from test_corpus import documents_of
 
-from accelerated import bench, timing
+from accelerated.bench import __main__ as bench
+from accelerated.bench import timing as timing
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.errors import InputError

@@ -15,7 +15,7 @@ from rollouts import check_causality, check_float32, check_gpu, check_length_ref
 from tolerances import TOLERANCE
 
 import accelerated.block_recurrent as fast
-from accelerated.attention import position_bucket, tile_distance, window_mask
+from accelerated.attention.sliding_window import position_bucket, tile_distance, window_mask
 from accelerated.block_recurrent import BlockRecurrent
 from reference import block_recurrent as ref
 

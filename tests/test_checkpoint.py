@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 
-from accelerated import checkpoint
-from accelerated.checkpoint import FIELDS, load_checkpoint, load_parameters, save_checkpoint
 from accelerated.errors import InputError
+from accelerated.training import checkpoint as checkpoint
+from accelerated.training.checkpoint import FIELDS, load_checkpoint, load_parameters, save_checkpoint
 
 CONTENTS = {field: {} for field in FIELDS} | {
     "step": 3,

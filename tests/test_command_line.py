@@ -11,8 +11,8 @@ import torch
 
 import eval as evaluation_script
 import train as training_script
-from accelerated.checkpoint import checkpoint_path, load_checkpoint
 from accelerated.errors import InputError
+from accelerated.training.checkpoint import checkpoint_path, load_checkpoint
 
 ROOT = Path(__file__).parent.parent
 TINY = [

@@ -263,7 +263,7 @@ def test_arguments_are_not_changed():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_accelerated_equals_reference(name, monkeypatch):
     """Logits, states, losses and gradients over three segments with a document start in the second, then five steps."""
-    monkeypatch.setattr("accelerated.relative_attention.TILE", 3)
+    monkeypatch.setattr("accelerated.attention.relative_shift.TILE", 3)
     config, rng = variant(name), np.random.default_rng(5)
     params, model = ref.init_params(config, np.random.default_rng(9)), Compressive(config, seed=9).train()
     assert_agree(params, dict(model.state_dict()), 1e-15, "initialisation")

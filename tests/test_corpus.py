@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated import corpus
-from accelerated.corpus import Lanes, Parts, enough_for, independent_windows, longest_document, one_pass, text_document
+from accelerated.data import corpus as corpus
+from accelerated.data.corpus import text_document
+from accelerated.data.lanes import Lanes, Parts, enough_for, independent_windows, longest_document, one_pass
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import cut
 from accelerated.errors import InputError
-from accelerated.tokenizer import ByteTokenizer
-from accelerated.windows import cut
 
 BYTES = ByteTokenizer()
 

@@ -6,9 +6,10 @@ import pytest
 from loopback import serving
 from test_texts import as_zip, content
 
-from accelerated import datasets, download
-from accelerated.datasets import Archive, article_starts, named_source
-from accelerated.documents import SPLITS
+from accelerated.data import named_sets as datasets
+from accelerated.data import named_sets as download
+from accelerated.data.named_sets import Archive, article_starts, named_source
+from accelerated.data.windows import SPLITS
 from accelerated.errors import InputError
 
 ENWIK8 = bytes(i % 256 for i in range(1000))

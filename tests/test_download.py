@@ -5,8 +5,8 @@ import hashlib
 import pytest
 from loopback import serving
 
-from accelerated import download
-from accelerated.download import check_file, fetch, file_checksum
+from accelerated.data import named_sets as download
+from accelerated.data.named_sets import check_file, fetch, file_checksum
 from accelerated.errors import InputError
 
 CONTENT = bytes(i % 251 for i in range(100_000))

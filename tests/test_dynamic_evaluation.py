@@ -14,8 +14,8 @@ from test_pretrained_recurrence import SMALL as WINDOWED
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.dynamic_evaluation import evaluate_dynamically
-from accelerated.evaluation import evaluate
+from accelerated.evaluation.dynamic import evaluate_dynamically
+from accelerated.evaluation.score import evaluate
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 
 KINDS = {

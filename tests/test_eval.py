@@ -9,7 +9,7 @@ import torch
 from test_command_line import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, saved, text, train  # noqa: F401
 
 import eval as evaluation_script
-from accelerated import datasets
+from accelerated.data import named_sets as datasets
 from accelerated.errors import InputError, run_program
 
 BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]

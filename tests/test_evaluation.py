@@ -13,12 +13,12 @@ from test_corpus import documents_of
 from test_pretrained_recurrence import SMALL as WINDOWED
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.corpus import text_document
-from accelerated.documents import Document, count_words
-from accelerated.evaluation import Score, carries_nothing, evaluate, temporal_range
+from accelerated.data.corpus import text_document
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import Document, count_words, cut
+from accelerated.evaluation.score import Score, carries_nothing, evaluate
+from accelerated.evaluation.temporal_range import temporal_range
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.tokenizer import ByteTokenizer
-from accelerated.windows import cut
 
 BYTES = ByteTokenizer()
 CONFIG = SMALL.__class__(**{**SMALL.__dict__, "vocabulary": 256})

@@ -7,12 +7,11 @@ import torch
 from test_corpus import documents_of
 from test_pretrained_recurrence import SMALL, VARIANTS, variant
 
-from accelerated.bench import counted_flops
-from accelerated.distance_attention import content_attention_plain
-from accelerated.flops import counted_flops_per_token, paper_flops, window_flops
-from accelerated.presets import GPT2_SIZES
+from accelerated.attention.content import content_attention_plain
+from accelerated.bench.__main__ import counted_flops
+from accelerated.evaluation.overlap import counted_flops_per_token, paper_flops, window_flops
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.settings import preset_settings
+from accelerated.training.settings import GPT2_SIZES, preset_settings
 
 TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}
 

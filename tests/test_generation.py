@@ -16,7 +16,7 @@ from test_pretrained_recurrence import SMALL as WINDOWED
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.generation import (
+from accelerated.evaluation.generation import (
     GREEDY,
     Sampling,
     continue_in_new_window,

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from accelerated.errors import InputError
-from accelerated.gpt2_checkpoint import (
+from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
+from accelerated.training.gpt2_weights import (
     check_gpt2,
     check_heads,
     check_size,
@@ -19,7 +20,6 @@ from accelerated.gpt2_checkpoint import (
     renamed,
     size_name,
 )
-from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 
 safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")

@@ -10,10 +10,10 @@ from agreement import assert_agree
 from test_compressive import SMALL, variant
 from test_corpus import documents_of
 
-from accelerated import inspection
 from accelerated.compressive import Compressive
-from accelerated.corpus import text_document
+from accelerated.data.corpus import text_document
 from accelerated.errors import InputError
+from accelerated.evaluation import memories as inspection
 
 
 def counting_documents(lengths):
@@ -137,7 +137,7 @@ def test_compression_by_layer_weighs_sequences_alike():
 
 def test_a_text_is_read_as_it_stands():
     """The documents that eval.py hands over are text documents."""
-    from accelerated.tokenizer import ByteTokenizer
+    from accelerated.data.tokenizers import ByteTokenizer
 
     config = dataclasses.replace(SMALL, vocabulary=256)
     document = text_document("a", bytes(range(1, 120)), ByteTokenizer())

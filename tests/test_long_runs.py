@@ -14,11 +14,12 @@ import torch
 from test_command_line import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, text, train  # noqa: F401
 
 import train as training_script
-from accelerated import checkpoint, metrics
-from accelerated.checkpoint import best_path, checkpoint_path, numbered_checkpoints
 from accelerated.errors import InputError
-from accelerated.interruption import Interruption
-from accelerated.metrics import Metrics, read_metrics
+from accelerated.training import checkpoint as checkpoint
+from accelerated.training import log as metrics
+from accelerated.training.checkpoint import best_path, checkpoint_path, numbered_checkpoints
+from accelerated.training.log import Metrics, read_metrics
+from accelerated.training.process import Interruption
 
 BRIEF = ["--sample", 0, "--validation-segments", 2]
 MODELS = {

@@ -16,31 +16,24 @@ from hypothesis import strategies as st
 from test_block_recurrent import SMALL as RECURRENT
 from test_pretrained_recurrence import SMALL as WINDOWED
 
-from accelerated import measures
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.documents import Document
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import Document, cut
 from accelerated.errors import InputError
-from accelerated.evaluation import evaluate
-from accelerated.measures import (
+from accelerated.evaluation import frequency as measures
+from accelerated.evaluation.frequency import (
     FrequencyRow,
-    PositionRow,
-    as_record,
     by_frequency,
-    by_position,
     distinct_words,
-    doubling_ranges,
     draw_frequency,
-    draw_positions,
     frequency_lines,
-    position_lines,
-    token_nats,
     word_counts,
     words_in_pieces,
     words_of,
 )
+from accelerated.evaluation.positions import PositionRow, by_position, doubling_ranges, draw_positions, position_lines
+from accelerated.evaluation.score import as_record, evaluate, token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.tokenizer import ByteTokenizer
-from accelerated.windows import cut
 
 BYTES = ByteTokenizer()
 

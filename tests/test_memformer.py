@@ -22,12 +22,12 @@ from rollouts import (
 )
 from tolerances import TOLERANCE
 
-import accelerated.distance_attention as attentions
+import accelerated.attention.content as attentions
 import accelerated.memformer as fast
 from accelerated import replay
-from accelerated.corpus import Segment
+from accelerated.data.lanes import Segment
+from accelerated.data.tasks import Task, TaskConfig, mask_spans
 from accelerated.memformer import Memformer
-from accelerated.tasks import Task, TaskConfig, mask_spans
 from reference import memformer as ref
 
 LADDER_TOLERANCE = 1e-9  # float64, relative; the worst measured is 1.5e-14

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
-from accelerated.presets import PRESETS
-from accelerated.settings import TrainingConfig
+from accelerated.training.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
+from accelerated.training.settings import PRESETS, TrainingConfig
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
 

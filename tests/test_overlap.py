@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from test_pretrained_recurrence import SMALL
 
-from accelerated.evaluation import Score
-from accelerated.overlap import Row, differences, mean_lines, model_name, overlap_table
+from accelerated.evaluation.overlap import Row, differences, mean_lines, model_name, overlap_table
+from accelerated.evaluation.score import Score
 
 SCORE = Score(nats=20.0, tokens=50, right=3, text_bytes=40)
 

@@ -24,10 +24,10 @@ from tolerances import TOLERANCE
 
 import accelerated.pretrained_recurrence as fast
 from accelerated import replay
-from accelerated.corpus import Lanes
-from accelerated.generation import GREEDY, continue_in_new_window, continue_text, read_prompt
+from accelerated.data.lanes import Lanes
+from accelerated.data.windows import cut
+from accelerated.evaluation.generation import GREEDY, continue_in_new_window, continue_text, read_prompt
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.windows import cut
 from reference import pretrained_recurrence as ref
 
 LADDER_TOLERANCE = 1e-9  # float64, relative; the worst measured is 1e-13

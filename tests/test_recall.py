@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.recall import ASK, FILLER, KEYS, VALUES, RecallConfig, RecallDocuments, recall_document, recall_splits
-from accelerated.settings import preset_settings
+from accelerated.data.recall import ASK, FILLER, KEYS, VALUES, RecallConfig, RecallDocuments, recall_document, recall_splits
+from accelerated.training.settings import preset_settings
 
 configs = st.builds(
     RecallConfig,

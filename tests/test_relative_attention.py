@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
-from accelerated import relative_attention as module
+from accelerated.attention import relative_shift as module
 from reference import compressive as ref
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -19,14 +19,14 @@ from test_pretrained_recurrence import VARIANTS as WINDOWED_VARIANTS
 from test_pretrained_recurrence import variant as windowed_variant
 
 from accelerated import replay
+from accelerated.bench.timing import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.corpus import Segment
+from accelerated.data.lanes import Segment
+from accelerated.data.tasks import Task
 from accelerated.memformer import Memformer
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
-from accelerated.tasks import Task
-from accelerated.timing import peak_memory
 
 TOLERANCE = 1e-11  # float64, relative
 EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for name in VARIANTS} | {

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from accelerated import settings
+from accelerated.data.recall import RecallConfig
+from accelerated.data.tasks import TaskConfig
 from accelerated.errors import InputError
 from accelerated.models import MODELS
-from accelerated.presets import PRESETS
-from accelerated.recall import RecallConfig
-from accelerated.settings import DataConfig, TrainingConfig, field_help, parse_training, preset_settings
-from accelerated.tasks import TaskConfig
+from accelerated.training import options as settings
+from accelerated.training.options import field_help, parse_training
+from accelerated.training.settings import PRESETS, DataConfig, TrainingConfig, preset_settings
 
 CONFIGS = [TrainingConfig, DataConfig, RecallConfig, TaskConfig, *(model.Config for model in MODELS.values())]
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_corpus import documents_of
 
-from accelerated import tasks
-from accelerated.corpus import Lanes
-from accelerated.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
+from accelerated.data import tasks as tasks
+from accelerated.data.lanes import Lanes
+from accelerated.data.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
 from reference import memformer as ref
 
 SPECIAL = ref.Config().special

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated import texts
-from accelerated.documents import SPLITS
+from accelerated.data import sources as texts
+from accelerated.data.sources import Span, Text, part_of, read_bytes, source_of_path, split_of
+from accelerated.data.windows import SPLITS
 from accelerated.errors import InputError
-from accelerated.texts import Span, Text, part_of, read_bytes, source_of_path, split_of
 
 
 def content(text):

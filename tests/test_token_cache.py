@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_tokenizer import small_encoding
 
-from accelerated import token_cache
-from accelerated.corpus import check_length, load_corpus
-from accelerated.documents import SPLITS, count_words, lengths_of
+from accelerated.data import corpus as token_cache
+from accelerated.data.corpus import WordCounter, cache_folder, check_length, load_corpus, pieces_of, tokenised
+from accelerated.data.recall import RecallConfig
+from accelerated.data.sources import Text, source_of_path
+from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
+from accelerated.data.windows import SPLITS, count_words, lengths_of
 from accelerated.errors import InputError
-from accelerated.recall import RecallConfig
-from accelerated.texts import Text, source_of_path
-from accelerated.token_cache import WordCounter, cache_folder, pieces_of, tokenised
-from accelerated.tokenizer import BpeTokenizer, ByteTokenizer
 
 BYTES, SMALL = ByteTokenizer(), BpeTokenizer("small", small_encoding())
 WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"

@@ -10,11 +10,11 @@ import tiktoken_ext.openai_public
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated import bpe, tokenizer
-from accelerated.bpe import train_bpe
+from accelerated.data import tokenizers as bpe
+from accelerated.data import tokenizers as tokenizer
+from accelerated.data.sources import source_of_path
+from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, decodable_parts, open_tokenizer, show_ranks, train_bpe
 from accelerated.errors import InputError
-from accelerated.texts import source_of_path
-from accelerated.tokenizer import BpeTokenizer, ByteTokenizer, decodable_parts, open_tokenizer, show_ranks
 
 
 def small_encoding():

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.settings import preset_settings
-from accelerated.windows import Cutter, Window, count_windows, cut, overlap_of
+from accelerated.data.windows import Cutter, Window, count_windows, cut, overlap_of
+from accelerated.training.settings import preset_settings
 
 
 @st.composite

@@ -1,0 +1,92 @@
+"""Heads, norms and projections to them: what every kind of attention is made with; the models and the other files here use it."""
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+NORM_EPSILON = 1e-6  # under the square roots
+
+
+def parameter(*shape):
+    """A parameter of that shape; the model that it stands in gives it the reference's initial values."""
+    return nn.Parameter(torch.empty(shape))
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last axis, with the references' names of its parameters."""
+
+    def __init__(self, width, epsilon=NORM_EPSILON):
+        super().__init__()
+        self.scale = parameter(width)  # (D,)
+        self.bias = parameter(width)  # (D,)
+        self.epsilon = epsilon
+
+    def forward(self, x):
+        return functional.layer_norm(x, self.scale.shape, self.scale, self.bias, self.epsilon)
+
+
+def layer_norm(x, p, epsilon=NORM_EPSILON):
+    return functional.layer_norm(x, (x.shape[-1],), p.scale, p.bias, epsilon)
+
+
+def unit_norm(x):
+    """Unit length over the last axis: query-key normalisation."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
+
+
+def on_cpu_as_it_is(x):
+    """Whether x is on the CPU with no autocast to change its type: where the hand-written backward passes run."""
+    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def split_heads(x, heads, parts):
+    """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
+    width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
+    return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, HE)"""
+    return x.transpose(1, 2).flatten(2)
+
+
+def project_heads_plain(x, weight, heads, parts):
+    """Project x (B, N, D) by weight (m HE, D), m = parts, to m tensors (B, H, N, E), all but the last of unit length."""
+    *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
+    return *(unit_norm(vector) for vector in vectors), value
+
+
+class ProjectHeads(torch.autograd.Function):
+    """The same as project_heads_plain; its backward writes every gradient into one buffer, once."""
+
+    @staticmethod
+    def forward(ctx, x, weight, heads, parts):
+        y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
+        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True)
+        inverse = length.square_().add_(NORM_EPSILON).rsqrt_()  # (B, N, m - 1, H, 1)
+        y[:, :, :-1].mul_(inverse)
+        outs = tuple(y[:, :, part].transpose(1, 2).contiguous() for part in range(parts))  # (B, H, N, E) each
+        ctx.save_for_backward(x, weight, inverse, *outs[:-1])
+        return outs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *douts):
+        x, weight, inverse, *units = ctx.saved_tensors
+        dy = x.new_empty(*x.shape[:2], len(douts), *douts[-1].shape[1::2])  # (B, N, m, H, E)
+        for part, unit in enumerate(units):
+            dunit = douts[part]
+            along = (dunit * unit).sum(-1, keepdim=True)
+            dpart = torch.addcmul(dunit, unit, along, value=-1).transpose(1, 2)
+            torch.mul(dpart, inverse[:, :, part], out=dy[:, :, part])
+        dy[:, :, -1] = douts[-1].transpose(1, 2)
+        rows = dy.view(-1, weight.shape[0])
+        return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None
+
+
+def project_heads(x, weight, heads, parts):
+    """project_heads_plain by the fastest path there is for x."""
+    if on_cpu_as_it_is(x):
+        return ProjectHeads.apply(x, weight, heads, parts)
+    return project_heads_plain(x, weight, heads, parts)

@@ -1,0 +1,157 @@
+"""Causal attention with Transformer-XL's relative positions and its shift, the slow path beside the fast one."""
+
+import itertools
+import math
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from accelerated.attention.heads import on_cpu_as_it_is
+
+TILE = 64  # queries that the fast path takes at a time
+
+
+def distance_sinusoids(length, width):
+    """Row t stands for the distance length - 1 - t: rows run, like keys, from far to near; (length, D)."""
+    distance = torch.arange(length - 1, -1, -1, dtype=torch.float64)
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = distance[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
+
+
+def relative_shift(by_distance):
+    """Scores by distance -> scores by key, both (..., N, K): out[i, j] = by_distance[i, j + N - 1 - i].
+
+    Entries that the causal mask hides hold other rows' numbers.
+    """
+    *batch, n, k = by_distance.shape
+    padded = functional.pad(by_distance, (1, 0))  # (..., N, K + 1)
+    return padded.reshape(*batch, n * (k + 1))[..., n:].view(*batch, n, k)
+
+
+def causal_mask(n, k, device=None):
+    """True where query i of N must not see key j of K: j > K - N + i."""
+    return torch.ones(n, k, dtype=torch.bool, device=device).triu(k - n + 1)
+
+
+def relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout=0.0, measure=False):
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v and, if measured, the mean weight that each key got, (B, K).
+
+    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) by the rows of distance_sinusoids, biases (H, E).
+    """
+    content = (query + content_bias[:, None]) @ key.transpose(-1, -2)  # (B, H, N, K)
+    by_distance = (query + distance_bias[:, None]) @ distance_key.transpose(-1, -2)
+    scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
+    weights = scores.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -math.inf).softmax(-1)
+    usage = weights.detach().mean((1, 2)) if measure else None
+    if dropout:
+        weights = functional.dropout(weights, dropout)
+    return weights @ value, usage
+
+
+class RelativeAttention(torch.autograd.Function):
+    """The same without dropout, a tile of queries at a time: scores stay in the cache, and keys after the tile are left out.
+
+    The relative shift is a view. In the scores by distance of T queries and K keys, written one row after the other, the one of
+    query i and key j stands at i K + (T - 1 - i) + j = (T - 1) + i (K - 1) + j: rows that are K - 1 apart.
+    """
+
+    @staticmethod
+    def forward(ctx, query, key, value, distance_key, content_bias, distance_bias, measure):
+        batch, heads, length, width = query.shape
+        k, v, total = key.flatten(0, 1), value.flatten(0, 1), key.shape[2]
+        scale = width**-0.5
+        content_query = query.new_empty(batch, heads, length, width)  # (q + u) / sqrt(E)
+        torch.add(query, content_bias[:, None], out=content_query).mul_(scale)
+        distance_query = query.new_empty(heads, batch, length, width)  # (q + v) / sqrt(E), heads first: r is shared by lanes
+        torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(scale)
+        content_query = content_query.flatten(0, 1)
+        out, usage = torch.empty_like(content_query), query.new_zeros(batch, total) if measure else None
+        tiles, weights = RelativeAttention.tiles(length, total), []
+        height = tiles[0][0].stop
+        by_distance, scores = (query.new_empty(batch * heads * height * total) for _ in range(2))
+        hidden = torch.full((height, height), -math.inf, dtype=query.dtype).triu_(1)
+        for rows, reach in tiles:
+            shape = (batch, heads, rows.stop - rows.start, reach)
+            shifted = RelativeAttention.shifted(by_distance, shape)
+            own = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
+            near = distance_key[:, total - reach :].transpose(1, 2)
+            torch.bmm(own, near, out=by_distance[: math.prod(shape)].view(heads, -1, reach))
+            tile_scores = scores[: math.prod(shape)].view(-1, *shape[2:])
+            tile_scores.view(shape).copy_(shifted)
+            tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
+            tile_scores[:, :, reach - shape[2] :].add_(hidden[: shape[2], : shape[2]])
+            weights.append(torch.softmax(tile_scores, -1))
+            out[:, rows] = torch.bmm(weights[-1], v[:, :reach])
+            if measure:
+                usage[:, :reach] += weights[-1].view(shape).sum((1, 2)) / (heads * length)
+        ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
+        ctx.shape = query.shape
+        if measure:
+            ctx.mark_non_differentiable(usage)
+        return out.view(query.shape), usage
+
+    @staticmethod
+    def tiles(length, total):
+        """[(the tile's queries, how many keys its last one sees)]"""
+        cuts = [*range(0, length, TILE), length]
+        return [(slice(a, b), total - length + b) for a, b in itertools.pairwise(cuts)]
+
+    @staticmethod
+    def shifted(by_distance, shape, columns=None):
+        """The first `columns` keys' scores of a tile (B, H, T, K) as a view of its scores by distance, laid out (H, B, T, K)."""
+        batch, heads, height, reach = shape
+        size = (heads, batch, height, columns or reach)
+        strides = (batch * height * reach, height * reach, reach - 1, 1)
+        return by_distance.as_strided(size, strides, height - 1).transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, _):
+        content_query, distance_query, k, v, distance_key, *weights = ctx.saved_tensors
+        batch, heads, length, width = ctx.shape
+        total, scale = k.shape[1], width**-0.5
+        dout = dout.reshape(batch * heads, length, width)
+        dcontent, ddistance = torch.empty_like(content_query), torch.empty_like(distance_query)
+        dk, dv, ddistance_key = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(distance_key)
+        dby_distance, dweights, dscores = (k.new_empty(max(w.numel() for w in weights)) for _ in range(3))
+        for (rows, reach), tile_weights in zip(RelativeAttention.tiles(length, total), weights, strict=True):
+            shape = (batch, heads, *tile_weights.shape[1:])
+            size = tile_weights.numel()
+            tile_dweights, tile_dscores = (buffer[:size].view(tile_weights.shape) for buffer in (dweights, dscores))
+            torch.bmm(dout[:, rows], v[:, :reach].transpose(1, 2), out=tile_dweights)
+            torch._softmax_backward_data(tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores)
+            dcontent[:, rows] = torch.bmm(tile_dscores, k[:, :reach])
+            dk[:, :reach] += torch.bmm(tile_dscores.transpose(1, 2), content_query[:, rows])
+            dv[:, :reach] += torch.bmm(tile_weights.transpose(1, 2), dout[:, rows])
+            by_distance = RelativeAttention.unshift(dby_distance[:size], tile_dscores.view(shape))  # (H, BT, K)
+            ddistance[:, :, rows] = torch.bmm(by_distance, distance_key[:, total - reach :]).view(heads, batch, -1, width)
+            own = distance_query[:, :, rows].flatten(1, 2)
+            ddistance_key[:, total - reach :] += torch.bmm(by_distance.transpose(1, 2), own)
+        dcontent = dcontent.view(ctx.shape).mul_(scale)
+        ddistance = ddistance.transpose(0, 1).mul_(scale)
+        shape = (batch, heads, total, width)
+        biases = (dcontent.sum((0, 2)), ddistance.sum((0, 2)))
+        return dcontent + ddistance, dk.view(shape), dv.view(shape), ddistance_key, *biases, None
+
+    @staticmethod
+    def unshift(by_distance, dscores):
+        """The adjoint of the shift, written into the flat by_distance: (H, BT, K) from dscores (B, H, T, K), zero where masked.
+
+        Rows K - 1 apart must not be K long, or they would overlap; the last key's column is zero but for the last query.
+        """
+        batch, heads, height, reach = dscores.shape
+        rows = by_distance.view(heads, batch, height * reach)
+        rows[:, :, : height - 1] = 0  # distances that no key of the first query has
+        if reach > 1:
+            RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(dscores[..., :-1])
+        rows[:, :, -1] = dscores[:, :, -1, -1].transpose(0, 1)
+        return by_distance.view(heads, batch * height, reach)
+
+
+def relative_attention(query, key, value, distance_key, content_bias, distance_bias, dropout=0.0, measure=False):
+    """relative_attention_plain by the fastest path there is for these arguments."""
+    if on_cpu_as_it_is(query) and dropout == 0:
+        return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
+    return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)

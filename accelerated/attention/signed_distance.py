@@ -1,0 +1,54 @@
+"""Self-attention with Memformer's relative positions (Eqs. 2-4) and, to compare, Transformer-XL's of signed distances (Eq. 1)."""
+
+import math
+
+import torch
+from torch.nn import functional
+
+
+def distance_index(length, lowest, highest):
+    """The row of the distances lowest..highest for query i and key j: i - j, clipped to the nearest, (N, N)."""
+    place = torch.arange(length)
+    return (place[:, None] - place).clamp(lowest, highest) - lowest
+
+
+def signed_sinusoids(lowest, highest, width):
+    """Transformer-XL's R for the distances lowest..highest, (R, D)."""
+    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = torch.arange(lowest, highest + 1, dtype=torch.float64)[:, None] * frequency
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
+
+
+def attention_weights(scores, by_key, mask, dropout):
+    """softmax(scores + by_key) where not masked, dropped out; by_key (B, H, N, N') belongs to the last N' of the K keys.
+
+    Changes scores, which its callers have just made.
+    """
+    own = scores[..., scores.shape[-1] - by_key.shape[-1] :]
+    own += by_key
+    if mask is not None:
+        own.masked_fill_(mask, -math.inf)
+    return functional.dropout(scores.softmax(-1), dropout)
+
+
+def simplified_attention(query, key, value, table, index, mask=None, dropout=0.0):
+    """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
+
+    query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); mask,
+    True where a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
+    """
+    positions = functional.embedding(index, table)  # (N, N', E)
+    query = query * query.shape[-1] ** -0.5
+    by_key = torch.einsum("bhne,nke->bhnk", query, positions)
+    weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)
+    own = weights[..., weights.shape[-1] - index.shape[1] :]
+    return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
+
+
+def transformer_xl_attention(query, key, value, distance_key, content_bias, distance_bias, index, mask=None, dropout=0.0):
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), the rest as above."""
+    scale = query.shape[-1] ** -0.5
+    content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
+    by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)
+    by_key = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))
+    return attention_weights(content, by_key, mask, dropout) @ value

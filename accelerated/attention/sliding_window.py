@@ -1,0 +1,116 @@
+"""The Block-Recurrent Transformer's sliding window of query-key normalised attention, slow path beside fast path."""
+
+import math
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from accelerated.attention.heads import on_cpu_as_it_is
+
+
+def tile_distance(window):
+    """i - j for the W queries of a block against the 2W keys of the previous and the same block, (W, 2W)."""
+    return torch.arange(window)[:, None] + window - torch.arange(2 * window)[None, :]
+
+
+def window_mask(distance, window):
+    """A token sees exactly the W tokens before it: 1 <= i - j <= W."""
+    return (distance >= 1) & (distance <= window)
+
+
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
+    exact = buckets // 2
+    ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(max_distance / exact)
+    coarse = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
+    return torch.where(distance < exact, distance.clamp(min=0), coarse)
+
+
+def score_offset(position_bias, scale, bucket, mask):
+    """What a tile adds to its scores: scaled bias where seen, -inf where masked; (H, W, 2W) from a table (H, buckets).
+
+    (q.k + bias) scale = (q scale).k + bias scale, so both terms can take the scale before they meet.
+    """
+    return (position_bias * scale[:, None])[:, bucket].masked_fill(~mask, -math.inf)
+
+
+def sliding_attention_plain(query, keys, values, offset, dropout=0.0):
+    """Attention of every block to its own and the previous block's keys, all tiles at once.
+
+    query (B, H, N, E) already scaled, keys and values (B, H, W + N, E), offset (H, W, 2W). Returns (B, H, N, E).
+    """
+    batch, heads, length, width = query.shape
+    window = offset.shape[1]
+    tiles = query.view(batch, heads, length // window, window, width)
+    near_keys = keys.unfold(2, 2 * window, window)  # (B, H, N/W, E, 2W)
+    near_values = values.unfold(2, 2 * window, window).transpose(-1, -2)
+    weights = (tiles @ near_keys + offset[:, None]).softmax(-1)  # (B, H, N/W, W, 2W)
+    return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
+
+
+def tile_height(window):
+    """Queries in a tile of the fast path: half a window where it divides, so that fewer masked scores are computed."""
+    return window // 2 if window % 2 == 0 else window
+
+
+class SlidingAttention(torch.autograd.Function):
+    """The same as sliding_attention_plain without dropout, one tile at a time so that its scores stay in the cache.
+
+    A tile of T queries meets the W + T keys that any of them sees; T < W leaves out scores that the W x 2W tile masks.
+    """
+
+    @staticmethod
+    def forward(ctx, query, keys, values, offset):
+        batch, heads, length, width = query.shape
+        window, height = offset.shape[1], tile_height(offset.shape[1])
+        q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (BH, N or W + N, E)
+        out = torch.empty_like(q)
+        weights = q.new_empty(length // height, batch * heads, height, window + height)
+        scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
+        for tile, tile_weights in enumerate(weights):
+            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            scores.view(batch, heads, height, -1).copy_(offset[:, rows, columns])
+            scores.baddbmm_(q[:, own], k[:, near].transpose(1, 2))
+            torch.softmax(scores, -1, out=tile_weights)
+            torch.bmm(tile_weights, v[:, near], out=tile_out)
+            out[:, own] = tile_out
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.shape = query.shape
+        return out.view(query.shape)
+
+    @staticmethod
+    def slices(tile, window, height):
+        """Of the tile's queries, of its keys, and of its rows and columns in the W x 2W offset."""
+        start = tile * height
+        row = start % window
+        reach = window + height
+        return slice(start, start + height), slice(start, start + reach), slice(row, row + height), slice(row, row + reach)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        q, k, v, weights = ctx.saved_tensors
+        batch, heads, length, width = ctx.shape
+        height, window = weights.shape[2], weights.shape[3] - weights.shape[2]
+        dout = dout.reshape(batch * heads, length, width)
+        dquery, dkeys, dvalues = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        doffset = q.new_zeros(heads, window, 2 * window)
+        dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
+        for tile, tile_weights in enumerate(weights):
+            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            torch.bmm(dout[:, own], v[:, near].transpose(1, 2), out=dweights)
+            torch._softmax_backward_data(dweights, tile_weights, -1, dweights.dtype, grad_input=dscores)
+            doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0)
+            dquery[:, own] = torch.bmm(dscores, k[:, near])
+            dkeys[:, near].baddbmm_(dscores.transpose(1, 2), q[:, own])
+            dvalues[:, near].baddbmm_(tile_weights.transpose(1, 2), dout[:, own])
+        shape = (batch, heads, -1, width)
+        return dquery.view(shape), dkeys.view(shape), dvalues.view(shape), doffset
+
+
+def sliding_attention(query, keys, values, offset, dropout=0.0):
+    """sliding_attention_plain by the fastest path there is for these arguments."""
+    if on_cpu_as_it_is(query) and dropout == 0:
+        return SlidingAttention.apply(query, keys, values, offset)
+    return sliding_attention_plain(query, keys, values, offset, dropout)

@@ -1,0 +1,1 @@
+"""Scoring what a model predicts, and one file for each report of eval.py."""

@@ -1,0 +1,413 @@
+"""Every setting of a run with its default, and the presets of the papers."""
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from accelerated.data.recall import RecallConfig
+from accelerated.data.tasks import TaskConfig
+from accelerated.data.tokenizers import ENCODINGS, vocabulary_of
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.replay import BACKPROP
+from accelerated.training.optimization import OPTIMIZERS, SCHEDULES
+
+DEFAULT_MODEL = "block_recurrent"
+TASK_MODEL = "memformer"  # the one that trains on several tasks
+GPT2_MODEL = "pretrained_recurrence"  # the one that takes GPT-2's weights
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("float32", "bfloat16", "float64")
+COMPILERS = ("none", "inductor", "aot_eager", "eager")  # the last two to find out where a fault lies
+
+
+def check_choice(name, value, choices):
+    """Raise ValueError naming the nearest of choices unless value is one of them."""
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a model is trained; impossible values raise ValueError naming the field.
+
+    Fields:
+        steps: iterations, each reading `horizon` segments of every lane
+        batch: B, lanes that each read a document of their own
+        horizon: K, segments per iteration, with gradient through the state that links them
+        backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
+        accumulate: groups that the lanes are read in, one after another, before their summed gradient is used: less memory
+        optimizer: adamw, adam (without weight decay) or adafactor
+        schedule: cosine, inverse_square_root or constant
+        learning_rate: peak learning rate; under inverse_square_root the factor before 1/sqrt(step)
+        warmup: iterations of linear warm-up
+        initial_fraction: fraction of the peak at which the warm-up starts
+        final_fraction: fraction of the peak at which the cosine ends
+        beta2: AdamW's and Adam's second-moment decay
+        weight_decay: AdamW's and Adafactor's decay of parameters with two axes
+        clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
+        update_every: iterations whose gradients are averaged into one update, after --update-every-from
+        update_every_from: iteration up to which every one is followed by an update
+        seed: of weights, order of documents and dropout
+        device: auto takes a GPU where there is one
+        dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
+        compile: none, or a backend of torch.compile for the model's forward: inductor (needs a C++ compiler), aot_eager, eager
+        save_every: iterations between checkpoints; one is always written at the end
+        save_minutes: minutes after which a checkpoint is written whatever the iteration, 0 for never
+        keep: checkpoints kept, the last one among them; the best is kept besides
+        validate_every: iterations between validations, each of which may make the best checkpoint; 0 for one at the end alone
+        validation_segments: segments of every lane read to validate (a lane for each document at most), 0 for the whole split
+        log_every: iterations between the lines of metrics.jsonl, whose losses are means over them
+        plot: refresh RUN/curves.png with the curves of metrics.jsonl twice a minute
+        sample: tokens of text to print at the end
+    """
+
+    steps: int = 400
+    batch: int = 8
+    horizon: int = 1
+    backprop: str = "through_time"
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    learning_rate: float = 2e-3
+    warmup: int = 40
+    initial_fraction: float = 0.0
+    final_fraction: float = 0.05
+    beta2: float = 0.99
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    update_every: int = 1
+    update_every_from: int = 0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str = "float32"
+    compile: str = "none"
+    save_every: int = 200
+    save_minutes: float = 15.0
+    keep: int = 2
+    validate_every: int = 0
+    validation_segments: int = 0
+    log_every: int = 10
+    plot: bool = False
+    sample: int = 200
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from",
+                     "save_minutes", "validate_every"):  # fmt: skip
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
+        if self.batch % self.accumulate:
+            raise ValueError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch} lanes")
+        if self.optimizer == "adam" and self.weight_decay:
+            raise ValueError(f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0")
+        for name in ("initial_fraction", "final_fraction"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+        if not 0 <= self.beta2 < 1:
+            raise ValueError(f"beta2 is {self.beta2}; it must be at least 0 and below 1")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be below 2^63")
+        check_choice("backprop", self.backprop, tuple(BACKPROP))
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("device", self.device, DEVICES)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("compile", self.compile, COMPILERS)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read.
+
+    Fields:
+        data: stdlib (the source of Python's standard library), recall (the synthetic task), enwik8, wikitext-103 or pg19 (fetched
+            if absent), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of them
+        tokenizer: how text becomes tokens: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of ranks
+        train_bpe: tokens of a byte-level BPE to learn from the training split instead (at least 257), 0 for none
+    """
+
+    data: str = "stdlib"
+    tokenizer: str = "bytes"
+    train_bpe: int = 0
+
+    def __post_init__(self):
+        if self.train_bpe and self.train_bpe < 257:
+            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0, or more than the 256 bytes")
+
+    @property
+    def vocabulary(self):
+        """How many ids the tokenizer has."""
+        return self.train_bpe or vocabulary_of(self.tokenizer)
+
+    @property
+    def own_ranks(self):
+        """Whether the run keeps its tokenizer's ranks beside its checkpoint."""
+        return bool(self.train_bpe) or self.tokenizer not in ("bytes", *ENCODINGS)
+
+
+class Settings(NamedTuple):
+    """Everything a run is made of."""
+
+    model: str
+    model_config: object
+    training: TrainingConfig
+    data: DataConfig
+    recall: RecallConfig
+    tasks: TaskConfig
+
+
+# Block-Recurrent Transformer, section 4
+BLOCK_RECURRENT_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0}
+# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
+COMPRESSIVE_TRAINING = {
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam", "beta2": 0.999,
+    "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
+}  # fmt: skip
+CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
+WORDS = COMPRESSIVE_TRAINING | {"warmup": 16_000, "steps": 516_000}
+WORD_MODEL = {
+    "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
+}  # fmt: skip
+# Memformer, section 3.1: segments of 64, widths and heads of every model there, no dropout; 2.3: the tasks' shares. The paper has
+# no optimiser, rates, batch or number of steps: those are ours. The horizon of 32 is Figure 3b's longest
+MEMFORMER_MODEL = {
+    "width": 512, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 64, "slots": 32, "max_distance": 64,
+}  # fmt: skip
+MEMFORMER_TRAINING = {"backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4, "weight_decay": 0.0}
+MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
+# Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
+# 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
+# clipping (not mentioned) and dropout (GPT-2's 0.1). Sizes are GPT-2's published ones
+GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
+SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256}
+GPT2_TRAINING = {
+    "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
+    "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
+}  # fmt: skip
+
+
+def gpt2_preset(layers, width):
+    """A published GPT-2 with the paper's recurrence; its heads are 64 wide."""
+    model = {
+        "width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width, "max_positions": 1024, "segment": 300,
+        "dropout": 0.1,
+    }  # fmt: skip
+    return {"model": model, "training": GPT2_TRAINING, "data": {"tokenizer": "gpt2"}}
+
+
+def with_transformer_xl(presets, memories=None):
+    """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
+
+    memories {name: M} gives the Transformer-XL's memory where the paper's differs from that.
+    """
+    both = {}
+    for name, preset in presets.items():
+        model = preset["model"]
+        memory = (memories or {}).get(name, model["memory"] + model["compressed_memory"])
+        both[name] = preset
+        both[f"{name}-xl"] = preset | {"model": model | {"memory": memory, "compressed_memory": 0}}
+    return both
+
+
+PRESETS = {
+    "block_recurrent": {
+        "tiny": {
+            "model": {
+                "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
+            },
+            "training": {"steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40},
+        },
+        "small": {
+            "model": {
+                "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "window": 256, "segment": 2048,
+                "recurrent_layers": (6,), "states": 256, "dropout": 0.05,
+            },
+            "training": {"steps": 20_000, "batch": 16, "learning_rate": 6e-4, "warmup": 1000},
+        },
+        # Section 4: 12 layers with recurrence on layer 10, 8 heads of 128, width 1024, MLP 4096, W = S = 512, N = 4096;
+        # Adafactor at 1.0 / sqrt(step), 1000 warm-up steps, dropout 0.05, batch 32, 500k steps
+        "paper": {
+            "model": {
+                "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
+                "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
+            },
+            "training": BLOCK_RECURRENT_TRAINING | {"steps": 500_000, "batch": 32, "learning_rate": 1.0},
+            "data": {"data": "pg19", "train_bpe": 32_000},
+        },
+        "recall": {
+            "model": {
+                "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32, "segment": 64,
+                "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
+            },
+            "training": {"steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50},
+        },
+    },
+    "compressive": with_transformer_xl(
+        {
+            "tiny": {
+                "model": {
+                    "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+                },
+                "training": {"steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160},
+            },
+            "small": {
+                "model": {
+                    "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
+                    "compressed_memory": 512, "compression_rate": 4,
+                },
+                "training": {"steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25},
+            },
+            # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
+            "enwik8": {
+                "model": {
+                    "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
+                    "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
+                },
+                "training": CHARACTERS | {"batch": 32},
+                "data": {"data": "enwik8"},
+            },
+            # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
+            "wikitext-103": {
+                "model": WORD_MODEL | {"layers": 18, "compression_rate": 4},
+                "training": WORDS | {"batch": 128},
+                "data": {"data": "wikitext-103", "train_bpe": 32_000},
+            },
+            # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
+            "pg19": {
+                "model": WORD_MODEL | {"layers": 36, "compression_rate": 2},
+                "training": WORDS | {"batch": 512},
+                "data": {"data": "pg19", "train_bpe": 32_000},
+            },
+            "recall": {
+                "model": {
+                    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+                    "compressed_memory": 64, "compression_rate": 4,
+                },
+                "training": {"steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50},
+                "recall": {"distance": 192, "questions": 16},
+            },
+        },
+        memories={"enwik8": 2304},
+    ),
+    "memformer": {
+        "tiny": {
+            "model": {
+                "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,
+            },
+            "training": {
+                "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3, "warmup": 40,
+                "validation_segments": 160,
+            },
+        },
+        "small": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 4, "retention": 4.0},
+            "training": MEMFORMER_TRAINING | {"steps": 20_000, "batch": 64, "horizon": 8, "learning_rate": 6e-4},
+        },
+        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots
+        "wikitext-103": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 8},
+            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 32},
+            "data": {"data": "wikitext-103", "tokenizer": "gpt2"},
+            "tasks": MULTI_TASK,
+        },
+        # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4
+        "decoder": {
+            "model": MEMFORMER_MODEL | {"encoder_layers": 0, "decoder_layers": 12},
+            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 4},
+        },
+        "recall": {
+            "model": {
+                "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
+                "slots": 8, "max_distance": 16, "retention": 4.0,
+            },
+            "training": {
+                "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay", "learning_rate": 2e-3, "warmup": 50,
+            },
+            "recall": {"distance": 136, "questions": 16},
+        },
+    },
+    "pretrained_recurrence": {
+        "tiny": {
+            "model": SMALL_GPT2,
+            "training": {
+                "steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3, "warmup": 100, "validation_segments": 160,
+            },
+        },
+        # The paper's way in the small: a plain GPT-2 first, recurrence added when it is fine-tuned with --init
+        "pretrain": {
+            "model": SMALL_GPT2 | {"vectors": 0},
+            "training": {"steps": 1200, "batch": 64, "learning_rate": 2e-3, "warmup": 100, "validation_segments": 160},
+        },
+        "fine-tune": {
+            "model": SMALL_GPT2,
+            "training": {
+                "steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3, "warmup": 100, "validation_segments": 160,
+            },
+        },
+        "small": {
+            "model": {"width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024},
+            "training": {
+                "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
+            },
+        },
+        "recall": {
+            "model": {"width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64},
+            "training": {"steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50},
+            "recall": {"pairs": 1, "distance": 8, "questions": 16},  # asked for in the same window first, then up to four later
+        },
+    } | {name: gpt2_preset(*size) for name, size in GPT2_SIZES.items()},
+}  # fmt: skip
+
+
+def default_preset(data):
+    """The preset that --data implies where --preset is not given."""
+    return "recall" if data == "recall" else "tiny"
+
+
+def preset_settings(model, preset):
+    """The settings that a preset stands for."""
+    chosen = PRESETS[model][preset]
+    return Settings(
+        model,
+        MODELS[model].Config(**chosen["model"]),
+        TrainingConfig(**chosen["training"]),
+        DataConfig(**chosen.get("data", {})),
+        RecallConfig(**chosen.get("recall", {})),
+        TaskConfig(**chosen.get("tasks", {})),
+    )
+
+
+def settings_contents(settings):
+    """Settings as plain values, for a checkpoint."""
+    return {
+        "model": settings.model,
+        "model_config": dataclasses.asdict(settings.model_config),
+        "training_config": dataclasses.asdict(settings.training),
+        "data_config": dataclasses.asdict(settings.data)
+        | {"recall": dataclasses.asdict(settings.recall), "tasks": dataclasses.asdict(settings.tasks)},
+    }
+
+
+def settings_from(contents, path):
+    """The Settings in a checkpoint's contents; raises InputError where this program cannot hold them."""
+    if contents["model"] not in MODELS:
+        raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
+    data = dict(contents["data_config"])
+    recall, tasks = data.pop("recall"), data.pop("tasks", {})
+    try:
+        return Settings(
+            contents["model"],
+            MODELS[contents["model"]].Config(**contents["model_config"]),
+            TrainingConfig(**contents["training_config"]),
+            DataConfig(**data),
+            RecallConfig(**recall),
+            TaskConfig(**tasks),
+        )
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} has settings that this program cannot use: {error}") from None
