@@ -1,62 +1,54 @@
-"""How fast texts are tokenised, read and generated, and what memory a large corpus takes.
-
-python -m accelerated.throughput tokenising | loading | generation | memory
-"""
+"""The tables `tokenising`, `loading`, `generation` and `memory`: what texts cost before and after training."""
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import torch
 
+from accelerated.bench.timing import spread
 from accelerated.data.corpus import load_corpus, tokenised
 from accelerated.data.lanes import Lanes
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import read_bytes, source_of_path, standard_library
 from accelerated.data.tokenizers import ByteTokenizer, train_bpe
 from accelerated.data.windows import overlap_of
-from accelerated.errors import InputError, run_program
 from accelerated.evaluation.generation import Sampling, generating, go_on, read_prompt
 from accelerated.models import MODELS
 from accelerated.replay import BACKPROP
-from accelerated.training.options import OptionParser
 from accelerated.training.settings import preset_settings
 
 MEGABYTE = 1_000_000
 POSITIONS = (1_000, 100_000)
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
-def spread(values, form):
-    return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
-
-
-def write_text(path, size):
-    """A file of `size` bytes: the standard library's source, again and again."""
+def write_text(path: Path, size: int) -> None:
+    """Write a file of `size` bytes: the standard library's source, again and again."""
     source = b"".join(piece for text in standard_library().texts(None) for piece in read_bytes(text[1]))
     with open(path, "wb") as file:
         for start in range(0, size, len(source)):
             file.write(source[: size - start])
 
 
-def report_tokenising(repeats):
-    """MB of text a second: bytes through the whole cache, BPE of 8,000 tokens on one core alone."""
+def report_tokenising(options: Namespace) -> None:
+    """Print MB of text a second: bytes through the whole cache, BPE of 8,000 tokens on one core alone."""
     bpe = train_bpe(standard_library(), 8000, None)
     with tempfile.TemporaryDirectory() as folder:
         path, rates, alone = Path(folder) / "text.txt", [], []
         write_text(path, 250 * MEGABYTE)
-        for turn in range(repeats):
+        for turn in range(options.repeats):
             begun = time.perf_counter()
             tokenised(source_of_path(path), ByteTokenizer(), Path(folder) / str(turn))
             rates.append(250 / (time.perf_counter() - begun))
         with open(path, "rb") as file:
             text = file.read(10 * MEGABYTE)
         pieces = [text[start : start + (1 << 20)] for start in range(0, len(text), 1 << 20)]
-        for _ in range(repeats):
+        for _ in range(options.repeats):
             begun = time.perf_counter()
             for piece in pieces:
                 bpe.encode(piece)
@@ -65,8 +57,8 @@ def report_tokenising(repeats):
     print(f"tiktoken, 8,000 tokens, one core   {spread(alone, '.1f')} MB/s")
 
 
-def report_loading(repeats):
-    """The share of a training step that dealing its tokens takes, with each model's default preset."""
+def report_loading(options: Namespace) -> None:
+    """Print the share of a training step that dealing its tokens takes, with each model's default preset."""
     with tempfile.TemporaryDirectory() as folder:
         documents = load_corpus("stdlib", ByteTokenizer(), RecallConfig(), Path(folder)).splits["train"]
         for name in MODELS:
@@ -75,7 +67,7 @@ def report_loading(repeats):
             model = MODELS[name](config)
             lanes = Lanes(documents, training.batch, config.segment, 0, overlap_of(config))
             state, shares, dealing = model.initial_state(training.batch), [], []
-            for _ in range(repeats + 1):
+            for _ in range(options.repeats + 1):
                 begun = time.perf_counter()
                 segments = [next(lanes) for _ in range(training.horizon)]
                 dealt = time.perf_counter()
@@ -86,8 +78,8 @@ def report_loading(repeats):
             print(f"{name:<22} {spread(dealing[1:], '.2f')} ms, {spread(shares[1:], '.2f')}% of forward and backward")
 
 
-def report_generation(repeats):
-    """Time per token after 1,000 and after 100,000 tokens, in turn, 200 tokens at a time."""
+def report_generation(options: Namespace) -> None:
+    """Print the time of a token after 1,000 and after 100,000 tokens, in turn, 200 tokens at a time."""
     for name in MODELS:
         model = MODELS[name](preset_settings(name, "tiny").model_config)
         with generating(model), torch.no_grad():
@@ -95,7 +87,7 @@ def report_generation(repeats):
             text = torch.randint(256, (1, max(POSITIONS)), generator=generator)
             starts = {position: read_prompt(model, text[:, :position]) for position in POSITIONS}
             times = {position: [] for position in POSITIONS}
-            for _ in range(repeats):
+            for _ in range(options.repeats):
                 for position, (logits, stream) in starts.items():
                     begun = time.perf_counter()
                     for _ in go_on(model, logits, stream, 200, Sampling(0.8), generator):
@@ -106,7 +98,7 @@ def report_generation(repeats):
         print(f"{name:<22} {shown}; ratio {spread(ratios, '.3f')}")
 
 
-def peak_memory(size, folder):
+def peak_memory(size: int, folder: str) -> float:
     """MB that train.py holds at most, tokenising a text of `size` bytes and then training 300 steps on it."""
     path = Path(folder) / f"{size}.txt"
     write_text(path, size)
@@ -117,26 +109,8 @@ def peak_memory(size, folder):
     return int(done.stdout.split()[-1]) / 1024
 
 
-def report_memory(repeats):
-    """The most memory that train.py holds with 1 GB of text, over that with 1 MB."""
+def report_memory(options: Namespace) -> None:
+    """Print the most memory that train.py holds with 1 GB of text, over that with 1 MB."""
     with tempfile.TemporaryDirectory() as folder:
         small, large = (peak_memory(size * MEGABYTE, folder) for size in (1, 1000))
     print(f"1 MB of text {small:.0f} MB, 1 GB {large:.0f} MB: {large - small:+.0f} MB")
-
-
-TABLES = {"tokenising": report_tokenising, "loading": report_loading, "generation": report_generation, "memory": report_memory}
-
-
-def main(argv):
-    parser = OptionParser(prog="python -m accelerated.throughput", description=__doc__.partition("\n")[0])
-    parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--repeats", type=int, default=15, help="measurements of each (default 15)")
-    options = parser.parse(argv)
-    if options.repeats < 1:
-        raise InputError(f"--repeats is {options.repeats}; it must be at least 1")
-    print(f"CPU, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    TABLES[options.table](options.repeats)
-
-
-if __name__ == "__main__":
-    run_program("throughput", main)

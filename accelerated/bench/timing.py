@@ -1,27 +1,43 @@
-"""Timing steps against each other on a noisy machine, and the memory that they take."""
+"""What the tables of the bench measure with: steps that take turns on a noisy machine, and the memory that they take."""
 
 import statistics
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 
 class Variant(NamedTuple):
-    """A training step to time: forward and backward of a batch, and the multiplications and additions it is worth."""
+    """A step to time, the tokens that it reads, and the floating-point operations that it is worth."""
 
     name: str
-    step: object
+    step: Callable[[], object]
     tokens: int
     flops: float | None
 
 
-def synchronize(device):
+def random_segments(vocabulary: int, length: int, batch: int, count: int, device: torch.device) -> list:
+    """`count` random (tokens, targets), each (B, N), that follow each other."""
+    text = torch.randint(vocabulary, (batch, count * length + 1), device=device)
+    return list(zip(text[:, :-1].split(length, 1), text[:, 1:].split(length, 1), strict=True))
+
+
+def counted_flops(step: Callable[[], object]) -> int:
+    """FLOPs of the matrix products that a step takes."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
+
+
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def seconds(function, device):
+def seconds(function: Callable[[], object], device: torch.device) -> float:
+    """Wall-clock time of one call."""
     synchronize(device)
     begun = time.perf_counter()
     function()
@@ -29,7 +45,7 @@ def seconds(function, device):
     return time.perf_counter() - begun
 
 
-def matmul_rate(device, dtype, size=2048, repeats=20):
+def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 2048, repeats: int = 20) -> float:
     """FLOP/s of a square matrix product, the median of repeats after a warm-up."""
     size = size if device.type == "cpu" else 4 * size
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -38,7 +54,7 @@ def matmul_rate(device, dtype, size=2048, repeats=20):
     return 2 * size**3 / statistics.median(seconds(lambda: a @ b, device) for _ in range(repeats))
 
 
-def peak_memory(step, device):
+def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     """Bytes that the allocator held at once beyond what it held before the step."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -55,8 +71,8 @@ def peak_memory(step, device):
     return peak
 
 
-def time_in_turn(variants, repeats, device):
-    """{name: [seconds of each repeat]}, the variants taking turns after two steps each that do not count."""
+def time_in_turn(variants: list[Variant], repeats: int, device: torch.device) -> dict[str, list[float]]:
+    """{name: [seconds of each repeat]}; the variants take turns, after two steps each that do not count."""
     for variant in variants:
         variant.step()
         variant.step()
@@ -67,6 +83,19 @@ def time_in_turn(variants, repeats, device):
     return times
 
 
-def paired_ratios(first, second):
-    """Of the seconds of two variants that took turns, sorted: the middle one is the median of the pairs."""
-    return sorted(a / b for a, b in zip(first, second, strict=True))
+def paired_ratios(first: list[float], second: list[float]) -> list[float]:
+    """The ratios of the seconds of two variants that took turns, pair by pair."""
+    return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def spread(values: list[float], form: str) -> str:
+    """'median (least..most)' of measurements."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
+
+
+def print_table(*rows: tuple[str, ...]) -> None:
+    """Print rows of cells, the first of them the head, in columns: the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+        print("   ".join((f"{first:<{widths[0]}}", *cells)), flush=True)

@@ -1,0 +1,65 @@
+"""The table `horizons`: time and peak memory of the three ways of back-propagation (Memformer, Table 3), for any model."""
+
+from argparse import Namespace
+from dataclasses import replace
+
+import torch
+
+from accelerated.bench.sizes import sizes_line
+from accelerated.bench.timing import Variant, paired_ratios, peak_memory, print_table, random_segments, spread, time_in_turn
+from accelerated.data.lanes import Segment
+from accelerated.models import MODELS
+from accelerated.protocol import detach
+from accelerated.replay import BACKPROP
+from accelerated.training.process import autocast
+
+HORIZONS = (1, 2, 4, 8, 16, 32)
+WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence, whose paper has 20
+PAPER = "Memformer's Table 3, horizon 4: BPTT 16,177 MB, x1.00; checkpointing 9,885 MB, x0.48; memory replay 7,229 MB, x0.90"
+
+
+def rollout_variant(name: str, model, method: str, horizon: int, options: Namespace) -> Variant:
+    """One rollout by a method, from a state in mid-document; gradients stay allocated between steps."""
+    config, segments, device = model.config, [], options.device
+    for tokens, targets in random_segments(config.vocabulary, config.segment, options.batch, horizon, device):
+        never = torch.zeros(options.batch, dtype=torch.bool, device=device)
+        segments.append(Segment(tokens, targets, torch.ones_like(tokens, dtype=torch.bool), never))
+    state = detach(model.advance(segments[0].tokens, model.initial_state(options.batch)))
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        with autocast(options.dtype, device):
+            BACKPROP[method](model, segments, state)
+
+    return Variant(name, step, options.batch * config.segment * horizon, None)
+
+
+def named_configs(model: str, config) -> dict:
+    """{name: config} to compare the methods on; of Memformer the paper's two models, at this width."""
+    if model == "block_recurrent":
+        return {model: replace(config, segment=2 * config.window)}  # 32 segments must fit into memory
+    if model == "memformer":
+        return {
+            "encoder-decoder, 4+8 layers": replace(config, encoder_layers=4, decoder_layers=8),
+            "decoder-only, 12 layers": replace(config, encoder_layers=0, decoder_layers=12),
+        }
+    return {model: config}
+
+
+def report(options: Namespace) -> None:
+    """Print a row for each method at each horizon; speed is relative to full back-propagation, in pairs."""
+    print(PAPER)
+    for title, config in named_configs(options.model, options.config).items():
+        model = MODELS[options.model](config).to(options.device)
+        state = sum(field.numel() * field.element_size() for field in model.initial_state(options.batch)) / 1e6
+        print(f"{title}: {sizes_line(config, options.batch)}; a stored state is {state:.2f} MB")
+        rows = [("horizon", "method", "ms", "speed of BPTT's", "peak MB", "of BPTT's")]
+        for horizon in WINDOWS if options.model == "pretrained_recurrence" else HORIZONS:
+            variants = [rollout_variant(method, model, method, horizon, options) for method in BACKPROP]
+            times = time_in_turn(variants, options.repeats, options.device)
+            peaks = [peak_memory(variant.step, options.device) for variant in variants]
+            for (name, spent), peak in zip(times.items(), peaks, strict=True):
+                speed = spread(paired_ratios(times["through_time"], spent), ".2f")
+                milliseconds = spread([1e3 * second for second in spent], ".0f")
+                rows.append((str(horizon), name, milliseconds, speed, f"{peak / 1e6:.1f}", f"{peak / peaks[0]:.2f}"))
+        print_table(*rows)

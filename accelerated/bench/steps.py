@@ -1,0 +1,116 @@
+"""The table `steps`: a training step of a model beside its baseline's and its paper's public package.
+
+block_recurrent stands beside Slide with a layer more (the paper's equal cost), compressive beside the Transformer-XL that attends
+to as many rows, memformer's memory replay beside full back-propagation, pretrained_recurrence beside plain GPT-2.
+"""
+
+import importlib.util
+import statistics
+from argparse import Namespace
+from dataclasses import replace
+
+import torch
+from torch.nn import functional
+
+from accelerated.bench.horizons import rollout_variant
+from accelerated.bench.peers import PEERS
+from accelerated.bench.sizes import SEGMENTS, sizes_line
+from accelerated.bench.timing import (
+    Variant,
+    counted_flops,
+    matmul_rate,
+    paired_ratios,
+    peak_memory,
+    print_table,
+    random_segments,
+    spread,
+    time_in_turn,
+)
+from accelerated.models import MODELS
+from accelerated.training.process import autocast
+
+
+def objective_of(model, segments: list, state) -> torch.Tensor:
+    """Mean cross-entropy of each of segments [(tokens, targets)], summed, plus auxiliary losses; the state is carried."""
+    total = 0.0
+    for tokens, targets in segments:
+        logits, state, auxiliary = model(tokens, state)
+        total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + sum(auxiliary.values())
+    return total
+
+
+def training_flops(model_class: type, config, batch: int, count: int) -> int:
+    """FLOPs of the matrix products in a forward and a backward of `count` segments, counted on the plain path."""
+    with torch.device("meta"):
+        model = model_class(config).to("meta")
+        tokens = torch.zeros(batch, config.segment, dtype=torch.long)
+    return counted_flops(lambda: objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward())
+
+
+def step_variant(name: str, config, options: Namespace) -> Variant:
+    """Training steps of as many segments as SEGMENTS says, from a state that has already read as many."""
+    model_class, count, device = MODELS[options.model], SEGMENTS[options.model], options.device
+    model = model_class(config).to(device)
+    segments = random_segments(config.vocabulary, config.segment, options.batch, count, device)
+    state = model.initial_state(options.batch)
+    with torch.no_grad():
+        for tokens, _ in segments:
+            state = model.advance(tokens, state)
+
+    def step():
+        model.zero_grad()
+        with autocast(options.dtype, device):
+            objective = objective_of(model, segments, state)
+        objective.backward()
+
+    tokens = options.batch * config.segment * count
+    return Variant(name, step, tokens, training_flops(model_class, config, options.batch, count))
+
+
+def named_configs(model: str, config) -> dict:
+    """{name: config} of a model and its baseline."""
+    if model == "block_recurrent":
+        slide = replace(config, layers=config.layers + 1, recurrent_layers=())
+        name = f"block-recurrent {config.layers}L {config.gate}:{config.configuration}"
+        return {name: config, f"slide {slide.layers}L": slide}
+    if model == "compressive":
+        longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
+        name = f"compressive {config.layers}L {config.compression}"
+        return {name: config, f"transformer-xl {longer.layers}L, memory {longer.memory}": longer}
+    return {f"GPT-2 {config.layers}L with recurrence": config, f"plain GPT-2 {config.layers}L": replace(config, vectors=0)}
+
+
+def variants_of(options: Namespace) -> list[Variant]:
+    """The model, its baseline, and its package if that is installed."""
+    config = options.config
+    if options.model == "memformer":
+        model, title = MODELS["memformer"](config).to(options.device), f"{config.encoder_layers}+{config.decoder_layers}L"
+        variants = []
+        for method in ("memory_replay", "through_time"):
+            variant = rollout_variant(f"memformer {title} {method}", model, method, SEGMENTS["memformer"], options)
+            variants.append(variant._replace(flops=counted_flops(variant.step)))
+    else:
+        variants = [step_variant(name, own, options) for name, own in named_configs(options.model, config).items()]
+    package, peer = PEERS[options.model]
+    if importlib.util.find_spec(package):
+        variants.append(peer(config, options.batch, options.device, options.dtype))
+    return variants
+
+
+def report(options: Namespace) -> None:
+    """Print a row for each variant, and the paired ratios of the first to the others."""
+    variants, dtype = variants_of(options), getattr(torch, options.dtype)
+    rate = matmul_rate(options.device, dtype)
+    times = time_in_turn(variants, options.repeats, options.device)
+    rate = statistics.mean([rate, matmul_rate(options.device, dtype)])  # before and after: the machine's speed drifts
+    print(f"matrix products at {rate / 1e9:.0f} GFLOP/s; {sizes_line(options.config, options.batch)}")
+    rows = [("variant", "ms a step", "tokens/s", "peak MB", "GFLOP/s", "of matmul")]
+    for v in variants:
+        median, peak = statistics.median(times[v.name]), peak_memory(v.step, options.device) / 1e6
+        flops = (f"{v.flops / median / 1e9:.0f}", f"{v.flops / median / rate:.1%}") if v.flops else ("-", "-")
+        spent = spread([1e3 * second for second in times[v.name]], ".0f")
+        rows.append((v.name, spent, f"{v.tokens / median:,.0f}", f"{peak:.0f}", *flops))
+    print_table(*rows)
+    for v in variants[1:]:
+        ratios = paired_ratios(times[variants[0].name], times[v.name])
+        print(f"time of {variants[0].name} / {v.name}: {spread(ratios, '.3f')}")

@@ -1,0 +1,136 @@
+"""The bench prints its tables, at sizes that take no time."""
+
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from accelerated.bench import __main__ as bench
+from accelerated.bench import horizons, overlaps, steps, throughput, timing
+from accelerated.bench.sizes import SIZES
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
+from accelerated.errors import InputError
+from accelerated.memformer import Memformer
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+
+TINY = {
+    "block_recurrent": BlockRecurrent.Config(
+        width=8, layers=1, heads=2, head_width=4, feed_forward=8, window=2, segment=4, recurrent_layers=(1,), states=2
+    ),
+    "compressive": Compressive.Config(
+        width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory=4, compressed_memory=2, compression_rate=2
+    ),
+    "memformer": Memformer.Config(
+        width=8, encoder_layers=1, decoder_layers=1, heads=2, head_width=4, feed_forward=8, segment=4, slots=2
+    ),
+    "pretrained_recurrence": PretrainedRecurrence.Config(
+        width=8, layers=2, heads=2, feed_forward=8, max_positions=8, segment=4, module_width=4
+    ),
+}
+BASELINES = {
+    "block_recurrent": ("block-recurrent 1L fixed:skip", "slide 2L"),
+    "compressive": ("compressive 1L conv", "transformer-xl 1L, memory 6"),
+    "memformer": ("memformer 1+1L memory_replay", "memformer 1+1L through_time"),
+    "pretrained_recurrence": ("GPT-2 2L with recurrence", "plain GPT-2 2L"),
+}
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    for model, config in TINY.items():
+        monkeypatch.setitem(SIZES, (model, "cpu"), config)
+    monkeypatch.setattr(steps, "matmul_rate", lambda device, dtype: 1e6)
+    monkeypatch.setattr(horizons, "HORIZONS", (1, 2))
+    monkeypatch.setattr(horizons, "WINDOWS", (1, 2))
+
+
+def run(table, *argv):
+    bench.main([table, "--device", "cpu", "--batch", "2", "--repeats", "1", *argv])
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_horizons(model, capsys):
+    run("horizons", "--model", model)
+    rows = re.findall(r"^(\d+) +(\w+) +\d+ ", capsys.readouterr().out, re.M)
+    methods = ["through_time", "checkpointed", "memory_replay"]
+    titles = 2 if model == "memformer" else 1
+    assert rows == [(horizon, method) for _ in range(titles) for horizon in "12" for method in methods]
+
+
+@pytest.mark.parametrize("model", TINY)
+def test_steps(model, capsys):
+    run("steps", "--model", model)
+    printed = capsys.readouterr().out
+    name, baseline = BASELINES[model]
+    rows = {line.split("   ")[0].strip(): line.split() for line in printed.splitlines()}
+    assert name in rows and baseline in rows and f"time of {name} / {baseline}: " in printed
+    assert rows[name][-1].endswith("%") and float(rows[name][-1][:-1]) > 0, "share of the rate of matrix products"
+    if model == "memformer":
+        assert "L encoder 1, L decoder 1" in printed and "S slots 2" in printed
+    if model == "pretrained_recurrence":
+        assert ("transformers" in printed) == bool(importlib.util.find_spec("transformers"))
+
+
+def test_steps_of_block_recurrent_are_what_is_measured_if_nothing_is_named(capsys):
+    bench.main(["--device", "cpu", "--batch", "2", "--repeats", "1"])
+    assert "block-recurrent 1L" in capsys.readouterr().out
+
+
+def test_overlaps(capsys, monkeypatch):
+    monkeypatch.setattr(overlaps, "OVERLAPS", (0, 1, 3, 4))
+    monkeypatch.setattr(overlaps, "LENGTHS", (40, 9, 2))
+    run("overlaps")
+    printed = capsys.readouterr().out
+    rows = re.findall(r"^(\d+) .* (\S+) +\S+$", printed, re.M)
+    assert rows == [("0", "1.000"), ("1", "1.333"), ("3", "4.000")]
+    assert "documents of 40, 9, 2 tokens" in printed
+
+
+def test_loading_and_generation(capsys, monkeypatch):
+    monkeypatch.setattr(throughput, "POSITIONS", (10, 100))
+    monkeypatch.setattr(throughput, "MODELS", {"block_recurrent": BlockRecurrent})
+    for table in ("loading", "generation"):
+        bench.main([table, "--repeats", "1"])
+        assert re.search(r"^block_recurrent +\d", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("argv,words", [(["steps", "--repeats", "0"], "--repeats is 0"), (["--batch", "0"], "--batch is 0")])
+def test_impossible_numbers_are_refused(argv, words):
+    with pytest.raises(InputError, match=words):
+        bench.main(argv)
+
+
+@pytest.mark.parametrize("argv,words", [(["step"], "steps"), (["tokenising", "--model", "memformer"], "--model")])
+def test_other_words_are_refused_in_one_line(argv, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(argv)
+    printed = capsys.readouterr().err
+    assert stopped.value.code == 2 and printed.count("\n") == 1 and words in printed
+
+
+def test_peak_memory_counts_what_is_held_at_once():
+    def step(keep):
+        held = [torch.zeros(250_000) for _ in range(3 if keep else 1)]  # 1 MB each
+        for _ in range(4):
+            torch.zeros(250_000)
+        return held
+
+    device = torch.device("cpu")
+    one, three = (timing.peak_memory(lambda keep=keep: step(keep), device) for keep in (False, True))
+    assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
+
+
+def test_pairs_are_of_steps_that_took_turns():
+    assert timing.paired_ratios([1.0, 4.0, 9.0], [2.0, 2.0, 3.0]) == [0.5, 2.0, 3.0]
+
+
+def test_the_rate_of_matrix_products_counts_their_operations(monkeypatch):
+    monkeypatch.setattr(timing, "seconds", lambda function, device: 0.5)
+    assert timing.matmul_rate(torch.device("cpu"), torch.float32, size=8, repeats=3) == 2 * 8**3 / 0.5
+
+
+def test_spread_is_median_and_range():
+    assert timing.spread([3.0, 1.0, 8.0], ".1f") == "3.0 (1.0..8.0)"
