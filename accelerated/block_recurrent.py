@@ -1,8 +1,8 @@
-"""Block-Recurrent Transformer in PyTorch: reference/block_recurrent.py made fast.
+"""Block-Recurrent Transformer in PyTorch, reference/block_recurrent.py made fast: train.py and eval.py run it through models.py.
 
-Same config, parameter names, shapes and initialisation. Only the states' projections and update run block after block; the
-tokens' projections, feed-forward, sliding attention and, once each block's incoming state is known, cross-attention run for the
-whole segment at once. The exception is feedback (section 3.7), where the whole stack must wait for the state of the block before.
+Config, parameter names, shapes and initial values are the reference's. Only the states' projections and update run block after
+block. The tokens' projections, feed-forward, sliding attention and, once each block's incoming state is known, cross-attention
+run for the whole segment at once. Feedback (section 3.7) is the exception: all layers must wait for the previous block's state.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import attention
-from accelerated.attention.heads import layer_norm, merge_heads, project_heads
-from accelerated.attention.parameters import adopt_parameters
+from accelerated.attention.content import scaled_attention
+from accelerated.attention.heads import LayerNorm, merge_heads, parameter, project_heads
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output
+from accelerated.protocol import Output, check_lanes, check_state, initialise
 from reference.block_recurrent import Config, init_params
 
 
@@ -31,82 +30,194 @@ class State(NamedTuple):
     values: torch.Tensor  # (B, L, H, W, E)
 
 
-class Stream(NamedTuple):
-    """A State within a block, with what its tokens read of the recurrent states: K_s and V_s, fixed until the block ends.
-
-    `step` alone takes it; `state` is a State for `forward` only where a block has just ended.
-    """
-
-    state: State
-    shared: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, or as it is if it is more precise: in bfloat16 a gate of 0.99909 would be 1 and never forget."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def gate(p, kind, carry, hidden):
-    """Next state from the carried one and the gate's input (section 3.4)."""
-    if kind == "fixed":
-        candidate = functional.linear(hidden, p.weight_z, p.bias_z)  # Eq. 1
-        g = torch.sigmoid(p.bias_g)  # Eq. 2
-        return candidate + g * (carry - candidate)  # Eq. 3
-    weight = torch.cat([p.weight_z, p.weight_i, p.weight_f])
-    z, i, f = functional.linear(hidden, weight, torch.cat([p.bias_z, p.bias_i - 1, p.bias_f + 1])).chunk(3, dim=-1)
-    return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)  # Eqs. 4-7
+class FixedGate(nn.Module):
+    """Mixes the carried states with a candidate, by one learned rate for each feature (section 3.4)."""
+
+    def __init__(self, width: int, fan_in: int):
+        super().__init__()
+        self.weight_z = parameter(width, fan_in)  # (D, I), I the width of the gate's input
+        self.bias_z = parameter(width)  # (D,)
+        self.bias_g = parameter(width)  # (D,)
+
+    def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        candidate = at_least_float32(functional.linear(hidden, self.weight_z, self.bias_z))  # Eq. 1, (B, S, D)
+        g = torch.sigmoid(at_least_float32(self.bias_g))  # Eq. 2
+        return (candidate + g * (carry - candidate)).to(carry.dtype)  # Eq. 3
 
 
-def gating(p, config, states, attended):
-    """From states (B, S, D) and attended (B, S, 2HE) to the next states, by gate configuration (section 3.6)."""
-    if config.configuration == "single":
-        return gate(p.mlp_gate, config.gate, states, torch.relu(functional.linear(attended, p.mlp_hidden)))
-    middle = gate(p.attention_gate, config.gate, states, attended)
-    if config.configuration == "skip":
-        return middle
-    hidden = torch.relu(functional.linear(layer_norm(middle, p.mlp_norm), p.mlp_hidden))
-    return gate(p.mlp_gate, config.gate, middle, hidden)
+class LSTMGate(nn.Module):
+    """Mixes the carried states with a candidate, by an input and a forget gate that depend on the input (section 3.4)."""
+
+    def __init__(self, width: int, fan_in: int):
+        super().__init__()
+        self.weight_z = parameter(width, fan_in)  # (D, I), I the width of the gate's input
+        self.weight_i = parameter(width, fan_in)  # (D, I)
+        self.weight_f = parameter(width, fan_in)  # (D, I)
+        self.bias_z = parameter(width)  # (D,)
+        self.bias_i = parameter(width)  # (D,)
+        self.bias_f = parameter(width)  # (D,)
+
+    def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        weight = torch.cat([self.weight_z, self.weight_i, self.weight_f])  # (3D, I)
+        bias = torch.cat([self.bias_z, self.bias_i - 1, self.bias_f + 1])
+        z, i, f = at_least_float32(functional.linear(hidden, weight, bias)).chunk(3, dim=-1)  # (B, S, D) each
+        return (carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)).to(carry.dtype)  # Eqs. 4-7
 
 
-def state_matrices(p):
-    """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), put together once for all blocks."""
-    return torch.cat([p.key, p.query, p.cross_query, p.value])
+GATES = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
-def project_states(p, config, states, matrices):
-    """K_s, Q_s^h, Q_e^h, V_s of norm(states) + state IDs (section 3.3), each (B, H, S, E)."""
-    return project_heads(layer_norm(states, p.norm) + p.ids, matrices, config.heads, 4)
+class Recurrence(nn.Module):
+    """The recurrent cell of a layer: its states read themselves and a block's tokens, and gates rewrite them (section 3.2)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
+        gate, single, skip = GATES[config.gate], config.configuration == "single", config.configuration == "skip"
+        self.config = config
+        self.initial = parameter(config.states, d)  # (S, D), what a document starts with
+        self.ids = parameter(config.states, d)  # (S, D), which tell the states apart
+        self.norm = LayerNorm(d)
+        self.key = parameter(he, d)  # (HE, D)
+        self.value = parameter(he, d)  # (HE, D)
+        self.query = parameter(he, d)  # (HE, D), state to state
+        self.cross_query = parameter(he, d)  # (HE, D), state to token
+        self.scale = parameter(h)  # (H,)
+        self.cross_scale = parameter(h)  # (H,)
+        self.attention_gate = None if single else gate(d, 2 * he)
+        self.mlp_norm = LayerNorm(d) if config.configuration == "dual" else None
+        self.mlp_hidden = None if skip else parameter(f, 2 * he if single else d)  # (F, D), single (F, 2HE)
+        self.mlp_gate = None if skip else gate(d, f)
+
+    def matrices(self) -> torch.Tensor:
+        """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), put together once for all blocks."""
+        return torch.cat([self.key, self.query, self.cross_query, self.value])
+
+    def project(self, states: torch.Tensor, matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """K_s, Q_s^h, Q_e^h, V_s of norm(states) + state IDs (section 3.3), each (B, H, S, E)."""
+        return project_heads(self.norm(states) + self.ids, matrices, self.config.heads, 4)
+
+    def keys_and_values(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K_s and V_s alone, for tokens that read a state: (B, H, S, E) each."""
+        return project_heads(self.norm(states) + self.ids, torch.cat([self.key, self.value]), self.config.heads, 2)
+
+    def update(self, states: torch.Tensor, projected: tuple, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
+        state_key, query, cross_query, state_value = projected
+        own = scaled_attention(query, state_key, state_value, self.scale)
+        cross = scaled_attention(cross_query, keys, values, self.cross_scale)
+        return self.gated(states, torch.cat([merge_heads(own), merge_heads(cross)], dim=-1))
+
+    def gated(self, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """The next states from states (B, S, D) and attended (B, S, 2HE), by gate configuration (section 3.6)."""
+        if self.config.configuration == "single":
+            return self.mlp_gate(states, torch.relu(functional.linear(attended, self.mlp_hidden)))
+        middle = self.attention_gate(states, attended)
+        if self.config.configuration == "skip":
+            return middle
+        return self.mlp_gate(middle, torch.relu(functional.linear(self.mlp_norm(middle), self.mlp_hidden)))
+
+    def forward(
+        self, keys: torch.Tensor, values: torch.Tensor, states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Run over the blocks of keys and values (B, H, W + N, E), the previous block's first.
+
+        Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
+        """
+        state_keys, state_values, matrices = [], [], self.matrices()
+        # split, not slices: the gradient of a split is one concatenation, that of each slice a whole segment of zeros
+        keys, values = keys.split(self.config.window, 2), values.split(self.config.window, 2)
+        for block in range(len(keys) - 1):
+            near = slice(block, block + 2)
+            projected = self.project(states, matrices)
+            state_keys.append(projected[0])
+            state_values.append(projected[-1])
+            states = self.update(states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2))
+        return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
 
-def state_keys_and_values(p, config, states):
-    """K_s and V_s alone, for tokens that read a state: (B, H, S, E) each."""
-    return project_heads(layer_norm(states, p.norm) + p.ids, torch.cat([p.key, p.value]), config.heads, 2)
-
-
-def update_states(p, config, states, projected, keys, values):
-    """The horizontal direction on one block (section 3.2), keys and values (B, H, 2W, E)."""
-    state_key, query, cross_query, state_value = projected
-    own = attention(query, state_key, state_value, p.scale)
-    cross = attention(cross_query, keys, values, p.cross_scale)
-    return gating(p, config, states, torch.cat([merge_heads(own), merge_heads(cross)], dim=-1))
-
-
-def recur(p, config, keys, values, states):
-    """Run the cell over the blocks of keys and values (B, H, W + N, E).
-
-    Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
-    """
-    state_keys, state_values, matrices = [], [], state_matrices(p)
-    # split, not slices: the gradient of a split is one concatenation, that of each slice a whole segment of zeros
-    keys, values = keys.split(config.window, 2), values.split(config.window, 2)
-    for block in range(len(keys) - 1):
-        near = slice(block, block + 2)
-        projected = project_states(p, config, states, matrices)
-        state_keys.append(projected[0])
-        state_values.append(projected[-1])
-        states = update_states(p, config, states, projected, torch.cat(keys[near], 2), torch.cat(values[near], 2))
-    return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
-
-
-def cross_attend(query, state_keys, state_values, scale):
-    """Every block of query (B, H, N, E) to its own states (B, H, N/W, S, E); (B, H, N, E)."""
+def cross_attend(query: torch.Tensor, state_keys: torch.Tensor, state_values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Attention of every block of query (B, H, N, E) to its own states (B, H, N/W, S, E); (B, H, N, E)."""
     tiles = query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
-    return attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
+    return scaled_attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
+
+
+class Layer(nn.Module):
+    """Layer `number`, from 1: sliding attention, cross-attention if it reads states, feed-forward; the cell if recurrent."""
+
+    def __init__(self, config: Config, number: int):
+        super().__init__()
+        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
+        recurrent = number in config.recurrent_layers
+        reads = recurrent or config.feedback
+        self.config = config
+        self.norm = LayerNorm(d)
+        self.key = parameter(he, d)  # (HE, D)
+        self.value = parameter(he, d)  # (HE, D)
+        self.query = parameter(he, d)  # (HE, D), token to token
+        self.scale = parameter(h)  # (H,)
+        self.position_bias = parameter(h, config.buckets)  # (H, buckets)
+        self.cross_query = parameter(he, d) if reads else None  # (HE, D), token to state
+        self.cross_scale = parameter(h) if reads else None  # (H,)
+        self.output = parameter(d, 2 * he if reads else he)  # (D, HE), with cross-attention (D, 2HE)
+        self.mlp_norm = LayerNorm(d)
+        self.mlp_hidden = parameter(f, d)  # (F, D)
+        self.mlp_output = parameter(d, f)  # (D, F)
+        self.state = Recurrence(config) if recurrent else None
+
+    def dropout(self, x: torch.Tensor) -> torch.Tensor:
+        """x with entries dropped in training (decision 11)."""
+        return functional.dropout(x, self.config.dropout, self.training)
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Key, query, cross query (None if the layer reads no states) of unit length, and value, each (B, H, N, E)."""
+        x = self.dropout(self.norm(x))
+        if self.cross_query is None:
+            key, query, value = project_heads(x, torch.cat([self.key, self.query, self.value]), self.config.heads, 3)
+            return key, query, None, value
+        return project_heads(x, torch.cat([self.key, self.query, self.cross_query, self.value]), self.config.heads, 4)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, N, D) with the feed-forward's output added."""
+        hidden = torch.relu(functional.linear(self.mlp_norm(x), self.mlp_hidden))  # (B, N, F)
+        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        previous: tuple,
+        states: torch.Tensor | None,
+        shared: tuple | None,
+        tile: tuple,
+        memory_only: bool = False,
+    ) -> tuple[torch.Tensor, tuple, torch.Tensor | None]:
+        """Read x (B, N, D): output, the last block's (keys, values), next states.
+
+        previous: the previous block's (keys, values), (B, H, W, E) each
+        states: the layer's own, (B, S, D), if it is recurrent
+        shared: under feedback the K_s and V_s (B, H, 1, S, E) that all layers except the recurrent one read
+        tile: (bucket, mask) of a block's queries and keys, (W, 2W) each
+        memory_only: leave x as it is
+        """
+        window, dropout = self.config.window, self.config.dropout if self.training else 0.0
+        key, query, cross_query, value = self.project(x)
+        keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, W + N, E)
+        last = (keys[:, :, -window:], values[:, :, -window:])
+        if self.state is not None:
+            *shared, states = self.state(keys, values, states)
+        if memory_only:
+            return x, last, states
+        offset = score_offset(self.position_bias, self.scale, *tile)  # (H, W, 2W)
+        attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
+        if shared is not None:
+            cross = cross_attend(cross_query, *shared, self.cross_scale)
+            attended = torch.cat([attended, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
+        return self.mlp(x + functional.linear(attended, self.output)), last, states
 
 
 class BlockRecurrent(nn.Module):
@@ -114,16 +225,19 @@ class BlockRecurrent(nn.Module):
 
     Config = Config
 
-    def __init__(self, config, seed=0):
+    def __init__(self, config: Config, seed: int = 0):
         super().__init__()
         self.config = config
-        adopt_parameters(self, init_params(config, np.random.default_rng(seed)))
-        distance = tile_distance(config.window)
+        self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
+        self.final_norm = LayerNorm(config.width)
+        distance = tile_distance(config.window)  # (W, 2W)
         self.register_buffer("mask", window_mask(distance, config.window), persistent=False)
         bucket = position_bucket(distance, config.buckets, config.max_distance)
         self.register_buffer("bucket", bucket, persistent=False)
+        initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self):
+    def describe(self) -> str:
         """One line about how far back the model can look."""
         c = self.config
         reach = f"attention reaches {c.layers} layers x {c.window} = {c.layers * c.window:,} tokens back"
@@ -132,72 +246,50 @@ class BlockRecurrent(nn.Module):
         return f"{reach}; {c.states} recurrent states on layer {', '.join(map(str, c.recurrent_layers))} carry the rest"
 
     @property
-    def attention_reach(self):
+    def attention_reach(self) -> int:
         """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
         return self.config.layers * self.config.window
 
-    def auxiliary_parameters(self):
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
         """None: the task loss trains them all."""
         return []
 
-    def initial_state(self, batch):
-        """What a document starts with: the learned states, and zero keys and values."""
+    def state_shapes(self, batch: int) -> State:
+        """The shapes of a State of so many lanes; raises ValueError if there are none."""
         c = self.config
-        zeros = self.embedding.new_zeros(batch, c.layers, c.heads, c.window, c.head_width)
-        if not c.recurrent_layers:
-            return State(self.embedding.new_zeros(batch, 0, c.states, c.width), zeros, zeros)
-        learned = torch.stack([self.layers[layer - 1].state.initial for layer in c.recurrent_layers])
-        return State(learned.expand(batch, -1, -1, -1), zeros, zeros)
+        rows = (check_lanes(batch), c.layers, c.heads, c.window, c.head_width)
+        return State((batch, len(c.recurrent_layers), c.states, c.width), rows, rows)
 
-    def forward(self, tokens, state):
+    def initial_state(self, batch: int) -> State:
+        """What a document starts with: the learned states, and zero keys and values."""
+        shapes = self.state_shapes(batch)
+        zeros = self.embedding.new_zeros(shapes.keys)
+        learned = [layer.state.initial for layer in self.layers if layer.state is not None]
+        if not learned:
+            return State(self.embedding.new_zeros(shapes.states), zeros, zeros)
+        return State(torch.stack(learned).expand(shapes.states), zeros, zeros)
+
+    def forward(self, tokens: torch.Tensor, state: State) -> Output:
         """Read a segment: tokens (B, N), N a multiple of the window. Output.logits (B, N, V) predict the next token.
 
-        Raises ValueError if N is not a positive multiple of the window.
+        Raises ValueError if N is not a positive multiple of the window, or if the state is not one of this model and B lanes.
         """
         hidden, state = self._read(tokens, state)
         return Output(self._logits(hidden), state, {})
 
-    def advance(self, tokens, state):
-        """The state after tokens (B, N), without the logits and, but under feedback, the last layer's own output."""
+    def advance(self, tokens: torch.Tensor, state: State) -> State:
+        """The state after tokens (B, N), without the logits and, except under feedback, the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
-    def step(self, token, state):
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
-
-        state is the Stream of an earlier step, or a State to begin from.
-        """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        x, keys, values = self.embedding[token][:, None], [], []
-        for index, layer in enumerate(self.layers):
-            previous = (stream.state.keys[:, index], stream.state.values[:, index])
-            x, grown = self._step_layer(layer, x, previous, stream.shared[index])
-            keys.append(grown[0])
-            values.append(grown[1])
-        grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
-        full = grown.keys.shape[3] == 2 * self.config.window
-        return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
-
-    def stream(self, state):
-        """Open a state for `step`: project what every token of the coming block reads."""
-        c, shared = self.config, [None] * self.config.layers
-        for r, number in enumerate(c.recurrent_layers):
-            shared[number - 1] = state_keys_and_values(self.layers[number - 1].state, c, state.states[:, r])
-        if c.feedback:
-            shared = [shared[c.recurrent_layers[0] - 1]] * c.layers
-        return Stream(state, tuple(shared))
-
     def _logits(self, hidden):
-        return functional.linear(layer_norm(hidden, self.final_norm) * self.config.width**-0.5, self.embedding)
-
-    def _dropout(self, x):
-        return functional.dropout(x, self.config.dropout, self.training)
+        return functional.linear(self.final_norm(hidden) * self.config.width**-0.5, self.embedding)
 
     def _read(self, tokens, state, memory_only=False):
+        """The last layer's output (B, N, D) and the next state."""
         c, length = self.config, tokens.shape[1]
         if length == 0 or length % c.window:
             raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
-        if state.keys.shape[3] != c.window:
-            raise ValueError(f"the state holds {state.keys.shape[3]} rows of keys, not {c.window}: finish its block with step")
+        self._check(state, len(tokens))
         x = functional.embedding(tokens, self.embedding)  # (B, N, D)
         if not c.feedback:
             return self._stack(x, state, memory_only)
@@ -213,69 +305,98 @@ class BlockRecurrent(nn.Module):
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
-            shared = tuple(field[:, :, None] for field in state_keys_and_values(owner, c, state.states[:, 0]))  # (B, H, 1, S, E)
-        for index, layer in enumerate(self.layers):
-            recurrent = index + 1 in c.recurrent_layers
-            own = state.states[:, c.recurrent_layers.index(index + 1)] if recurrent else None
-            previous = (state.keys[:, index], state.values[:, index])
-            last = memory_only and index + 1 == c.layers
-            x, (key, value), own = self._layer(layer, x, previous, own, shared, last)
+            shared = tuple(field[:, :, None] for field in owner.keys_and_values(state.states[:, 0]))  # (B, H, 1, S, E)
+        for number, layer in enumerate(self.layers, start=1):
+            own = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
+            previous = (state.keys[:, number - 1], state.values[:, number - 1])
+            last = memory_only and number == c.layers
+            x, (key, value), own = layer(x, previous, own, shared, (self.bucket, self.mask), last)
             keys.append(key)
             values.append(value)
-            if recurrent:
+            if own is not None:
                 states.append(own)
         states = torch.stack(states, 1) if states else state.states
         return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
 
-    def _project(self, p, x):
-        """Unit key and queries, and value: (key, query, cross query or nothing, value), each (B, H, N, E)."""
-        normed = self._dropout(layer_norm(x, p.norm))
-        crossing = (p.cross_query,) if hasattr(p, "cross_query") else ()
-        matrices = (p.key, p.query, *crossing, p.value)
-        return project_heads(normed, torch.cat(matrices), self.config.heads, len(matrices))
+    def _check(self, state, batch):
+        """Raise ValueError unless state is one of this model and so many lanes, at a block's start."""
+        if self._within_block(state):
+            rows, window = state.keys.shape[3], self.config.window
+            raise ValueError(f"the state holds {rows} rows of keys, not {window}: finish its block with step, from a Stream")
+        check_state(state, self.state_shapes(batch))
 
-    def _layer(self, p, x, previous, states, shared, memory_only):
-        """One layer over x (B, N, D): output, last block's (keys, values), next states. memory_only leaves x as it is."""
-        c = self.config
-        key, query, *crossing, value = self._project(p, x)
-        keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, W + N, E)
-        last = (keys[:, :, -c.window :], values[:, :, -c.window :])
-        if states is not None:
-            *shared, states = recur(p.state, c, keys, values, states)
-        if memory_only:
-            return x, last, states
-        dropout = c.dropout if self.training else 0.0
-        offset = score_offset(p.position_bias, p.scale, self.bucket, self.mask)
-        attended = merge_heads(sliding_attention(query * p.scale[:, None, None], keys, values, offset, dropout))
-        if shared is not None:
-            cross = cross_attend(crossing[0], *shared, p.cross_scale)
-            attended = torch.cat([attended, merge_heads(cross)], dim=-1)  # (B, N, 2HE)
-        return self._mlp(p, x + functional.linear(attended, p.output)), last, states
+    def _within_block(self, state):
+        """Whether `step` has read a part of the state's block, but not all of it."""
+        return isinstance(state, State) and self.config.window < state.keys.shape[3] < 2 * self.config.window
 
-    def _mlp(self, p, x):
-        hidden = torch.relu(functional.linear(layer_norm(x, p.mlp_norm), p.mlp_hidden))
-        return x + self._dropout(functional.linear(hidden, p.mlp_output))
+    # From here on: what generation alone needs.
 
-    def _step_layer(self, p, x, previous, shared):
+    def stream(self, state: State) -> "Stream":
+        """Open a state for `step`: project what every token of the coming block reads."""
+        self._check(state, len(state[0]))
+        c, shared = self.config, [None] * self.config.layers
+        for r, number in enumerate(c.recurrent_layers):
+            shared[number - 1] = self.layers[number - 1].state.keys_and_values(state.states[:, r])
+        if c.feedback:
+            shared = [shared[c.recurrent_layers[0] - 1]] * c.layers
+        return Stream(state, tuple(shared))
+
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+
+        state is the Stream of an earlier step, or a State to begin from; raises ValueError if it is not one of this model and B
+        lanes.
+        """
+        stream = state if isinstance(state, Stream) else self.stream(state)
+        self._check_stream(stream, len(token))
+        x, keys, values = self.embedding[token][:, None], [], []
+        for index, layer in enumerate(self.layers):
+            previous = (stream.state.keys[:, index], stream.state.values[:, index])
+            x, grown = self._step_layer(layer, x, previous, stream.shared[index])
+            keys.append(grown[0])
+            values.append(grown[1])
+        grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
+        full = grown.keys.shape[3] == 2 * self.config.window
+        return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
+
+    def _check_stream(self, stream, batch):
+        """Raise ValueError unless the stream's state is one of this model and so many lanes, at a block's start or within it."""
+        shapes = self.state_shapes(batch)
+        if self._within_block(stream.state):
+            rows = (*shapes.keys[:3], stream.state.keys.shape[3], self.config.head_width)
+            shapes = State(shapes.states, rows, rows)
+        check_state(stream.state, shapes)
+
+    def _step_layer(self, layer, x, previous, shared):
         """One token x (B, 1, D) through a layer; returns the output and the keys and values with this token's added."""
-        key, query, *crossing, value = self._project(p, x)
+        key, query, cross_query, value = layer.project(x)
         window = self.config.window
         seen_keys, seen_values = previous[0][:, :, -window:], previous[1][:, :, -window:]  # the W tokens before this one
-        scores = (query * p.scale[:, None, None]) @ seen_keys.transpose(-1, -2)
-        scores = scores + (p.position_bias * p.scale[:, None])[:, None, self.bucket[0, :window]]  # distances W .. 1
+        scores = (query * layer.scale[:, None, None]) @ seen_keys.transpose(-1, -2)
+        scores = scores + (layer.position_bias * layer.scale[:, None])[:, None, self.bucket[0, :window]]  # distances W .. 1
         attended = merge_heads(scores.softmax(-1) @ seen_values)
         if shared is not None:
-            cross = attention(crossing[0], *shared, p.cross_scale)
+            cross = scaled_attention(cross_query, *shared, layer.cross_scale)
             attended = torch.cat([attended, merge_heads(cross)], dim=-1)
         grown = (torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2))
-        return self._mlp(p, x + functional.linear(attended, p.output)), grown
+        return layer.mlp(x + functional.linear(attended, layer.output)), grown
 
     def _close_block(self, grown):
         """A full block: the states read it, and its keys and values become the previous block's."""
-        c, states = self.config, []
-        for r, number in enumerate(c.recurrent_layers):
-            p, old = self.layers[number - 1].state, grown.states[:, r]
+        window, states = self.config.window, []
+        for r, number in enumerate(self.config.recurrent_layers):
+            cell, old = self.layers[number - 1].state, grown.states[:, r]
             keys, values = grown.keys[:, number - 1], grown.values[:, number - 1]
-            states.append(update_states(p, c, old, project_states(p, c, old, state_matrices(p)), keys, values))
+            states.append(cell.update(old, cell.project(old, cell.matrices()), keys, values))
         states = torch.stack(states, 1) if states else grown.states
-        return State(states, grown.keys[:, :, :, c.window :], grown.values[:, :, :, c.window :])
+        return State(states, grown.keys[:, :, :, window:], grown.values[:, :, :, window:])
+
+
+class Stream(NamedTuple):
+    """A State within a block, with what its tokens read of the recurrent states: K_s and V_s, fixed until the block ends.
+
+    `step` alone takes it; `state` is a State for `forward` only if a block has just ended.
+    """
+
+    state: State
+    shared: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None

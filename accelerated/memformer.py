@@ -1,7 +1,7 @@
-"""Memformer in PyTorch: reference/memformer.py made fast, encoder-decoder and decoder-only.
+"""Memformer in PyTorch, encoder-decoder and decoder-only: reference/memformer.py made fast, for training, evaluation and bench.
 
-Same config, parameter names, shapes and initialisation. `advance` is the memory path alone: encoder and writer, or all layers of
-the decoder-only model.
+Same config, parameter names, shapes and initial values. `advance` is the memory path alone: encoder and writer, or all layers of
+the decoder-only model. B lanes, N tokens, D width, H heads of width E, F feed-forward width, S slots, L layers, R distances.
 """
 
 import math
@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated.attention.content import content_attention
-from accelerated.attention.heads import layer_norm, merge_heads, split_heads
-from accelerated.attention.parameters import adopt_parameters
+from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
-from accelerated.protocol import Output
-from reference.memformer import Config, init_params
+from accelerated.protocol import Output, check_lanes, check_state, initialise
+from reference.memformer import SPECIALS, Config, init_params
 
 
 class State(NamedTuple):
@@ -25,6 +24,445 @@ class State(NamedTuple):
 
     memory: torch.Tensor  # (B, 1, S, D), decoder-only (B, L, S, D)
     previous: torch.Tensor  # (B, N) token ids, decoder-only (B, 0)
+
+
+def project(x: torch.Tensor, heads: int, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + b, a head at a time: (B, n, D) -> (B, H, n, E)."""
+    return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
+
+
+class Distances(nn.Module):
+    """What the self-attention of all layers of a stack looks up: rows of distances, and which tokens must not see each other."""
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__()
+        length = config.segment + (1 if causal and config.encoder_layers else 0)  # the decoder's first is the task's token
+        lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
+        sinusoids = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
+        self.register_buffer("index", distance_index(length, lowest, highest), persistent=False)  # (N, N) of 0 .. R - 1
+        self.register_buffer("mask", mask, persistent=False)  # (N, N), true where a query must not look
+        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D)
+
+
+class SelfAttention(nn.Module):
+    """What tokens find in each other and, in the decoder-only model, in their layer's memory.
+
+    Positions are simplified (Eqs. 2-4) or Transformer-XL's (Eq. 1), which has no biases on query, key and value.
+    """
+
+    def __init__(self, config: Config, causal: bool):
+        super().__init__()
+        simplified, inner = config.positions == "simplified", config.heads * config.head_width
+        self.heads, self.dropout = config.heads, config.dropout
+        self.norm = LayerNorm(config.width)
+        self.memory_norm = None if config.encoder_layers else LayerNorm(config.width)
+        self.query = parameter(inner, config.width)  # (HE, D)
+        self.query_bias = parameter(inner) if simplified else None  # (HE,)
+        self.key = parameter(inner, config.width)  # (HE, D)
+        self.key_bias = parameter(inner) if simplified else None  # (HE,)
+        self.value = parameter(inner, config.width)  # (HE, D)
+        self.value_bias = parameter(inner) if simplified else None  # (HE,)
+        self.positions = parameter(len(config.distances(causal)), config.head_width) if simplified else None  # (R, E)
+        self.distance_key = None if simplified else parameter(inner, config.width)  # (HE, D), W_r
+        self.content_bias = None if simplified else parameter(config.heads, config.head_width)  # (H, E), u
+        self.distance_bias = None if simplified else parameter(config.heads, config.head_width)  # (H, E), v
+        self.output = parameter(config.width, inner)  # (D, HE)
+        self.output_bias = parameter(config.width)  # (D,)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        distances: Distances,
+        memory: torch.Tensor | None = None,
+        readable: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false where the encoder's x is padding."""
+        normal = self.norm(x)
+        query, (key, value) = self.project_query(normal), self.key_value(normal)
+        if memory is not None:
+            slots = self.key_value(self.memory_norm(memory))
+            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
+        mask = distances.mask if readable is None else ~readable[:, None, None]
+        return self.attend(query, key, value, distances.index, mask, distances.sinusoids)
+
+    def project_query(self, normal: torch.Tensor) -> torch.Tensor:
+        """Query (B, H, n, E) of normed rows (B, n, D)."""
+        return project(normal, self.heads, self.query, self.query_bias)
+
+    def key_value(self, normal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value (B, H, n, E) of normed rows (B, n, D). A key's bias has no gradient: softmax does not notice it."""
+        key_bias = None if self.key_bias is None else self.key_bias.detach()
+        return project(normal, self.heads, self.key, key_bias), project(normal, self.heads, self.value, self.value_bias)
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        index: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinusoids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attention with positions, then the output matrix; (B, n, D). index (n, K) says which row of distances a pair has."""
+        rate = self.dropout if self.training else 0.0
+        if sinusoids is None:
+            out = simplified_attention(query, key, value, self.positions, index, mask, rate)
+        else:
+            [distance_key] = split_heads(functional.linear(sinusoids, self.distance_key)[None], self.heads, 1)  # (1, H, R, E)
+            biases = (self.content_bias, self.distance_bias)
+            out = transformer_xl_attention(query, key, value, distance_key[0], *biases, index, mask, rate)
+        out = functional.linear(merge_heads(out), self.output, self.output_bias)
+        return functional.dropout(out, self.dropout, self.training)
+
+
+class CrossAttention(nn.Module):
+    """What tokens find in memory or in what the encoder made of a segment, by content alone (Figure 2b)."""
+
+    def __init__(self, config: Config, of_memory: bool):
+        super().__init__()
+        inner = config.heads * config.head_width
+        self.heads, self.dropout = config.heads, config.dropout
+        self.norm = LayerNorm(config.width)
+        self.memory_norm = LayerNorm(config.width) if of_memory else None  # what the encoder made is normed already
+        self.query = parameter(inner, config.width)  # (HE, D)
+        self.query_bias = parameter(inner)  # (HE,)
+        self.key = parameter(inner, config.width)  # (HE, D)
+        self.key_bias = parameter(inner)  # (HE,)
+        self.value = parameter(inner, config.width)  # (HE, D)
+        self.value_bias = parameter(inner)  # (HE,)
+        self.output = parameter(config.width, inner)  # (D, HE)
+        self.output_bias = parameter(config.width)  # (D,)
+
+    def forward(self, x: torch.Tensor, source: torch.Tensor, readable: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D) and source (B, K, D); readable (B, K) is false in rows of padding."""
+        return self.attend(x, *self.key_value(source), readable)
+
+    def key_value(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value (B, H, K, E) of source (B, K, D). A key's bias has no gradient: softmax does not notice it."""
+        if self.memory_norm is not None:
+            source = self.memory_norm(source)
+        key = project(source, self.heads, self.key, self.key_bias.detach())
+        return key, project(source, self.heads, self.value, self.value_bias)
+
+    def attend(
+        self, x: torch.Tensor, key: torch.Tensor, value: torch.Tensor, readable: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same from key and value (B, H, K, E) of the source."""
+        query = project(self.norm(x), self.heads, self.query, self.query_bias)
+        mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
+        out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0)
+        out = functional.linear(merge_heads(out), self.output, self.output_bias)
+        return functional.dropout(out, self.dropout, self.training)
+
+
+class Writer(nn.Module):
+    """Slot attention (Figure 2c): each slot attends to [itself | encoded], never to another slot; its own value is the slot."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        inner = config.heads * config.head_width
+        self.heads = config.heads
+        self.memory_norm = LayerNorm(config.width)
+        self.norm = LayerNorm(config.width)
+        self.query = parameter(inner, config.width)  # (HE, D)
+        self.query_bias = parameter(inner)  # (HE,)
+        self.key = parameter(inner, config.width)  # (HE, D)
+        self.key_bias = parameter(inner)  # (HE,)
+        self.value = parameter(config.width, config.width)  # (D, D)
+        self.value_bias = parameter(config.width)  # (D,)
+        self.retention = parameter(config.heads)  # (H,), a bias on a slot's score of itself
+
+    def forward(self, memory: torch.Tensor, encoded: torch.Tensor, readable: torch.Tensor | None = None) -> torch.Tensor:
+        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false in rows of padding."""
+        normal, source, key_bias = self.memory_norm(memory), self.norm(encoded), self.key_bias.detach()
+        query = project(normal, self.heads, self.query, self.query_bias)  # (B, H, S, E)
+        own_key = project(normal, self.heads, self.key, key_bias)  # (B, H, S, E)
+        key = project(source, self.heads, self.key, key_bias)  # (B, H, N, E)
+        value = project(source, self.heads, self.value, self.value_bias)  # (B, H, N, D/H)
+        query = query * query.shape[-1] ** -0.5
+        own = (query * own_key).sum(-1, keepdim=True) + self.retention[:, None, None]  # (B, H, S, 1)
+        others = query @ key.transpose(-1, -2)  # (B, H, S, N)
+        if readable is not None:
+            others = others.masked_fill(~readable[:, None, None], -math.inf)
+        weights = torch.cat([own, others], -1).softmax(-1)
+        [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
+        return merge_heads(weights[..., :1] * slots + weights[..., 1:] @ value)
+
+
+class FeedForward(nn.Module):
+    """What every layer ends with. Its parameters are named as the layer's own, so a layer inherits it and declares it last."""
+
+    def declare_feed_forward(self, config: Config):
+        self.dropout = config.dropout
+        self.mlp_norm = LayerNorm(config.width)
+        self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)
+        self.mlp_hidden_bias = parameter(config.feed_forward)  # (F,)
+        self.mlp_output = parameter(config.width, config.feed_forward)  # (D, F)
+        self.mlp_output_bias = parameter(config.width)  # (D,)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D)."""
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias).relu_()  # (B, N, F)
+        return functional.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias), self.dropout, self.training)
+
+
+class EncoderLayer(FeedForward):
+    """Figure 2a: tokens look at each other, then at the memory."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.attention = SelfAttention(config, causal=False)
+        self.read = CrossAttention(config, of_memory=True)
+        self.declare_feed_forward(config)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, readable: torch.Tensor | None, distances: Distances) -> torch.Tensor:
+        x = x + self.attention(x, distances, readable=readable)
+        x = x + self.read(x, memory)
+        return x + self.feed_forward(x)
+
+
+class DecoderLayer(FeedForward):
+    """Tokens look at the ones before them, then at what the encoder made of the previous segment."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.attention = SelfAttention(config, causal=True)
+        self.cross = CrossAttention(config, of_memory=False)
+        self.declare_feed_forward(config)
+
+    def forward(
+        self, x: torch.Tensor, encoded: torch.Tensor, readable: torch.Tensor | None, distances: Distances
+    ) -> torch.Tensor:
+        x = x + self.attention(x, distances)
+        x = x + self.cross(x, encoded, readable)
+        return x + self.feed_forward(x)
+
+
+class MemoryLayer(FeedForward):
+    """Figure 1b: tokens look at this layer's memory and the tokens before them, and the layer's output is written to it."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.attention = SelfAttention(config, causal=True)
+        self.writer = Writer(config)
+        self.declare_feed_forward(config)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, distances: Distances) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x + self.attention(x, distances, memory)
+        x = x + self.feed_forward(x)
+        return x, self.writer(memory, x)
+
+
+class Encoder(nn.Module):
+    """Eq. 5: reads a segment together with the memory."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.distances = Distances(config, causal=False)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.norm = LayerNorm(config.width)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, readable: torch.Tensor | None) -> torch.Tensor:
+        """Encoded (B, N, D) from embeddings x (B, N, D) and memory (B, S, D)."""
+        for layer in self.layers:
+            x = layer(x, memory, readable, self.distances)
+        return self.norm(x)
+
+
+class Decoder(nn.Module):
+    """Eq. 6: predicts a segment from what the encoder made of the previous one."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.distances = Distances(config, causal=True)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
+        self.norm = LayerNorm(config.width)
+
+    def forward(self, x: torch.Tensor, encoded: torch.Tensor, readable: torch.Tensor | None) -> torch.Tensor:
+        """Final hidden states (B, N + 1, D) from embeddings x (B, N + 1, D) and encoded (B, N, D)."""
+        for layer in self.layers:
+            x = layer(x, encoded, readable, self.distances)
+        return self.norm(x)
+
+
+class MemoryDecoder(nn.Module):
+    """The decoder-only model's layers (Figure 1b), each with a memory of its own."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.distances = Distances(config, causal=True)
+        self.layers = nn.ModuleList(MemoryLayer(config) for _ in range(config.decoder_layers))
+        self.norm = LayerNorm(config.width)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Final hidden states (B, N, D) and the next memory (B, L, S, D) from embeddings x (B, N, D) and memory."""
+        memories = []
+        for layer, own in zip(self.layers, memory.unbind(1), strict=True):
+            x, new = layer(x, own, self.distances)
+            memories.append(new)
+        return self.norm(x), torch.stack(memories, 1)
+
+
+class Memformer(nn.Module):
+    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
+
+    Config = Config
+
+    def __init__(self, config: Config, seed: int = 0):
+        super().__init__()
+        self.config = config
+        specials = len(SPECIALS) if config.encoder_layers else 0
+        self.embedding = parameter(config.vocabulary + specials, config.width)  # (V + 5, D), decoder-only (V, D)
+        self.initial_memory = parameter(config.memories, config.slots, config.width)  # (1 or L, S, D)
+        self.encoder = Encoder(config) if config.encoder_layers else None
+        self.writer = Writer(config) if config.encoder_layers else None
+        self.decoder = Decoder(config) if config.encoder_layers else MemoryDecoder(config)
+        initialise(self, init_params(config, np.random.default_rng(seed)))
+
+    def describe(self) -> str:
+        """One line about how far back the model looks: its temporal range has no end (2.5)."""
+        c = self.config
+        kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
+        return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
+
+    @property
+    def attention_reach(self) -> int:
+        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        return self.config.segment * (2 if self.config.encoder_layers else 1)
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """None: there is one objective."""
+        return []
+
+    def state_shapes(self, batch: int) -> State:
+        """The shape of each field of a State of `batch` lanes; raises ValueError if there is no lane."""
+        c = self.config
+        batch = check_lanes(batch)
+        return State((batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0))
+
+    def initial_state(self, batch: int) -> State:
+        """What a document starts with: the learned slots, and a segment of begin tokens; raises ValueError if batch is 0."""
+        shapes = self.state_shapes(batch)
+        previous = torch.full(shapes.previous, self.config.special("begin"), device=self.embedding.device)
+        return State(self.initial_memory.expand(shapes.memory), previous)
+
+    def forward(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> Output:
+        """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next token, or what a Task asks for.
+
+        Raises ValueError if N is not config.segment, for the state of another model, number of lanes, of slots or of tokens, and
+        if the decoder-only model is given a task.
+        """
+        self._check(tokens, state, task)
+        if self.encoder is None:
+            hidden, memory = self.decoder(self._embed(tokens), state.memory)
+            return Output(self._logits(hidden), State(memory, state.previous), {})
+        encoded, memory, readable = self._encode(state, task)
+        kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
+        first = tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind  # the task's token
+        hidden = self.decoder(self._embed(torch.cat([first, prompt], 1)), encoded, readable)
+        return Output(self._logits(self._predicting(hidden, kind)), State(memory, tokens), {})
+
+    def advance(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> State:
+        """The state after tokens (B, N), without decoder and logits; raises ValueError as forward does."""
+        self._check(tokens, state, task)
+        if self.encoder is None:
+            return State(self.decoder(self._embed(tokens), state.memory)[1], state.previous)
+        return State(self._encode(state, task)[1], tokens)
+
+    def _check(self, tokens, state, task):
+        c = self.config
+        if tokens.shape[1] != c.segment:
+            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
+        if task is not None and c.encoder_layers == 0:
+            raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
+        check_state(state, self.state_shapes(len(tokens)))
+
+    def _embed(self, tokens):
+        return functional.embedding(tokens, self.embedding)
+
+    def _logits(self, hidden):
+        """Special tokens are never predicted."""
+        return functional.linear(hidden * self.config.width**-0.5, self.embedding[: self.config.vocabulary])
+
+    def _predicting(self, hidden, kind):
+        """The N of the decoder's N + 1 rows that predict: the last in continuation, the first in the other tasks."""
+        if isinstance(kind, int):
+            return hidden[:, 1:]
+        return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
+
+    def _encode(self, state, task):
+        """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false on its padding."""
+        reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
+        memory, x = state.memory[:, 0], self._embed(reading)
+        encoded = self.encoder(x, memory, readable)
+        return encoded, self.writer(memory, encoded, readable)[:, None], readable
+
+    # From here on: what generation alone needs.
+
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+
+        state is the Stream of an earlier step, or a State to begin a segment from. Raises ValueError as forward does.
+        """
+        stream = state if isinstance(state, Stream) else self.stream(state)
+        shapes = self.state_shapes(len(token))
+        check_state(State(stream.memory, stream.tokens), shapes._replace(previous=(len(token), stream.tokens.shape[1])))
+        hidden, stream = self._step(token, stream)
+        stream = stream._replace(tokens=torch.cat([stream.tokens, token[:, None]], 1))
+        full = stream.tokens.shape[1] == self.config.segment
+        return self._logits(hidden)[:, 0], self.stream(self._close_segment(stream)) if full else stream
+
+    def stream(self, state: State) -> "Stream":
+        """Open a state for `step`: read what every token of the coming segment looks at."""
+        check_state(state, self.state_shapes(len(state[0])))
+        c, layers = self.config, self.decoder.layers
+        tokens = state.previous.new_zeros(len(state.memory), 0)
+        hidden = state.memory.new_zeros(len(state.memory), len(layers), 0, c.width)
+        if self.encoder is None:
+            own = [layer.attention for layer in layers]
+            pairs = [p.key_value(p.memory_norm(memory)) for p, memory in zip(own, state.memory.unbind(1), strict=True)]
+            return Stream(state.memory, tokens, hidden, *zip(*pairs, strict=True), ())
+        encoded, memory, _ = self._encode(state, None)
+        seen = tuple(layer.cross.key_value(encoded) for layer in layers)
+        empty = tuple(key[:, :, :0] for key, _ in seen)
+        stream = Stream(memory, tokens, hidden, empty, empty, seen)
+        first = state.previous.new_full((len(tokens),), c.special("continuation"))
+        return self._step(first, stream)[1]
+
+    def _step(self, token, stream):
+        """One token (B,) through the decoder: final hidden state (B, 1, D) and the stream with its keys and values."""
+        x, hidden, keys, values = self._embed(token[:, None]), [], [], []
+        for number, layer in enumerate(self.decoder.layers):
+            out, key, value = self._step_attention(layer.attention, x, stream.keys[number], stream.values[number])
+            x = x + out
+            if self.encoder is not None:
+                x = x + layer.cross.attend(x, *stream.encoded[number])
+            x = x + layer.feed_forward(x)
+            hidden.append(x)
+            keys.append(key)
+            values.append(value)
+        stream = stream._replace(keys=tuple(keys), values=tuple(values))
+        if self.encoder is None:
+            stream = stream._replace(hidden=torch.cat([stream.hidden, torch.stack(hidden, 1)], 2))
+        return self.decoder.norm(x), stream
+
+    def _step_attention(self, attention, x, keys, values):
+        """One token x (B, 1, D): what it finds, and keys and values with its own."""
+        normal, distances = attention.norm(x), self.decoder.distances
+        query, new = attention.project_query(normal), attention.key_value(normal)
+        keys, values = (torch.cat(pair, 2) for pair in zip((keys, values), new, strict=True))
+        read = keys.shape[2] - (self.config.slots if self.encoder is None else 0)  # memory has no positions
+        index = distances.index[read - 1 : read, :read]  # (1, n)
+        return attention.attend(query, keys, values, index, None, distances.sinusoids), keys, values
+
+    def _close_segment(self, stream):
+        """The state after a segment that has been read whole."""
+        if self.encoder is not None:
+            return State(stream.memory, stream.tokens)
+        pairs = zip(self.decoder.layers, stream.memory.unbind(1), stream.hidden.unbind(1), strict=True)
+        memories = [layer.writer(memory, hidden) for layer, memory, hidden in pairs]
+        return State(torch.stack(memories, 1), stream.tokens[:, :0])
 
 
 class Stream(NamedTuple):
@@ -35,248 +473,4 @@ class Stream(NamedTuple):
     hidden: torch.Tensor  # (B, L, n, D), outputs of the decoder-only model's layers, which will write its memory
     keys: tuple  # per decoder layer (B, H, S + n or 1 + n, E): of memory or the task's token, and the tokens
     values: tuple
-    encoded: tuple  # per decoder layer the key and the value (B, H, N, E) of what the encoder made of the segment before
-
-
-def affine(x, p, name):
-    """x by the matrix of that name, and its bias where it has one. A key's bias has no gradient: softmax does not notice it."""
-    bias = getattr(p, f"{name}_bias", None)
-    return functional.linear(x, getattr(p, name), bias.detach() if name == "key" and bias is not None else bias)
-
-
-def project(x, p, name, heads):
-    """affine, a head at a time: (B, n, D) -> (B, H, n, E)"""
-    return split_heads(affine(x, p, name), heads, 1)[0]
-
-
-def slot_attention(p, heads, memory, encoded, readable):
-    """Figure 2c: each slot of memory (B, S, D) attends to [itself | encoded (B, N, D)]; its own value is the slot itself."""
-    normal, source = layer_norm(memory, p.memory_norm), layer_norm(encoded, p.norm)
-    query, own_key = (project(normal, p, name, heads) for name in ("query", "key"))
-    key, value = (project(source, p, name, heads) for name in ("key", "value"))
-    query = query * query.shape[-1] ** -0.5
-    own = (query * own_key).sum(-1, keepdim=True) + p.retention[:, None, None]  # (B, H, S, 1)
-    others = query @ key.transpose(-1, -2)  # (B, H, S, N)
-    if readable is not None:
-        others = others.masked_fill(~readable[:, None, None], -math.inf)
-    weights = torch.cat([own, others], -1).softmax(-1)
-    [slots] = split_heads(memory, heads, 1)  # (B, H, S, D/H)
-    return merge_heads(weights[..., :1] * slots + weights[..., 1:] @ value)
-
-
-class Memformer(nn.Module):
-    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
-
-    Config = Config
-
-    def __init__(self, config, seed=0):
-        super().__init__()
-        self.config = config
-        adopt_parameters(self, init_params(config, np.random.default_rng(seed)))
-        stacks = {"encoder": (False, config.segment)} if config.encoder_layers else {}
-        stacks["decoder"] = (True, config.segment + (1 if config.encoder_layers else 0))
-        for name, (causal, length) in stacks.items():
-            lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
-            stack = getattr(self, name)
-            stack.register_buffer("index", distance_index(length, lowest, highest), persistent=False)
-            mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
-            stack.register_buffer("mask", mask, persistent=False)
-            rows = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
-            stack.register_buffer("sinusoids", rows, persistent=False)
-
-    def describe(self):
-        """One line about how far back the model looks: its temporal range has no end (2.5)."""
-        c = self.config
-        kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
-        return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
-
-    @property
-    def attention_reach(self):
-        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
-        return self.config.segment * (2 if self.config.encoder_layers else 1)
-
-    def auxiliary_parameters(self):
-        """None: there is one objective."""
-        return []
-
-    def initial_state(self, batch):
-        """What a document starts with: the learned slots, and a segment of begin tokens."""
-        c = self.config
-        width = c.segment if c.encoder_layers else 0
-        previous = torch.full((batch, width), c.special("begin"), device=self.embedding.device)
-        return State(self.initial_memory.expand(batch, -1, -1, -1), previous)
-
-    def forward(self, tokens, state, task=None):
-        """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next token, or what a Task asks for.
-
-        Raises ValueError if N is not config.segment, or if the decoder-only model is given a task.
-        """
-        self._check(tokens, task)
-        if self.config.encoder_layers == 0:
-            x, memory = self._decode_only(tokens, state.memory)
-            return Output(self._logits(layer_norm(x, self.decoder.norm)), State(memory, state.previous), {})
-        encoded, memory, readable = self._encode(state, task)
-        kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
-        first = tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind  # the task's token
-        hidden = self._decode(torch.cat([first, prompt], 1), encoded, readable)
-        return Output(self._logits(self._predicting(hidden, kind)), State(memory, tokens), {})
-
-    def advance(self, tokens, state, task=None):
-        """The state after tokens (B, N), without decoder and logits."""
-        self._check(tokens, task)
-        if self.config.encoder_layers == 0:
-            return State(self._decode_only(tokens, state.memory)[1], state.previous)
-        return State(self._encode(state, task)[1], tokens)
-
-    def step(self, token, state):
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
-
-        state is the Stream of an earlier step, or a State to begin a segment from.
-        """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        hidden, stream = self._step(token, stream)
-        stream = stream._replace(tokens=torch.cat([stream.tokens, token[:, None]], 1))
-        full = stream.tokens.shape[1] == self.config.segment
-        return self._logits(hidden)[:, 0], self.stream(self._close_segment(stream)) if full else stream
-
-    def stream(self, state):
-        """Open a state for `step`: read what every token of the coming segment looks at."""
-        c, layers = self.config, self.decoder.layers
-        tokens = state.previous.new_zeros(len(state.memory), 0)
-        hidden = state.memory.new_zeros(len(state.memory), len(layers), 0, c.width)
-        if c.encoder_layers == 0:
-            remembered = (layer_norm(state.memory[:, i], p.attention.memory_norm) for i, p in enumerate(layers))
-            pairs = [self._key_value(p.attention, m) for m, p in zip(remembered, layers, strict=True)]
-            return Stream(state.memory, tokens, hidden, *zip(*pairs, strict=True), ())
-        encoded, memory, _ = self._encode(state, None)
-        seen = tuple(self._key_value(p.cross, encoded) for p in layers)
-        empty = tuple(key[:, :, :0] for key, _ in seen)
-        stream = Stream(memory, tokens, hidden, empty, empty, seen)
-        first = state.previous.new_full((len(tokens),), c.special("continuation"))
-        return self._step(first, stream)[1]
-
-    def _check(self, tokens, task):
-        c = self.config
-        if tokens.shape[1] != c.segment:
-            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
-        if task is not None and c.encoder_layers == 0:
-            raise ValueError("the decoder-only model (encoder_layers 0) has no tasks but continuation; leave task out")
-
-    def _logits(self, hidden):
-        """Special tokens are never predicted."""
-        return functional.linear(hidden * self.config.width**-0.5, self.embedding[: self.config.vocabulary])
-
-    def _rate(self):
-        return self.config.dropout if self.training else 0.0
-
-    def _dropout(self, x):
-        return functional.dropout(x, self.config.dropout, self.training)
-
-    def _predicting(self, hidden, kind):
-        """The N of the decoder's N + 1 rows that predict: the last in continuation, the first in the other tasks."""
-        if isinstance(kind, int):
-            return hidden[:, 1:]
-        return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
-
-    def _encode(self, state, task):
-        """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and where the encoder's input is no padding."""
-        reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
-        memory, x = state.memory[:, 0], functional.embedding(reading, self.embedding)
-        for p in self.encoder.layers:
-            x = x + self.self_attention(p.attention, self.encoder, x, readable=readable)
-            x = x + self._cross_attention(p.read, x, layer_norm(memory, p.read.memory_norm))
-            x = x + self._feed_forward(p, x)
-        encoded = layer_norm(x, self.encoder.norm)
-        return encoded, slot_attention(self.writer, self.config.heads, memory, encoded, readable)[:, None], readable
-
-    def _decode(self, prompt, encoded, readable):
-        """Eq. 6: final hidden states (B, N + 1, D) of prompt (B, N + 1)."""
-        x = functional.embedding(prompt, self.embedding)
-        for p in self.decoder.layers:
-            x = x + self.self_attention(p.attention, self.decoder, x)
-            x = x + self._cross_attention(p.cross, x, encoded, readable)
-            x = x + self._feed_forward(p, x)
-        return layer_norm(x, self.decoder.norm)
-
-    def _decode_only(self, tokens, memory):
-        """Figure 1b: the last layer's output (B, N, D) for tokens (B, N), and the next memory (B, L, S, D)."""
-        x, memories = functional.embedding(tokens, self.embedding), []
-        for layer, p in enumerate(self.decoder.layers):
-            x = x + self.self_attention(p.attention, self.decoder, x, memory[:, layer])
-            x = x + self._feed_forward(p, x)
-            memories.append(slot_attention(p.writer, self.config.heads, memory[:, layer], x, None))
-        return x, torch.stack(memories, 1)
-
-    def _key_value(self, p, x):
-        """Key and value (B, H, n, E) of x (B, n, D)."""
-        return tuple(project(x, p, name, self.config.heads) for name in ("key", "value"))
-
-    def self_attention(self, p, stack, x, memory=None, readable=None):
-        """What tokens x (B, N, D) find in each other and, in the decoder-only model, in memory (B, S, D)."""
-        normal = layer_norm(x, p.norm)
-        query, (key, value) = project(normal, p, "query", self.config.heads), self._key_value(p, normal)
-        if memory is not None:
-            remembered = self._key_value(p, layer_norm(memory, p.memory_norm))
-            key, value = (torch.cat(pair, 2) for pair in zip(remembered, (key, value), strict=True))
-        mask = stack.mask if readable is None else ~readable[:, None, None]
-        out = self._attend(p, stack, query, key, value, stack.index, mask)
-        return self._dropout(affine(merge_heads(out), p, "output"))
-
-    def _attend(self, p, stack, query, key, value, index, mask):
-        """By the positions that the config names; (B, H, N, E)."""
-        if self.config.positions == "simplified":
-            return simplified_attention(query, key, value, p.positions, index, mask, self._rate())
-        [distance_key] = split_heads(functional.linear(stack.sinusoids, p.distance_key)[None], self.config.heads, 1)
-        biases = (p.content_bias, p.distance_bias)
-        return transformer_xl_attention(query, key, value, distance_key[0], *biases, index, mask, self._rate())
-
-    def _cross_attention(self, p, x, source, readable=None):
-        """What x (B, N, D) finds in source (B, K, D), by content alone (Figure 2b)."""
-        return self._cross(p, x, *self._key_value(p, source), readable)
-
-    def _cross(self, p, x, key, value, readable=None):
-        query = project(layer_norm(x, p.norm), p, "query", self.config.heads)
-        mask = None if readable is None else ~readable[:, None, None]
-        out = content_attention(query, key, value, mask, self._rate())
-        return self._dropout(affine(merge_heads(out), p, "output"))
-
-    def _feed_forward(self, p, x):
-        return self._dropout(affine(affine(layer_norm(x, p.mlp_norm), p, "mlp_hidden").relu_(), p, "mlp_output"))
-
-    def _step(self, token, stream):
-        """One token (B,) through the decoder: final hidden state (B, 1, D) and the stream with its keys and values."""
-        x, hidden, keys, values = functional.embedding(token[:, None], self.embedding), [], [], []
-        for layer, p in enumerate(self.decoder.layers):
-            out, key, value = self._step_attention(p.attention, x, stream.keys[layer], stream.values[layer])
-            x = x + out
-            if self.config.encoder_layers:
-                x = x + self._cross(p.cross, x, *stream.encoded[layer])
-            x = x + self._feed_forward(p, x)
-            hidden.append(x)
-            keys.append(key)
-            values.append(value)
-        stream = stream._replace(keys=tuple(keys), values=tuple(values))
-        if self.config.encoder_layers == 0:
-            stream = stream._replace(hidden=torch.cat([stream.hidden, torch.stack(hidden, 1)], 2))
-        return layer_norm(x, self.decoder.norm), stream
-
-    def _step_attention(self, p, x, keys, values):
-        """One token x (B, 1, D): what it finds, and keys and values with its own."""
-        c = self.config
-        normal = layer_norm(x, p.norm)
-        query = project(normal, p, "query", c.heads)
-        keys, values = (torch.cat(pair, 2) for pair in zip((keys, values), self._key_value(p, normal), strict=True))
-        read = keys.shape[2] - (0 if c.encoder_layers else c.slots)  # memory has no positions
-        index = self.decoder.index[read - 1 : read, :read]
-        out = self._attend(p, self.decoder, query, keys, values, index, None)
-        return affine(merge_heads(out), p, "output"), keys, values
-
-    def _close_segment(self, stream):
-        """The state after a segment that has been read whole."""
-        if self.config.encoder_layers:
-            return State(stream.memory, stream.tokens)
-        memories = [
-            slot_attention(p.writer, self.config.heads, stream.memory[:, layer], stream.hidden[:, layer], None)
-            for layer, p in enumerate(self.decoder.layers)
-        ]
-        return State(torch.stack(memories, 1), stream.tokens[:, :0])
+    encoded: tuple  # per decoder layer the key and the value (B, H, N, E) of what the encoder made of the previous segment

@@ -1,6 +1,7 @@
-"""GPT-2 with recurrence in PyTorch: reference/pretrained_recurrence.py made fast.
+"""GPT-2 with recurrence in PyTorch: reference/pretrained_recurrence.py made fast, for training, evaluation and bench.
 
-Same config, parameter names, shapes and initialisation. `vectors` 0 is plain GPT-2, whose windows know nothing of each other.
+Same config, parameter names, shapes and initial values. `vectors` 0 is plain GPT-2, whose windows know nothing of each other.
+B lanes, N of a window's T tokens, D width, H heads of width E, F feed-forward width, S inserted vectors, L layers, V vocabulary.
 """
 
 from typing import NamedTuple
@@ -11,9 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated.attention.content import content_attention
-from accelerated.attention.heads import layer_norm, merge_heads, split_heads
-from accelerated.attention.parameters import adopt_parameters
-from accelerated.protocol import Output
+from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
+from accelerated.protocol import Output, check_lanes, check_state, initialise
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -24,37 +24,106 @@ class State(NamedTuple):
     present: torch.Tensor  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
-class Stream(NamedTuple):
-    """A window being read token by token: `step` alone takes it. n of its T tokens have been read."""
-
-    tokens: torch.Tensor  # (B, n)
-    keys: tuple  # per layer (B, H, S + n or n, E), those of the inserted vectors first
-    values: tuple
-    mixed: torch.Tensor  # (B, n, D), the layers' outputs in their shares
-    present: torch.Tensor  # (B,) of the State that this window reads
-
-
-def mean_over_positions(p, mixed):
-    return mixed.mean(1)
-
-
-def max_over_positions(p, mixed):
-    return mixed.max(1).values
-
-
-def attention_over_positions(p, mixed):
-    """Positions weighted by how well they fit a learned fixed key; (B, n, D) -> (B, D)."""
-    weights = (mixed @ p.fixed_key[:, None] * mixed.shape[-1] ** -0.5).softmax(1)  # (B, n, 1)
-    return (weights.transpose(1, 2) @ mixed)[:, 0]
-
-
-POOLINGS = {"mean": mean_over_positions, "max": max_over_positions, "attention": attention_over_positions}
-
-
-def with_slots(causal, vectors, present):
+def with_slots(causal: torch.Tensor, vectors: int, present: torch.Tensor) -> torch.Tensor:
     """What queries must not see, (B, 1, N, S + K): of S vectors those that are not present (B,), of K tokens the causal mask."""
     absent = ~present[:, None, None, None].expand(-1, 1, len(causal), vectors)
     return torch.cat([absent, causal.expand(len(present), 1, -1, -1)], -1)
+
+
+class Layer(nn.Module):
+    """A layer of GPT-2: attention to the window's tokens and, where there are any, inserted vectors; then the MLP."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        d, f = config.width, config.feed_forward
+        self.heads, self.dropout = config.heads, config.dropout
+        self.norm = LayerNorm(d, NORM_EPSILON)
+        self.query = parameter(d, d)  # (D, D)
+        self.query_bias = parameter(d)  # (D,)
+        self.key = parameter(d, d)  # (D, D)
+        self.key_bias = parameter(d)  # (D,), without gradient: softmax does not notice it
+        self.value = parameter(d, d)  # (D, D)
+        self.value_bias = parameter(d)  # (D,)
+        self.output = parameter(d, d)  # (D, D)
+        self.output_bias = parameter(d)  # (D,)
+        self.mlp_norm = LayerNorm(d, NORM_EPSILON)
+        self.mlp_hidden = parameter(f, d)  # (F, D)
+        self.mlp_hidden_bias = parameter(f)  # (F,)
+        self.mlp_output = parameter(d, f)  # (D, F)
+        self.mlp_output_bias = parameter(d)  # (D,)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, inserted: torch.Tensor | None) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true where a query must not see a key (Figure 2)."""
+        query, key, value = self.query_key_value(x)
+        if inserted is not None:
+            slots = self.key_value(inserted)
+            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
+        x = x + self.attend(query, key, value, mask)
+        return x + self.mlp(x)
+
+    def query_key_value(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Query, key and value (B, H, N, E) of x (B, N, D), by one product."""
+        weight = torch.cat([self.query, self.key, self.value])  # (3D, D)
+        bias = torch.cat([self.query_bias, self.key_bias.detach(), self.value_bias])
+        return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 3)
+
+    def key_value(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
+        weight = torch.cat([self.key, self.value])  # (2D, D)
+        bias = torch.cat([self.key_bias.detach(), self.value_bias])
+        return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 2)
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Attention, then the output matrix; (B, N, D)."""
+        out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0)
+        out = functional.linear(merge_heads(out), self.output, self.output_bias)
+        return functional.dropout(out, self.dropout, self.training)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D)."""
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
+        out = functional.linear(functional.gelu(hidden, approximate="tanh"), self.mlp_output, self.mlp_output_bias)
+        return functional.dropout(out, self.dropout, self.training)
+
+
+class Recurrence(nn.Module):
+    """What is added to GPT-2: Eq. 1 pools a window to one vector, and a small network makes the inserted vectors of it."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.layer_scores = parameter(config.layers)  # (L,)
+        self.fixed_key = parameter(config.width) if config.pooling == "attention" else None  # (D,)
+        fan_in = config.width
+        for layer in range(1, config.module_layers + 1):
+            self.register_parameter(f"hidden_{layer}", parameter(config.module_width, fan_in))  # (200, D or 200)
+            self.register_parameter(f"hidden_{layer}_bias", parameter(config.module_width))  # (200,)
+            fan_in = config.module_width
+        self.inserted = parameter(config.vectors * config.width, fan_in)  # (SD, 200)
+        self.inserted_bias = parameter(config.vectors * config.width)  # (SD,)
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """h_prev (B, S, D) from z (B, D)."""
+        x = pooled
+        for layer in range(1, self.config.module_layers + 1):
+            weight, bias = self.get_parameter(f"hidden_{layer}"), self.get_parameter(f"hidden_{layer}_bias")
+            x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
+        return functional.linear(x, self.inserted, self.inserted_bias).view(len(x), self.config.vectors, self.config.width)
+
+    def mix(self, outputs: list[torch.Tensor]) -> torch.Tensor:
+        """Eq. 1's share of every layer, before positions are pooled; (B, N, D)."""
+        shares = self.layer_scores.softmax(-1)
+        return sum(share * output for share, output in zip(shares, outputs, strict=True))
+
+    def pool(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Eq. 1: z (B, D) of a window's mixed outputs (B, N, D)."""
+        rows = mixed[:, : pooled_rows(self.config, mixed.shape[1])]
+        if self.config.pooling == "mean":
+            return rows.mean(1)
+        if self.config.pooling == "max":
+            return rows.max(1).values
+        weights = (rows @ self.fixed_key[:, None] * rows.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), fit to a learned key
+        return (weights.transpose(1, 2) @ rows)[:, 0].to(rows.dtype)  # a state keeps its type under autocast
 
 
 class PretrainedRecurrence(nn.Module):
@@ -62,14 +131,19 @@ class PretrainedRecurrence(nn.Module):
 
     Config = Config
 
-    def __init__(self, config, seed=0):
+    def __init__(self, config: Config, seed: int = 0):
         super().__init__()
         self.config = config
-        adopt_parameters(self, init_params(config, np.random.default_rng(seed)))
+        self.embedding = parameter(config.vocabulary, config.width)  # (V, D)
+        self.positions = parameter(config.max_positions, config.width)  # one row for each place in a window
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.final_norm = LayerNorm(config.width, NORM_EPSILON)
+        self.module = Recurrence(config) if config.vectors else None
         causal = torch.ones(config.segment, config.segment, dtype=torch.bool).triu(1)
         self.register_buffer("future_keys", causal, persistent=False)  # (T, T), true where a query must not look
+        initialise(self, init_params(config, np.random.default_rng(seed)))
 
-    def describe(self):
+    def describe(self) -> str:
         """One line about how far back the model can look."""
         c = self.config
         reach = f"windows of {c.segment} tokens, {c.overlap} of them shared with the one before"
@@ -79,156 +153,137 @@ class PretrainedRecurrence(nn.Module):
         return f"{reach}; {what} carried from window to window, into layer {', '.join(map(str, c.insertion_layers))}"
 
     @property
-    def attention_reach(self):
+    def attention_reach(self) -> int:
         """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
         return self.config.segment
 
-    def auxiliary_parameters(self):
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
         """None: there is one objective."""
         return []
 
-    def initial_state(self, batch):
-        """What a document starts with: nothing to insert."""
-        if self.config.vectors == 0:
-            empty = self.embedding.new_zeros(batch, 0)
-            return State(empty, empty.bool())
-        pooled = self.embedding.new_zeros(batch, self.config.width)
-        return State(pooled, torch.zeros(batch, dtype=torch.bool, device=pooled.device))
+    def state_shapes(self, batch: int) -> State:
+        """The shape of each field of a State of `batch` lanes; raises ValueError if there is no lane."""
+        batch = check_lanes(batch)
+        return State((batch, self.config.width), (batch,)) if self.config.vectors else State((batch, 0), (batch, 0))
 
-    def forward(self, tokens, state):
+    def initial_state(self, batch: int) -> State:
+        """What a document starts with: nothing to insert; raises ValueError if batch is 0."""
+        shapes = self.state_shapes(batch)
+        pooled = self.embedding.new_zeros(shapes.pooled)
+        return State(pooled, torch.zeros(shapes.present, dtype=torch.bool, device=pooled.device))
+
+    def forward(self, tokens: torch.Tensor, state: State) -> Output:
         """Read a window: tokens (B, N), 1 <= N <= T, of which the window before has read the first o. Output.logits (B, N, V).
 
-        Raises ValueError for another N.
+        Raises ValueError for another N and for the state of another model, width or number of lanes.
         """
+        self._check(tokens, state)
         outputs, hidden = self._read(tokens, state)
         return Output(functional.linear(hidden, self.embedding), self._next_state(state, outputs, hidden), {})
 
-    def advance(self, tokens, state):
-        """The state after a window of tokens (B, N), without logits."""
-        if not self.config.vectors:
+    def advance(self, tokens: torch.Tensor, state: State) -> State:
+        """The state after a window of tokens (B, N), without logits; raises ValueError as forward does."""
+        self._check(tokens, state)
+        if self.module is None:
             return state
         return self._next_state(state, *self._read(tokens, state))
 
-    def step(self, token, state):
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
-
-        state is the Stream of an earlier step, or a State, which begins a window. A full window is closed and the next one opened
-        with its last o tokens, so that the next step's token is the first that it has not seen.
-        """
-        hidden, stream = self._extend(token[:, None], state if isinstance(state, Stream) else self.stream(state))
-        if stream.tokens.shape[1] == self.config.segment:
-            stream = self._next_window(stream)
-        return functional.linear(hidden[:, -1], self.embedding), stream
-
-    def stream(self, state):
-        """Open a window for `step`: keys and values of what is inserted into it."""
-        c, batch = self.config, len(state.present)
-        tokens = torch.zeros(batch, 0, dtype=torch.long, device=state.pooled.device)
-        empty = self.embedding.new_zeros(batch, c.heads, 0, c.width // c.heads)
-        pairs, inserted = [(empty, empty)] * c.layers, self._inserted(state)
-        for number in c.insertion_layers if inserted is not None else ():
-            p = self.layers[number - 1]
-            pairs[number - 1] = self._project(p, layer_norm(inserted, p.norm, NORM_EPSILON), ("key", "value"))
-        mixed = self.embedding.new_zeros(batch, 0, c.width)
-        return Stream(tokens, *zip(*pairs, strict=True), mixed, state.present)
+    def _check(self, tokens, state):
+        if not 1 <= tokens.shape[1] <= self.config.segment:
+            raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {self.config.segment}, the segment")
+        check_state(state, self.state_shapes(len(tokens)))
 
     def _read(self, tokens, state):
         """All layers' outputs for tokens (B, N), and the last after the final norm."""
         c, length = self.config, tokens.shape[1]
-        if not 1 <= length <= c.segment:
-            raise ValueError(f"a window of {length} tokens; it must have 1 to {c.segment}, the segment")
         x, outputs, inserted = self._embed(tokens, 0), [], self._inserted(state)
         causal = self.future_keys[:length, :length]
-        masks = (causal, None if inserted is None else with_slots(causal, c.vectors, state.present))
-        for number, p in enumerate(self.layers, start=1):
-            own = inserted if number in c.insertion_layers else None
-            x = x + self._attention(p, x, own, masks[own is not None])
-            x = x + self._mlp(p, x)
+        beside_slots = None if inserted is None else with_slots(causal, c.vectors, state.present)
+        for number, layer in enumerate(self.layers, start=1):
+            inserts = inserted is not None and number in c.insertion_layers
+            x = layer(x, beside_slots, inserted) if inserts else layer(x, causal, None)
             outputs.append(x)
-        return outputs, layer_norm(x, self.final_norm, NORM_EPSILON)
+        return outputs, self.final_norm(x)
 
     def _embed(self, tokens, at):
         """Embeddings of tokens (B, N), the first of them at position `at` of its window."""
         x = functional.embedding(tokens, self.embedding) + self.positions[at : at + tokens.shape[1]]
-        return self._dropout(x)
+        return functional.dropout(x, self.config.dropout, self.training)
 
     def _inserted(self, state):
         """h_prev, (B, S, D); None in plain GPT-2."""
-        c = self.config
-        if not c.vectors:
-            return None
-        x = state.pooled
-        for layer in range(1, c.module_layers + 1):
-            x = functional.gelu(self._affine(x, self.module, f"hidden_{layer}"), approximate="tanh")
-        return self._affine(x, self.module, "inserted").view(len(x), c.vectors, c.width)
+        return None if self.module is None else self.module(state.pooled)
 
     def _next_state(self, state, outputs, hidden):
-        if not self.config.vectors:
-            return state
-        last = hidden if self.config.pool_final_norm else outputs[-1]
-        return self._pool(self._mix([*outputs[:-1], last]))
+        return state if self.module is None else self._pool(self._mix(outputs, hidden))
 
-    def _mix(self, outputs):
-        """Eq. 1's share of every layer, before positions are pooled; (B, N, D)."""
-        shares = self.module.layer_scores.softmax(-1)
-        return sum(share * output for share, output in zip(shares, outputs, strict=True))
+    def _mix(self, outputs, hidden):
+        """The layers' outputs in their shares, the last one as it is or (pool_final_norm) after the final norm; (B, N, D)."""
+        return self.module.mix([*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]])
 
     def _pool(self, mixed):
-        """Eq. 1: the State that a window of mixed outputs (B, N, D) leaves."""
-        rows = pooled_rows(self.config, mixed.shape[1])
-        pooled = POOLINGS[self.config.pooling](self.module, mixed[:, :rows])
-        return State(pooled, torch.ones(len(mixed), dtype=torch.bool, device=mixed.device))
+        """The State that a window of mixed outputs (B, N, D) leaves."""
+        return State(self.module.pool(mixed), torch.ones(len(mixed), dtype=torch.bool, device=mixed.device))
 
-    def _affine(self, x, p, name):
-        return functional.linear(x, getattr(p, name), getattr(p, f"{name}_bias"))
+    # From here on: what generation alone needs.
 
-    def _dropout(self, x):
-        return functional.dropout(x, self.config.dropout, self.training)
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
 
-    def _project(self, p, x, names):
-        """Some of query, key and value (B, H, N, E) of x (B, N, D), by one product. A key's bias has no gradient."""
-        biases = [getattr(p, f"{name}_bias") for name in names]
-        biases = [bias.detach() if name == "key" else bias for name, bias in zip(names, biases, strict=True)]
-        weight = torch.cat([getattr(p, name) for name in names])
-        return split_heads(functional.linear(x, weight, torch.cat(biases)), self.config.heads, len(names))
+        state is the Stream of an earlier step, or a State, which begins a window. A full window is closed and the next one opened
+        with its last o tokens, so that the next step's token is the first that it has not seen.
+        Raises ValueError for a state that forward refuses.
+        """
+        stream = state if isinstance(state, Stream) else self.stream(state)
+        check_state(stream.state, self.state_shapes(len(token)))
+        hidden, stream = self._extend(token[:, None], stream)
+        if stream.tokens.shape[1] == self.config.segment:
+            stream = self._next_window(stream)
+        return functional.linear(hidden[:, -1], self.embedding), stream
 
-    def _attention(self, p, x, inserted, mask):
-        """What tokens x (B, N, D) find in [inserted (B, S, D) | x] (Figure 2)."""
-        query, key, value = self._project(p, layer_norm(x, p.norm, NORM_EPSILON), ("query", "key", "value"))
-        if inserted is not None:
-            slots = self._project(p, layer_norm(inserted, p.norm, NORM_EPSILON), ("key", "value"))
-            key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))
-        rate = self.config.dropout if self.training else 0.0
-        out = content_attention(query, key, value, mask, rate)
-        return self._dropout(self._affine(merge_heads(out), p, "output"))
-
-    def _mlp(self, p, x):
-        hidden = self._affine(layer_norm(x, p.mlp_norm, NORM_EPSILON), p, "mlp_hidden")
-        return self._dropout(self._affine(functional.gelu(hidden, approximate="tanh"), p, "mlp_output"))
+    def stream(self, state: State) -> "Stream":
+        """Open a window for `step`: keys and values of what is inserted into it."""
+        c, batch = self.config, len(state[0])
+        check_state(state, self.state_shapes(batch))
+        tokens = torch.zeros(batch, 0, dtype=torch.long, device=state.pooled.device)
+        empty = self.embedding.new_zeros(batch, c.heads, 0, c.width // c.heads)
+        pairs, inserted = [(empty, empty)] * c.layers, self._inserted(state)
+        for number in c.insertion_layers if inserted is not None else ():
+            pairs[number - 1] = self.layers[number - 1].key_value(inserted)
+        mixed = self.embedding.new_zeros(batch, 0, c.width)
+        return Stream(state, tokens, *zip(*pairs, strict=True), mixed)
 
     def _extend(self, tokens, stream):
         """More tokens (B, m) of a window: final hidden states (B, m, D), and the stream with what they add."""
-        c, count, at = self.config, tokens.shape[1], stream.tokens.shape[1]
+        count, at = tokens.shape[1], stream.tokens.shape[1]
         x, outputs, keys, values = self._embed(tokens, at), [], [], []
         causal = self.future_keys[at : at + count, : at + count]  # (m, n + m)
-        for p, *seen in zip(self.layers, stream.keys, stream.values, strict=True):
-            query, *new = self._project(p, layer_norm(x, p.norm, NORM_EPSILON), ("query", "key", "value"))
+        for layer, *seen in zip(self.layers, stream.keys, stream.values, strict=True):
+            query, *new = layer.query_key_value(x)
             key, value = (torch.cat(pair, 2) for pair in zip(seen, new, strict=True))
             slots = key.shape[2] - at - count
-            out = content_attention(query, key, value, with_slots(causal, slots, stream.present) if slots else causal)
-            x = x + self._affine(merge_heads(out), p, "output")
-            x = x + self._mlp(p, x)
+            x = x + layer.attend(query, key, value, with_slots(causal, slots, stream.state.present) if slots else causal)
+            x = x + layer.mlp(x)
             outputs.append(x)
             keys.append(key)
             values.append(value)
-        hidden = layer_norm(x, self.final_norm, NORM_EPSILON)
-        mixed = stream.mixed
-        if c.vectors:
-            mixed = torch.cat([mixed, self._mix([*outputs[:-1], hidden if c.pool_final_norm else x])], 1)
-        return hidden, Stream(torch.cat([stream.tokens, tokens], 1), tuple(keys), tuple(values), mixed, stream.present)
+        hidden, mixed = self.final_norm(x), stream.mixed
+        if self.module is not None:
+            mixed = torch.cat([mixed, self._mix(outputs, hidden)], 1)
+        return hidden, Stream(stream.state, torch.cat([stream.tokens, tokens], 1), tuple(keys), tuple(values), mixed)
 
     def _next_window(self, stream):
         """The stream of the window after a full one, which reads the last o tokens again."""
         c = self.config
-        opened = self.stream(self._pool(stream.mixed) if c.vectors else self.initial_state(len(stream.tokens)))
+        opened = self.stream(self.initial_state(len(stream.tokens)) if self.module is None else self._pool(stream.mixed))
         return self._extend(stream.tokens[:, c.stride :], opened)[1] if c.overlap else opened
+
+
+class Stream(NamedTuple):
+    """A window being read token by token: `step` alone takes it. n of its T tokens have been read."""
+
+    state: State  # at the window's start
+    tokens: torch.Tensor  # (B, n)
+    keys: tuple  # per layer (B, H, S + n or n, E), those of the inserted vectors first
+    values: tuple
+    mixed: torch.Tensor  # (B, n, D), the layers' outputs in their shares

@@ -119,8 +119,8 @@ class Config:
             raise ValueError(f"max_distance {self.max_distance} must exceed half of buckets {self.buckets}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if not self.attention_scale > 0:
-            raise ValueError(f"attention_scale is {self.attention_scale}; it must be positive")
+        if not 0 < self.attention_scale < np.inf:
+            raise ValueError(f"attention_scale is {self.attention_scale}; it must be positive and finite")
 
 
 class State(NamedTuple):

@@ -1,17 +1,20 @@
-"""Attention by content alone, without positions: states, slots and encoded segments are read with it."""
+"""Attention by content alone, without positions: every model reads its states, slots or compressed memories with it."""
 
 import math
 
+import torch
 from torch.nn import functional
 
 
-def attention(query, key, value, scale):
+def scaled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """softmax((q.k) scale) v, nothing masked; query (B, H, ..., N, E), key and value (B, H, ..., K, E), scale (H, ...)."""
     scores = (query * scale[..., None, None]) @ key.transpose(-1, -2)  # (B, H, ..., N, K)
     return scores.softmax(-1) @ value
 
 
-def content_attention_plain(query, key, value, mask=None, dropout=0.0):
+def content_attention_plain(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None, dropout: float = 0.0
+) -> torch.Tensor:
     """softmax(q.k / sqrt(E)) v without positions; mask broadcasts to (B, H, N, K)."""
     scores = query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)
     if mask is not None:
@@ -19,7 +22,9 @@ def content_attention_plain(query, key, value, mask=None, dropout=0.0):
     return functional.dropout(scores.softmax(-1), dropout) @ value
 
 
-def content_attention(query, key, value, mask=None, dropout=0.0):
+def content_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None, dropout: float = 0.0
+) -> torch.Tensor:
     """content_attention_plain by the fastest path there is.
 
     torch's own draws dropout that nothing could be compared with, and leaves rounding for the gradient of a query that has only

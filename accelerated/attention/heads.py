@@ -1,4 +1,4 @@
-"""Heads, norms and projections to them: what every kind of attention is made with; the models and the other files here use it."""
+"""Parameters, norms and heads: what every model and every kind of attention is made of."""
 
 import torch
 from torch import nn
@@ -8,51 +8,47 @@ from torch.nn import functional
 NORM_EPSILON = 1e-6  # under the square roots
 
 
-def parameter(*shape):
-    """A parameter of that shape; the model that it stands in gives it the reference's initial values."""
+def parameter(*shape: int) -> nn.Parameter:
+    """A parameter of that shape, not yet filled: the model that declares it loads the reference's initial values."""
     return nn.Parameter(torch.empty(shape))
 
 
 class LayerNorm(nn.Module):
     """Layer norm over the last axis, with the references' names of its parameters."""
 
-    def __init__(self, width, epsilon=NORM_EPSILON):
+    def __init__(self, width: int, epsilon: float = NORM_EPSILON):
         super().__init__()
         self.scale = parameter(width)  # (D,)
         self.bias = parameter(width)  # (D,)
         self.epsilon = epsilon
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.layer_norm(x, self.scale.shape, self.scale, self.bias, self.epsilon)
 
 
-def layer_norm(x, p, epsilon=NORM_EPSILON):
-    return functional.layer_norm(x, (x.shape[-1],), p.scale, p.bias, epsilon)
-
-
-def unit_norm(x):
-    """Unit length over the last axis: query-key normalisation."""
+def unit_norm(x: torch.Tensor) -> torch.Tensor:
+    """x with unit length over the last axis: query-key normalisation."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
-def on_cpu_as_it_is(x):
-    """Whether x is on the CPU with no autocast to change its type: where the hand-written backward passes run."""
+def on_cpu_as_it_is(x: torch.Tensor) -> bool:
+    """Whether x is on the CPU and no autocast changes its type: the fast paths with a backward pass by hand need both."""
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
-def split_heads(x, heads, parts):
+def split_heads(x: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
     """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
     width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
     return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def merge_heads(x):
+def merge_heads(x: torch.Tensor) -> torch.Tensor:
     """(B, H, N, E) -> (B, N, HE)"""
     return x.transpose(1, 2).flatten(2)
 
 
-def project_heads_plain(x, weight, heads, parts):
-    """Project x (B, N, D) by weight (m HE, D), m = parts, to m tensors (B, H, N, E), all but the last of unit length."""
+def project_heads_plain(x: torch.Tensor, weight: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
+    """x (B, N, D) by weight (m HE, D), m = parts, as m tensors (B, H, N, E), all except the last of unit length."""
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)
     return *(unit_norm(vector) for vector in vectors), value
 
@@ -85,7 +81,7 @@ class ProjectHeads(torch.autograd.Function):
         return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None
 
 
-def project_heads(x, weight, heads, parts):
+def project_heads(x: torch.Tensor, weight: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
     """project_heads_plain by the fastest path there is for x."""
     if on_cpu_as_it_is(x):
         return ProjectHeads.apply(x, weight, heads, parts)

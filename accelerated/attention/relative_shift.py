@@ -1,4 +1,4 @@
-"""Causal attention with Transformer-XL's relative positions and its shift, the slow path beside the fast one."""
+"""Causal attention with Transformer-XL's relative positions and shift, plain beside fast path: the Compressive Transformer's."""
 
 import itertools
 import math
@@ -12,15 +12,15 @@ from accelerated.attention.heads import on_cpu_as_it_is
 TILE = 64  # queries that the fast path takes at a time
 
 
-def distance_sinusoids(length, width):
-    """Row t stands for the distance length - 1 - t: rows run, like keys, from far to near; (length, D)."""
+def distance_sinusoids(length: int, width: int) -> torch.Tensor:
+    """Transformer-XL's R (length, D): row t is the distance length - 1 - t, so that rows run, like keys, from far to near."""
     distance = torch.arange(length - 1, -1, -1, dtype=torch.float64)
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = distance[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
-def relative_shift(by_distance):
+def relative_shift(by_distance: torch.Tensor) -> torch.Tensor:
     """Scores by distance -> scores by key, both (..., N, K): out[i, j] = by_distance[i, j + N - 1 - i].
 
     Entries that the causal mask hides hold other rows' numbers.
@@ -30,12 +30,21 @@ def relative_shift(by_distance):
     return padded.reshape(*batch, n * (k + 1))[..., n:].view(*batch, n, k)
 
 
-def causal_mask(n, k, device=None):
-    """True where query i of N must not see key j of K: j > K - N + i."""
+def causal_mask(n: int, k: int, device: torch.device | None = None) -> torch.Tensor:
+    """True if query i of N must not see key j of K: j > K - N + i; (N, K)."""
     return torch.ones(n, k, dtype=torch.bool, device=device).triu(k - n + 1)
 
 
-def relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout=0.0, measure=False):
+def relative_attention_plain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    dropout: float = 0.0,
+    measure: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v and, if measured, the mean weight that each key got, (B, K).
 
     query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) by the rows of distance_sinusoids, biases (H, E).
@@ -150,7 +159,16 @@ class RelativeAttention(torch.autograd.Function):
         return by_distance.view(heads, batch * height, reach)
 
 
-def relative_attention(query, key, value, distance_key, content_bias, distance_bias, dropout=0.0, measure=False):
+def relative_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    dropout: float = 0.0,
+    measure: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """relative_attention_plain by the fastest path there is for these arguments."""
     if on_cpu_as_it_is(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)

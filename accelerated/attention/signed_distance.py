@@ -1,4 +1,4 @@
-"""Self-attention with Memformer's relative positions (Eqs. 2-4) and, to compare, Transformer-XL's of signed distances (Eq. 1)."""
+"""Self-attention by signed distances, for Memformer: its simplified positions (Eqs. 2-4) and Transformer-XL's (Eq. 1)."""
 
 import math
 
@@ -6,20 +6,20 @@ import torch
 from torch.nn import functional
 
 
-def distance_index(length, lowest, highest):
+def distance_index(length: int, lowest: int, highest: int) -> torch.Tensor:
     """The row of the distances lowest..highest for query i and key j: i - j, clipped to the nearest, (N, N)."""
     place = torch.arange(length)
     return (place[:, None] - place).clamp(lowest, highest) - lowest
 
 
-def signed_sinusoids(lowest, highest, width):
+def signed_sinusoids(lowest: int, highest: int, width: int) -> torch.Tensor:
     """Transformer-XL's R for the distances lowest..highest, (R, D)."""
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(lowest, highest + 1, dtype=torch.float64)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
-def attention_weights(scores, by_key, mask, dropout):
+def attention_weights(scores: torch.Tensor, by_key: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> torch.Tensor:
     """softmax(scores + by_key) where not masked, dropped out; by_key (B, H, N, N') belongs to the last N' of the K keys.
 
     Changes scores, which its callers have just made.
@@ -31,7 +31,15 @@ def attention_weights(scores, by_key, mask, dropout):
     return functional.dropout(scores.softmax(-1), dropout)
 
 
-def simplified_attention(query, key, value, table, index, mask=None, dropout=0.0):
+def simplified_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    table: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
 
     query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); mask,
@@ -45,8 +53,18 @@ def simplified_attention(query, key, value, table, index, mask=None, dropout=0.0
     return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
 
 
-def transformer_xl_attention(query, key, value, distance_key, content_bias, distance_bias, index, mask=None, dropout=0.0):
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), the rest as above."""
+def transformer_xl_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), biases (H, E), the rest as above."""
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
     by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)

@@ -1,4 +1,4 @@
-"""The Block-Recurrent Transformer's sliding window of query-key normalised attention, slow path beside fast path."""
+"""Attention over a sliding window with T5's position biases, plain path beside fast path: the Block-Recurrent Transformer's."""
 
 import math
 
@@ -9,17 +9,17 @@ from torch.nn import functional
 from accelerated.attention.heads import on_cpu_as_it_is
 
 
-def tile_distance(window):
+def tile_distance(window: int) -> torch.Tensor:
     """i - j for the W queries of a block against the 2W keys of the previous and the same block, (W, 2W)."""
     return torch.arange(window)[:, None] + window - torch.arange(2 * window)[None, :]
 
 
-def window_mask(distance, window):
-    """A token sees exactly the W tokens before it: 1 <= i - j <= W."""
+def window_mask(distance: torch.Tensor, window: int) -> torch.Tensor:
+    """True if a token sees another: exactly the W tokens before it, 1 <= i - j <= W."""
     return (distance >= 1) & (distance <= window)
 
 
-def position_bucket(distance, buckets, max_distance):
+def position_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
     """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
     exact = buckets // 2
     ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(max_distance / exact)
@@ -27,15 +27,17 @@ def position_bucket(distance, buckets, max_distance):
     return torch.where(distance < exact, distance.clamp(min=0), coarse)
 
 
-def score_offset(position_bias, scale, bucket, mask):
-    """What a tile adds to its scores: scaled bias where seen, -inf where masked; (H, W, 2W) from a table (H, buckets).
+def score_offset(position_bias: torch.Tensor, scale: torch.Tensor, bucket: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What a tile adds to its scores: the scaled bias if seen, -inf if masked; (H, W, 2W) from a table (H, buckets).
 
     (q.k + bias) scale = (q scale).k + bias scale, so both terms can take the scale before they meet.
     """
     return (position_bias * scale[:, None])[:, bucket].masked_fill(~mask, -math.inf)
 
 
-def sliding_attention_plain(query, keys, values, offset, dropout=0.0):
+def sliding_attention_plain(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
+) -> torch.Tensor:
     """Attention of every block to its own and the previous block's keys, all tiles at once.
 
     query (B, H, N, E) already scaled, keys and values (B, H, W + N, E), offset (H, W, 2W). Returns (B, H, N, E).
@@ -49,8 +51,8 @@ def sliding_attention_plain(query, keys, values, offset, dropout=0.0):
     return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
 
 
-def tile_height(window):
-    """Queries in a tile of the fast path: half a window where it divides, so that fewer masked scores are computed."""
+def tile_height(window: int) -> int:
+    """Queries in a tile of the fast path: half a window if that is whole, so that fewer masked scores are computed."""
     return window // 2 if window % 2 == 0 else window
 
 
@@ -109,7 +111,9 @@ class SlidingAttention(torch.autograd.Function):
         return dquery.view(shape), dkeys.view(shape), dvalues.view(shape), doffset
 
 
-def sliding_attention(query, keys, values, offset, dropout=0.0):
+def sliding_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
+) -> torch.Tensor:
     """sliding_attention_plain by the fastest path there is for these arguments."""
     if on_cpu_as_it_is(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)

@@ -1,4 +1,4 @@
-"""Fast paths against plain paths, by dtype and device."""
+"""Fast paths of the sliding window and of head projections against their plain paths, by dtype and device."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
-from accelerated.attention import content as attention
+from accelerated.attention import sliding_window as attention
+from accelerated.attention.heads import ProjectHeads, project_heads_plain
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -50,13 +51,13 @@ def test_tiled_sliding_attention_equals_plain(dtype, batch, heads, blocks, windo
 def test_fast_head_projection_equals_plain(dtype, batch, length, heads, width, parts):
     torch.manual_seed(0)
     x, weight = torch.randn(batch, length, 7, dtype=dtype), torch.randn(parts * heads * width, 7, dtype=dtype)
-    expected = outputs_and_gradients(lambda x, w: attention.project_heads_plain(x, w, heads, parts), (x, weight))
-    actual = outputs_and_gradients(lambda x, w: attention.ProjectHeads.apply(x, w, heads, parts), (x, weight))
+    expected = outputs_and_gradients(lambda x, w: project_heads_plain(x, w, heads, parts), (x, weight))
+    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, heads, parts), (x, weight))
     assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_fast_path_is_taken_where_it_can_be(device, monkeypatch):
+def test_the_fast_path_is_taken_if_it_can_be(device, monkeypatch):
     """On CPU without dropout or autocast the tiled function runs; with any of them, the plain one."""
     taken = []
     plain, tiled = attention.sliding_attention_plain, attention.SlidingAttention.apply

@@ -1,0 +1,79 @@
+"""Self-attention by signed distances: both kinds of positions against the reference and against the paper's equations."""
+
+import math
+
+import numpy as np
+import torch
+from agreement import assert_agree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated.attention.signed_distance import (
+    distance_index,
+    signed_sinusoids,
+    simplified_attention,
+    transformer_xl_attention,
+)
+from reference import memformer as ref
+
+
+@given(
+    n=st.integers(1, 6), before=st.integers(0, 3), reach=st.integers(1, 7), causal=st.booleans(), padded=st.booleans(),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_simplified_attention_equals_the_references(n, before, reach, causal, padded, seed):
+    """Outputs and gradients in every shape."""
+    rng = np.random.default_rng(seed)
+    distances = np.arange(0 if causal else -reach, reach + 1)
+    shapes = {"query": n, "key": before + n, "value": before + n}
+    arrays = {name: rng.standard_normal((2, 3, rows, 4)) for name, rows in shapes.items()}
+    dout, table = rng.standard_normal((2, 3, n, 4)), rng.standard_normal((len(distances), 4))
+    readable = None
+    if padded and not causal:
+        readable = rng.random((2, n)) < 0.6
+        readable[:, 0] = True
+    index, seen = ref.distance_index(n, distances), ref.seen_keys(n, before, causal, readable)
+    out, cache = ref.simplified_attention_forward({"positions": table}, *arrays.values(), index, seen, 0.0, None)
+    *leading, grads = ref.simplified_attention_backward(dout, cache)
+    expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
+    hidden = None if causal is False and readable is None else torch.tensor(~seen[..., before:])
+    assert torch.equal(distance_index(n, *map(int, distances[[0, -1]])), torch.tensor(index))
+    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
+    actual = simplified_attention(*leaves.values(), torch.tensor(index), hidden)
+    actual.backward(torch.tensor(dout))
+    assert_agree(expected, {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}, 1e-12)
+
+
+@given(n=st.integers(1, 5), before=st.integers(0, 3), causal=st.booleans(), seed=st.integers(0, 99))
+def test_transformer_xl_attention_is_equation_1(n, before, causal, seed):
+    """The four terms (a) to (d) of each pair, one query and head at a time; the reference's and ours."""
+    rng, width = np.random.default_rng(seed), 8
+    query = rng.standard_normal((2, 2, n, 3))
+    key, value = rng.standard_normal((2, 2, 2, before + n, 3))
+    u, v, weight = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), rng.standard_normal((2, 3, width))
+    expected = np.zeros(query.shape)
+    for b, h, i in np.ndindex(2, 2, n):
+        scores, values = [], []
+        for j in range(-before, i + 1 if causal else n):
+            k, q = key[b, h, before + j], query[b, h, i]
+            score = q @ k + u[h] @ k
+            if j >= 0:
+                angles = [(i - j) / 10_000 ** (2 * f / width) for f in range(width // 2)]
+                r = weight[h] @ [*map(math.sin, angles), *map(math.cos, angles)]
+                score += q @ r + v[h] @ r
+            scores.append(score / math.sqrt(3))
+            values.append(value[b, h, before + j])
+        weights = np.exp(scores)
+        expected[b, h, i] = weights / weights.sum() @ np.array(values)
+    distances = np.arange(0 if causal else 1 - n, n)
+    p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
+    p["rows"] = ref.sinusoids(distances, width)
+    index, seen = ref.distance_index(n, distances), ref.seen_keys(n, before, causal, None)
+    out, _ = ref.transformer_xl_attention_forward(p, query, key, value, index, seen, 0.0, None)
+    rows = signed_sinusoids(int(distances[0]), int(distances[-1]), width)
+    distance_key = torch.einsum("hed,rd->hre", torch.tensor(weight), rows)
+    arrays = (torch.tensor(a) for a in (query, key, value))
+    hidden = torch.tensor(~seen[..., before:])
+    actual = transformer_xl_attention(*arrays, distance_key, torch.tensor(u), torch.tensor(v), torch.tensor(index), hidden)
+    assert_agree({"out": expected, "rows": p["rows"]}, {"out": out, "rows": rows}, 1e-10)
+    assert_agree({"out": expected}, {"out": actual}, 1e-10)
