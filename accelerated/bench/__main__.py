@@ -2,11 +2,7 @@
 
     steps       a training step of a model beside its baseline, and beside the public package of its paper if that is installed
     horizons    time and peak memory of the three ways of back-propagation at horizons 1 to 32
-    overlaps    evaluation of plain GPT-2 at several overlaps of its windows
-    tokenising  megabytes of text a second
-    loading     the share of a training step that dealing its tokens takes
-    generation  time of a token after 1,000 tokens and after 100,000
-    memory      what train.py holds with 1 GB of text, over what it holds with 1 MB
+    generation  time of a token after 1,000 tokens and after 100,000, for all models
 
 What is compared takes turns (A B A B ...) in one process, and a ratio is the median of the ratios pair by pair, so that a noisy
 machine disturbs both sides alike.
@@ -16,7 +12,7 @@ import argparse
 
 import torch
 
-from accelerated.bench import horizons, overlaps, steps, throughput
+from accelerated.bench import generation, horizons, steps
 from accelerated.bench.sizes import BATCH, SIZES
 from accelerated.errors import InputError, run_program
 from accelerated.models import MODELS
@@ -24,15 +20,7 @@ from accelerated.training.options import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
-OF_A_MODEL = {"steps": steps.report, "horizons": horizons.report}
-TABLES = OF_A_MODEL | {
-    "overlaps": overlaps.report,
-    "tokenising": throughput.report_tokenising,
-    "loading": throughput.report_loading,
-    "generation": throughput.report_generation,
-    "memory": throughput.report_memory,
-}
-ON_A_DEVICE = ("steps", "horizons", "overlaps")  # the others measure this machine's processors
+TABLES = {"steps": steps.report, "horizons": horizons.report, "generation": generation.report}
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -44,20 +32,16 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("table", choices=TABLES, metavar="TABLE", help="one of those above (default steps)")
     parser.add_argument("--repeats", type=int, default=9, help="measurements of each variant (default 9)")
-    if table in OF_A_MODEL:
+    parser.set_defaults(model="", device="cpu", dtype="float32", batch=None)
+    if table != "generation":  # which runs all models on a CPU
         parser.add_argument("--model", choices=MODELS, default="block_recurrent", help="default block_recurrent")
-    if table in ON_A_DEVICE:
         parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
         parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 is autocast")
         parser.add_argument("--batch", type=int, help="lanes (default 4; 8 of memformer and pretrained_recurrence)")
     options = parser.parse([table, *rest])
-    if options.repeats < 1:
-        raise InputError(f"--repeats is {options.repeats}; it must be at least 1")
-    if table in ON_A_DEVICE:
-        options.model = options.model if table in OF_A_MODEL else "pretrained_recurrence"
-        options.batch = BATCH[options.model] if options.batch is None else options.batch
-        if options.batch < 1:
-            raise InputError(f"--batch is {options.batch}; it must be at least 1")
+    options.batch = BATCH.get(options.model, 1) if options.batch is None else options.batch
+    if min(options.repeats, options.batch) < 1:
+        raise InputError(f"--repeats {options.repeats} and --batch {options.batch} must be at least 1")
     return options
 
 
@@ -65,12 +49,10 @@ def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
     keep_freed_memory()
-    options.device = choose_device(options.device if options.table in ON_A_DEVICE else "cpu")
-    cuda = options.device.type == "cuda"
-    hardware = torch.cuda.get_device_name(options.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{hardware}, torch {torch.__version__}", end=f", {options.dtype}\n" if options.table in ON_A_DEVICE else "\n")
-    if options.table in ON_A_DEVICE:
-        options.config = SIZES[options.model, options.device.type]
+    device = options.device = choose_device(options.device)
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{hardware}, torch {torch.__version__}, {options.dtype}")
+    options.config = SIZES.get((options.model, device.type))
     TABLES[options.table](options)
 
 

@@ -1,0 +1,34 @@
+"""The table `generation`: what a generated token costs after 1,000 tokens and after 100,000."""
+
+import time
+from argparse import Namespace
+
+import torch
+
+from accelerated.bench.timing import paired_ratios, print_table, spread
+from accelerated.evaluation.generation import Sampling, generating, go_on, read_prompt
+from accelerated.models import MODELS
+from accelerated.training.settings import preset_settings
+
+POSITIONS = (1_000, 100_000)
+TOKENS = 200  # timed together
+
+
+def report(options: Namespace) -> None:
+    """Print, for each model's default preset, milliseconds a token at both positions, which take turns, and their ratio."""
+    rows = [("model", *(f"ms after {position:,}" for position in POSITIONS), "ratio")]
+    for name, model_class in MODELS.items():
+        model = model_class(preset_settings(name, "tiny").model_config)
+        generator, times = torch.Generator().manual_seed(0), {position: [] for position in POSITIONS}
+        with generating(model), torch.no_grad():
+            text = torch.randint(256, (1, max(POSITIONS)), generator=generator)
+            starts = {position: read_prompt(model, text[:, :position]) for position in POSITIONS}
+            for _ in range(options.repeats):
+                for position, (logits, stream) in starts.items():
+                    begun = time.perf_counter()
+                    for _ in go_on(model, logits, stream, TOKENS, Sampling(0.8), generator):
+                        pass
+                    times[position].append(1e3 * (time.perf_counter() - begun) / TOKENS)
+        late, early = times[max(POSITIONS)], times[min(POSITIONS)]
+        rows.append((name, *(spread(found, ".2f") for found in times.values()), spread(paired_ratios(late, early), ".3f")))
+    print_table(*rows)
