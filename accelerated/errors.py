@@ -1,22 +1,26 @@
-"""How the programs refuse what cannot work."""
+"""How the programs refuse what cannot work, and how files are written so that they are never half there. Everybody uses it."""
 
 import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+DISK_ADVICE = "free some space, or give another --data-dir"
 
 
 class InputError(Exception):
     """Something the user gave cannot work; the message says what is wrong, what was expected and what to do."""
 
 
-def option_name(field):
+def option_name(field: str) -> str:
     """The command-line option of a setting's field, for messages."""
     return "--" + field.replace("_", "-")
 
 
 @contextlib.contextmanager
-def disk_errors(path, advice="free some space, or give another --data-dir"):
-    """A disk that is full or may not be written to, inside, as InputError."""
+def disk_errors(path: Path, advice: str = DISK_ADVICE) -> Iterator[None]:
+    """Turn the errors of a disk that is full or may not be written to, inside, into InputError."""
     try:
         yield
     except OSError as error:
@@ -25,8 +29,28 @@ def disk_errors(path, advice="free some space, or give another --data-dir"):
         raise InputError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
 
 
-def run_program(name, main):
-    """Run main on the command line; an InputError becomes one line on the error stream and exit code 2."""
+@contextlib.contextmanager
+def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
+    """Yield a path beside `path` to write to; the file is renamed to `path` at the end, so it appears whole or not at all.
+
+    If writing fails, what was at `path` stays, nothing is left beside it, and a disk's error becomes InputError.
+    """
+    path = Path(path)
+    temporary = path.with_name(path.name + ".writing")
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # whole after a power cut too
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch.save makes a full disk a RuntimeError
+        raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {advice}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def run_program(name: str, main: Callable[[list[str]], None]) -> None:
+    """Run main on the command line's arguments; an InputError becomes one line on the error stream and exit code 2."""
     try:
         main(sys.argv[1:])
     except InputError as error:

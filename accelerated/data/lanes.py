@@ -1,49 +1,47 @@
-"""Dealing documents to lanes that each read one document at a time, segment by segment."""
+"""Dealing documents to lanes that each read one document at a time, segment by segment. Training and evaluation read them so."""
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from accelerated.data.windows import Document, check_overlap, count_windows, lengths_of, window_at
+from accelerated.data.windows import Document, Documents, Window, check_overlap, count_windows, lengths_of, window_at
 from accelerated.errors import InputError
 
-HELD = 16 << 20  # tokens that lanes read before the memory that they were mapped to is given back
+HELD = 16 << 20  # tokens that lanes read before they give back the memory that the documents were mapped to
 
 
-def longest_document(documents, segment, overlap=0):
-    """Segments in the longest of documents."""
+def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int:
+    """Segments in the longest of the documents."""
     return count_windows(int(lengths_of(documents).max()) + 1, segment, overlap)
 
 
-class Parts(Sequence):
+class Parts(Documents):
     """Documents of which the longest are cut into equal parts, each read as a document of its own, until there are `count`.
 
-    So that no lane reads what another does where there are fewer documents than lanes: a long text is the usual case.
+    So no lane reads what another does if there are fewer documents than lanes: a long text is the usual case.
     """
 
-    def __init__(self, documents, count):
+    def __init__(self, documents: Sequence, count: int):
         self.documents, lengths = documents, lengths_of(documents)
         cuts = np.minimum(lengths, 1)  # parts of each document; an empty one has none
         while 0 < cuts.sum() < count and (cuts < lengths).any():
             cuts[np.argmax(np.where(cuts, lengths / np.maximum(cuts, 1), 0))] += 1
         self.spans = [
-            (number, int(length) * part // parts, int(length) * (part + 1) // parts)
-            for number, (length, parts) in enumerate(zip(lengths, cuts.tolist(), strict=True))
+            (number, length * part // parts, length * (part + 1) // parts)
+            for number, (length, parts) in enumerate(zip(lengths.tolist(), cuts.tolist(), strict=True))
             for part in range(parts)
         ]
+        self.lengths = np.array([stop - start for _, start, stop in self.spans])
 
-    @property
-    def lengths(self):
-        return np.array([stop - start for _, start, stop in self.spans])
+    def release(self) -> None:
+        release(self.documents)
 
     def __len__(self):
         return len(self.spans)
-
-    def release(self):
-        release(self.documents)
 
     def __getitem__(self, index):
         number, start, stop = self.spans[index]
@@ -52,13 +50,14 @@ class Parts(Sequence):
         return Document(f"{document.name}:{start}", *fields)
 
 
-def release(documents):
-    """Give back the memory that documents on the disk were mapped to; others stay as they are."""
-    getattr(documents, "release", lambda: None)()
+def release(documents: Sequence) -> None:
+    """Give back the memory that documents on the disk were mapped to; a plain list stays as it is."""
+    if isinstance(documents, Documents):
+        documents.release()
 
 
-def enough_for(lanes, documents):
-    """The documents, in parts where there are fewer of them than lanes."""
+def enough_for(lanes: int, documents: Sequence) -> Sequence:
+    """The documents, in parts if there are fewer of them than lanes."""
     return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
 
 
@@ -69,20 +68,20 @@ class Segment(NamedTuple):
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, where a new document begins
-    task: tuple | None = None  # a tasks.Task, where something else than continuing the text is asked for
+    task: tuple | None = None  # a tasks.Task, if something else than continuing the text is asked for
     place: torch.Tensor | None = None  # (B, 2) int64, number of the document and of its first token here; -1, 0 on padding
 
-    def to(self, device):
+    def to(self, device: torch.device) -> "Segment":
         return Segment(*(None if field is None else field.to(device) for field in self))
 
-    def lanes(self, rows):
+    def lanes(self, rows: slice | list[int]) -> "Segment":
         """The lanes in rows, a slice or numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
         fields = (self.tokens, self.targets, self.scored, self.starts)
         return Segment(*(field[rows] for field in fields), task, None if self.place is None else self.place[rows])
 
 
-def stack_windows(work, length, lanes):
+def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int, lanes: int) -> Segment:
     """A Segment of `lanes` rows of `length` tokens from [(number, document, window, starts) or None]; the rest is padding."""
     tokens, targets = np.zeros((lanes, length), np.int64), np.zeros((lanes, length), np.int64)
     scored, starts, place = np.zeros((lanes, length), bool), np.zeros(lanes, bool), np.full((lanes, 2), (-1, 0))
@@ -99,7 +98,7 @@ def stack_windows(work, length, lanes):
     return Segment(tokens, targets, scored, starts, place=place)
 
 
-def independent_windows(documents, lanes, length, overlap=0):
+def independent_windows(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[Segment]:
     """Segments of windows that need nothing of each other, `lanes` of any documents at a time; each is a start."""
     check_overlap(length, overlap)
     windows = (
@@ -120,7 +119,7 @@ class Lanes:
     longest first so that lanes end together; a lane with nothing left is padding that nothing scores.
     """
 
-    def __init__(self, documents, lanes, length, seed=None, overlap=0):
+    def __init__(self, documents: Sequence, lanes: int, length: int, seed: int | None = None, overlap: int = 0):
         check_overlap(length, overlap)
         self.lengths = lengths_of(documents)
         if not self.lengths.any():
@@ -129,7 +128,7 @@ class Lanes:
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
         self.busy = list(range(lanes))  # the lanes that the last segment gave something to read
-        self.open = [None] * lanes  # per lane (document, how many windows it has), of the document being read
+        self.document = functools.lru_cache(lanes)(documents.__getitem__)  # reading one may mean making it
         self.held = 0  # tokens read since memory was given back
 
     def _shuffle(self, passes):
@@ -150,10 +149,6 @@ class Lanes:
             if self.lengths[index]:
                 return index
 
-    def _open(self, lane, index):
-        document = self.documents[index]
-        self.open[lane] = (document, count_windows(len(document.inputs) + 1, self.length, self.overlap))
-
     def _advance(self, lane):
         """Move a lane on by one segment; returns (number, document, window, starts) or None for an idle lane."""
         if self.reading[lane] is None:
@@ -161,11 +156,10 @@ class Lanes:
             if index is None:
                 return None
             self.reading[lane] = (index, 0)
-            self._open(lane, index)
         index, segment = self.reading[lane]
-        document, count = self.open[lane]
-        self.reading[lane] = (index, segment + 1) if segment + 1 < count else None
-        return index, document, window_at(segment, len(document.inputs) + 1, self.length, self.overlap), segment == 0
+        size = (int(self.lengths[index]) + 1, self.length, self.overlap)
+        self.reading[lane] = (index, segment + 1) if segment + 1 < count_windows(*size) else None
+        return index, self.document(index), window_at(segment, *size), segment == 0
 
     def __iter__(self):
         return self
@@ -181,24 +175,21 @@ class Lanes:
             release(self.documents)
         return stack_windows(dealt, self.length, len(dealt))
 
-    def position(self):
+    def position(self) -> dict:
         """Where every lane stands, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
-    def seek(self, position):
-        """Go on from a position() of lanes over the same documents."""
+    def seek(self, position: dict) -> None:
+        """Continue from a position() of lanes over the same documents."""
         self.passes, self.dealt = position["passes"], position["dealt"]
         self.order = self._shuffle(self.passes)
         self.reading = [None if place is None else tuple(place) for place in position["reading"]]
-        for lane, place in enumerate(self.reading):
-            if place is not None:
-                self._open(lane, place[0])
 
 
-def one_pass(documents, lanes, length, overlap=0):
+def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:
     """Read every document once; yields (segment, kept), where lanes with nothing left are no longer in the segment.
 
-    kept are the rows of the segment before that go on, in order: those of the state that its model carries.
+    kept are the rows of the previous segment that continue, in order: those of the state that its model carries.
     """
     reader, rows = Lanes(documents, lanes, length, overlap=overlap), list(range(lanes))
     for segment in reader:

@@ -1,4 +1,8 @@
-"""The recall task: a document opens with (key, value) pairs and later asks for the values, past the reach of attention.
+"""The synthetic corpus of `--data recall`, for any model: documents that can be answered from memory alone. corpus.py deals it.
+
+(Memformer's training task `--task-recall`, which repeats a segment of any text, is another thing: see tasks.py.)
+
+A document opens with (key, value) pairs and later asks for the values, past the reach of attention.
 
 A document reads, in bytes,  B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, at least
 `distance` of it before the first question. A question is ? and a key; the answer is expected at the key, and only there is a
@@ -7,15 +11,15 @@ answer: the pairs in the opening are the only source. Every key has ten values o
 cities another; a reader who has forgotten the opening is right one time in ten.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from accelerated.data.windows import SPLITS, Document
+from accelerated.data.windows import SPLITS, Document, Documents
 
 
-def symbols(text):
+def symbols(text: bytes) -> np.ndarray:
+    """The codes of ASCII text, (n,)."""
     return np.frombuffer(text, np.uint8)
 
 
@@ -28,7 +32,7 @@ CHANCE = 1 / VALUES.shape[1]
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The recall task's sizes; impossible ones raise ValueError naming the field.
+    """The sizes of `--data recall`; impossible ones raise ValueError naming the field.
 
     Fields:
         pairs: (key, value) pairs that open a document, 1 to 4
@@ -52,12 +56,12 @@ class RecallConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Tokens in a document."""
         return 2 * self.pairs + self.distance + self.questions * self.spacing
 
 
-def recall_document(config, rng, name):
+def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -> Document:
     """One document of config.length tokens; asked positions alone are scored."""
     drawn = rng.integers(VALUES.shape[1], size=config.pairs)
     answers = VALUES[np.arange(config.pairs), drawn]
@@ -72,16 +76,12 @@ def recall_document(config, rng, name):
     return Document(name, inputs, targets, scored)
 
 
-class RecallDocuments(Sequence):
+class RecallDocuments(Documents):
     """Documents of one split, each made when it is read, from the seed, the split and its number alone."""
 
-    def __init__(self, config, split, seed=0):
+    def __init__(self, config: RecallConfig, split: str, seed: int = 0):
         self.config, self.split, self.seed = config, split, seed
-
-    @property
-    def lengths(self):
-        """Predictions in each document, (documents,): all have as many."""
-        return np.full(len(self), self.config.length)
+        self.lengths = np.full(len(self), config.length)
 
     def __len__(self):
         return self.config.documents if self.split == "train" else 64
@@ -93,5 +93,6 @@ class RecallDocuments(Sequence):
         return recall_document(self.config, rng, f"{self.split}-{index}")
 
 
-def recall_splits(config, seed=0):
+def recall_splits(config: RecallConfig, seed: int = 0) -> dict[str, RecallDocuments]:
+    """The documents of every split."""
     return {split: RecallDocuments(config, split, seed) for split in SPLITS}

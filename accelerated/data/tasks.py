@@ -1,16 +1,22 @@
 """Memformer's training tasks (section 2.3), drawn for every rollout and lane: continue the text, fill in masked spans, recall.
 
+They are what `--task-infilling` and `--task-recall` give to texts of any --data; train.py deals every run's rollouts with them.
+(`--data recall`, a synthetic corpus for any model, is another thing: see recall.py.)
+
 The encoder reads the segment before the one that a lane has come to. Continuation predicts the one it has come to; infilling the
-one that is read, from a version with masked spans; recall the one before it. Where a document has no such segment yet,
+one that is read, from a version with masked spans; recall the one before it. If a document has no such segment yet,
 continuation takes its place.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from accelerated.data.lanes import Lanes, Segment
 
 TASKS = ("continuation", "infilling", "recall")
 
@@ -45,16 +51,16 @@ class TaskConfig:
             raise ValueError(f"span is {self.span}; it must be at least 0.1, or hardly a span would mask anything")
 
     @property
-    def shares(self):
+    def shares(self) -> tuple[float, float, float]:
         """Of TASKS, in their order."""
         return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
 
     @property
-    def continuation_alone(self):
+    def continuation_alone(self) -> bool:
         """Whether nothing but continuing the text is asked for."""
         return self.infilling == self.recall == 0
 
-    def budget(self, length):
+    def budget(self, length: int) -> int:
         """Tokens that are masked in a text of that length."""
         return round(self.masked * length)
 
@@ -67,11 +73,11 @@ class Task(NamedTuple):
     readable: torch.Tensor  # (B, N) bool, false on the padding after a text with masked spans
     prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
-    def to(self, device):
+    def to(self, device: torch.device) -> "Task":
         return Task(*(field.to(device) for field in self))
 
 
-def span_lengths(budget, mean, rng):
+def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:
     """Lengths of spans that mask `budget` tokens together: Poisson, the last one cut to fit.
 
     Spans of no tokens only take room that longer ones have made, so that a masked text is never longer than it was.
@@ -85,7 +91,7 @@ def span_lengths(budget, mean, rng):
     return lengths
 
 
-def mask_spans(text, mask, config, rng):
+def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.Generator) -> np.ndarray:
     """text (n,) with spans of tokens replaced by one `mask` each; where they stand is uniform over all ways to place them."""
     lengths = span_lengths(config.budget(len(text)), config.span, rng)
     items = len(text) - config.budget(len(text)) + len(lengths)
@@ -100,17 +106,17 @@ class MultiTask:
     """Deals rollouts of a Lanes, with the tasks that config gives them; with continuation alone, the lanes' own segments.
 
     special(name) is the id of a special token. What is drawn depends on the seed and the number of rollouts before, so that a
-    position() is enough to go on from.
+    position() is enough to continue from.
     """
 
-    def __init__(self, lanes, config, special=None, seed=0):
+    def __init__(self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0):
         self.lanes, self.config, self.special, self.seed = lanes, config, special, seed
         self.rollouts = 0
         shape = (len(lanes.reading), lanes.length)
         self.previous, self.earlier = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self.age = np.zeros(shape[0], np.int64)  # segments of its document that each lane has read
 
-    def rollout(self, horizon):
+    def rollout(self, horizon: int) -> list[Segment]:
         """The next `horizon` segments of every lane."""
         segments = [next(self.lanes) for _ in range(horizon)]
         if not self.config.continuation_alone:
@@ -137,15 +143,15 @@ class MultiTask:
         targets = torch.where(other, task.prompt, segment.targets)
         return segment._replace(targets=targets, scored=segment.scored | other, task=task)
 
-    def position(self):
+    def position(self) -> dict:
         """Where every lane stands, for a checkpoint."""
         position = self.lanes.position() | {"rollouts": self.rollouts}
         if self.config.continuation_alone:
             return position
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
-    def seek(self, position):
-        """Go on from a position() of lanes over the same documents."""
+    def seek(self, position: dict) -> None:
+        """Continue from a position() of lanes over the same documents."""
         self.lanes.seek(position)
         self.rollouts = position.get("rollouts", 0)  # which checkpoints of before there were tasks do not have
         for name, rows in position.get("history", {}).items():

@@ -1,13 +1,13 @@
-"""Text to token ids and back: bytes, or byte-level BPE by tiktoken. Any bytes survive the round trip.
+"""Text to token ids and back: bytes, or byte-level BPE by tiktoken, its ranks named, read or learned. train.py chooses one.
 
-A tokenizer has
+Any bytes survive the round trip. A tokenizer has
     vocabulary      ids are 0 .. vocabulary - 1
     dtype           NumPy's smallest type that holds them
     token_bytes     (V,) bytes of text that each id spells
     fingerprint     what changes when its ids mean something else
     encode(text)    str or bytes to an array of ids
     decode(ids)     to bytes
-    last_cut(text)  the last place at which text may be cut so that its parts have the tokens of the whole; 0 where none is seen
+    last_cut(text)  the last place at which text may be cut so that its parts have the tokens of the whole; 0 if there is none
 """
 
 import base64
@@ -15,24 +15,30 @@ import binascii
 import difflib
 import hashlib
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import tiktoken
 
-from accelerated.data.sources import read_bytes
-from accelerated.errors import InputError, disk_errors
+from accelerated.data.sources import Source, read_bytes
+from accelerated.errors import InputError, written_whole
 
-GPT2_ADDRESS = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"  # tiktoken names its copies by this
-GPT2_FILES = ("vocab.bpe", "encoder.json")
-RANKS_ADDRESS = "https://openaipublic.blob.core.windows.net/encodings/"
+ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its copies of an encoding's files by their addresses
+FILES = {  # those that are not in encodings/NAME.tiktoken
+    "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
+    "p50k_edit": ("encodings/p50k_base.tiktoken",),
+    "o200k_harmony": ("encodings/o200k_base.tiktoken",),
+}
 ENCODINGS = {  # tiktoken's, with the ids that each has
     "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277, "o200k_base": 200019,
     "o200k_harmony": 201088,
 }  # fmt: skip
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # where each of ENCODINGS ends a piece
-LONGEST_PIECE = 8 << 20  # bytes; text without such a place is cut anywhere after as many
+NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, as the error handler surrogateescape shows it
+LONGEST_PIECE = 8 << 20  # bytes; text that has no such place is cut anywhere after as many
 
 
 class ByteTokenizer:
@@ -44,21 +50,21 @@ class ByteTokenizer:
     fingerprint = "bytes"
     token_bytes = np.ones(256, dtype=np.int64)  # bytes of text that each id spells
 
-    def encode(self, text):
+    def encode(self, text: str | bytes) -> np.ndarray:
         """text, str or bytes, to a uint8 array of ids."""
         return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
-    def decode(self, ids):
+    def decode(self, ids: np.ndarray) -> bytes:
         """ids to bytes."""
         return np.asarray(ids, dtype=np.uint8).tobytes()
 
-    def last_cut(self, text):
+    def last_cut(self, text: bytes) -> int:
         """Anywhere but within a character."""
         return whole_characters(text)
 
 
-def whole_characters(text):
-    """Bytes of text before a UTF-8 character that its end cuts off; all where it ends otherwise."""
+def whole_characters(text: bytes) -> int:
+    """Bytes of text before a UTF-8 character that its end cuts off; all if it ends otherwise."""
     for back in range(1, min(4, len(text) + 1)):
         byte = text[-back]
         if byte < 0x80:
@@ -69,24 +75,10 @@ def whole_characters(text):
     return len(text)
 
 
-def decodable_parts(text):
-    """Bytes cut into (part, whether it is UTF-8): as much of it as possible at a time, other bytes one by one."""
-    while text:
-        try:
-            text.decode()
-            yield text, True
-            return
-        except UnicodeDecodeError as error:
-            if error.start:
-                yield text[: error.start], True
-            yield text[error.start : error.start + 1], False
-            text = text[error.start + 1 :]
-
-
 class BpeTokenizer:
     """Byte-level BPE by tiktoken, of any of its encodings; text is never one of its special tokens."""
 
-    def __init__(self, name, encoding):
+    def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.name, self.encoding, self.vocabulary = name, encoding, encoding.n_vocab
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.spellings = [self._spelling(token) for token in range(self.vocabulary)]
@@ -100,22 +92,22 @@ class BpeTokenizer:
         except KeyError:  # some encodings leave ids free between their words and their special tokens
             return b""
 
-    def encode(self, text):
+    def encode(self, text: str | bytes) -> np.ndarray:
         """text, str or bytes, to an array of ids; bytes that are no UTF-8 become a token each."""
-        parts = decodable_parts(text.encode() if isinstance(text, str) else text)
+        text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
         ids = [
-            self.encoding.encode_to_numpy(part.decode(), disallowed_special=())
-            if decodable
-            else np.array([self.encoding.encode_single_token(part)])
-            for part, decodable in parts
+            np.array([self.encoding.encode_single_token(part.encode(errors="surrogateescape"))])
+            if NOT_UTF8.match(part)
+            else self.encoding.encode_to_numpy(part, disallowed_special=())
+            for part in NOT_UTF8.split(text)
         ]
         return np.concatenate([np.empty(0, np.int64), *ids]).astype(self.dtype)
 
-    def decode(self, ids):
+    def decode(self, ids: np.ndarray) -> bytes:
         """ids to bytes."""
         return b"".join(self.spellings[int(token)] for token in ids)
 
-    def last_cut(self, text):
+    def last_cut(self, text: bytes) -> int:
         """After a word, where tiktoken starts a new piece whatever stands before."""
         known = text[: whole_characters(text)].decode(errors="surrogateescape")
         if ends := AFTER_A_WORD.match(known):
@@ -123,13 +115,12 @@ class BpeTokenizer:
         return whole_characters(text) if len(text) >= LONGEST_PIECE else 0
 
 
-def load_encoding(name):
+def load_encoding(name: str) -> tiktoken.Encoding:
     """tiktoken's encoding of that name; InputError says how to give it a local copy."""
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
-        old = name == "gpt2"
-        addresses = [GPT2_ADDRESS + file for file in GPT2_FILES] if old else [f"{RANKS_ADDRESS}{ranks_file(name)}"]
+        addresses = [ADDRESS + file for file in FILES.get(name, (f"encodings/{name}.tiktoken",))]
         copies = " and ".join(f"{address} as {hashlib.sha1(address.encode()).hexdigest()}" for address in addresses)
         raise InputError(
             f"--tokenizer {name}: tiktoken cannot fetch its files ({type(error).__name__}); put copies of {copies} in a folder "
@@ -137,14 +128,8 @@ def load_encoding(name):
         ) from None
 
 
-def ranks_file(name):
-    """The file that OpenAI keeps an encoding's ranks in: several share one."""
-    shared = {"p50k_edit": "p50k_base", "o200k_harmony": "o200k_base"}
-    return f"{shared.get(name, name)}.tiktoken"
-
-
-def parse_ranks(text, path):
-    """{token: rank} of a ranks file's bytes, a line for each token: base64, a space, its rank; InputError where it is none."""
+def parse_ranks(text: bytes, path: str) -> dict[bytes, int]:
+    """{token: rank} of a ranks file's bytes, a line for each token: base64, a space, its rank; InputError if it is none."""
     ranks = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line:
@@ -164,18 +149,17 @@ def parse_ranks(text, path):
     return ranks
 
 
-def show_ranks(ranks):
-    """The bytes of a ranks file."""
-    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda item: item[1]))
-    return b"".join(lines)
+def show_ranks(tokens: list[bytes]) -> bytes:
+    """The bytes of a ranks file, for tokens in the order of their ranks."""
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
-def tokenizer_of_ranks(name, ranks):
+def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     """The tokenizer of {token: rank}; text is cut into words as GPT-2 does."""
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
-def tokenizer_of_file(path):
+def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
     """The tokenizer of a ranks file."""
     try:
         text = Path(path).read_bytes()
@@ -189,38 +173,35 @@ def tokenizer_of_file(path):
     return tokenizer_of_ranks(str(path), parse_ranks(text, path))
 
 
-def open_tokenizer(name):
+def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     """The tokenizer of --tokenizer: bytes, one of ENCODINGS, or a ranks file."""
     if name == "bytes":
         return ByteTokenizer()
     return BpeTokenizer(name, load_encoding(name)) if name in ENCODINGS else tokenizer_of_file(name)
 
 
-def ranks_path(run):
+def ranks_path(run: Path) -> Path:
     """The ranks that a run folder keeps of a tokenizer that has no name."""
     return Path(run) / "tokenizer.tiktoken"
 
 
-def run_tokenizer(run, data):
+def run_tokenizer(run: Path, data: object) -> ByteTokenizer | BpeTokenizer:
     """The tokenizer of a run folder, by its DataConfig."""
     return tokenizer_of_file(ranks_path(run)) if data.own_ranks else open_tokenizer(data.tokenizer)
 
 
-def save_ranks(run, tokenizer):
+def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
     """Keep a BPE's ranks in a run folder."""
-    path = ranks_path(run)
-    temporary = path.with_suffix(".writing")
-    with disk_errors(path, "give another --out"):
-        temporary.write_bytes(show_ranks(dict(zip(tokenizer.spellings, range(tokenizer.vocabulary), strict=True))))
-        temporary.replace(path)
+    with written_whole(ranks_path(run), "give another --out") as path:
+        path.write_bytes(show_ranks(tokenizer.spellings))
 
 
-def vocabulary_of(name):
+def vocabulary_of(name: str) -> int:
     """How many ids --tokenizer has, without fetching an encoding."""
     return 256 if name == "bytes" else ENCODINGS.get(name) or tokenizer_of_file(name).vocabulary
 
 
-def byte_of_symbol():
+def byte_of_symbol() -> dict[str, int]:
     """{character: byte} of the alphabet in which GPT-2 and `tokenizers` write bytes.
 
     Printable characters of Latin-1 stand for themselves, the other bytes in order for characters from 256 on.
@@ -230,8 +211,8 @@ def byte_of_symbol():
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def check_package():
-    """The `tokenizers` package; InputError where it is not installed."""
+def check_package() -> ModuleType:
+    """The `tokenizers` package; InputError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -239,11 +220,11 @@ def check_package():
     return tokenizers
 
 
-def learn_ranks(pieces, vocabulary):
-    """{token: rank} of a byte-level BPE with `vocabulary` tokens, from texts, an iterable of str.
+def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
+    """{token: rank} of a byte-level BPE with `vocabulary` tokens, learned from pieces of text.
 
-    The 256 bytes come first, then the tokens in the order in which they were merged. Raises InputError where the texts have too
-    few different words for so many.
+    The 256 bytes come first, then the tokens in the order in which they were merged. Raises InputError if the text has too few
+    different words for so many.
     """
     tokenizers = check_package()
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -263,14 +244,14 @@ def learn_ranks(pieces, vocabulary):
     return {token: rank for rank, token in enumerate([bytes([byte]) for byte in range(256)] + merged)}
 
 
-def training_pieces(texts):
-    """The training split's texts in pieces, as str; bytes that are no UTF-8 are left out."""
-    for split, text in texts:
+def training_pieces(source: Source) -> Iterator[str]:
+    """The training split of a source in pieces; bytes that are no UTF-8 are left out."""
+    for split, text in source.texts():
         if split == "train":
             for piece in read_bytes(text):
                 yield piece.decode(errors="ignore")
 
 
-def train_bpe(source, vocabulary, workspace):
+def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
     """The tokenizer of `vocabulary` tokens that a source's training split teaches."""
-    return tokenizer_of_ranks("bpe", learn_ranks(training_pieces(source.texts(workspace)), vocabulary))
+    return tokenizer_of_ranks("bpe", learn_ranks(training_pieces(source), vocabulary))

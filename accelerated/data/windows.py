@@ -1,5 +1,9 @@
-"""Documents, and cutting them into windows so that every token after the first is scored exactly once, in order."""
+"""Documents, and cutting them into windows so that every token after the first is scored exactly once, in order.
 
+Everything that reads documents uses it: lanes in training, the reports of evaluation.
+"""
+
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +13,7 @@ WHITE_SPACE = b" \t\n\r\x0b\x0c"  # what words stand between: where bytes.split(
 
 
 class Document(NamedTuple):
-    """A text as a model meets it: reading inputs[i] it predicts targets[i], which counts where scored[i]."""
+    """A text as a model meets it: reading inputs[i] it predicts targets[i], which counts if scored[i]."""
 
     name: str
     inputs: np.ndarray  # (n - 1,)
@@ -18,16 +22,28 @@ class Document(NamedTuple):
     words: int = 0  # of the text that the tokens were made from, between white space
 
 
-def lengths_of(documents):
-    """Predictions in each document, (documents,), without reading them where the sequence knows."""
-    known = getattr(documents, "lengths", None)
-    return np.array([len(document.inputs) for document in documents], np.int64) if known is None else known
+class Documents(Sequence):
+    """Documents that know their lengths without being read. A plain list of Document serves as well."""
+
+    lengths: np.ndarray  # (documents,) predictions in each
+    words: np.ndarray | int = 0  # (documents,) words of each one's text; 0 if they are made of none
+
+    def release(self) -> None:
+        """Give back memory of tokens that were read, if there is any to give back."""
 
 
-def count_words(documents):
-    """Words of the documents' original text, 0 where there is none."""
-    known = getattr(documents, "words", None)
-    return sum(document.words for document in documents) if known is None else int(known.sum())
+def lengths_of(documents: Sequence) -> np.ndarray:
+    """Predictions in each document, (documents,)."""
+    if isinstance(documents, Documents):
+        return documents.lengths
+    return np.array([len(document.inputs) for document in documents], np.int64)
+
+
+def count_words(documents: Sequence) -> int:
+    """Words of the documents' original text, 0 if there is none."""
+    if isinstance(documents, Documents):
+        return int(np.sum(documents.words))
+    return sum(document.words for document in documents)
 
 
 class Window(NamedTuple):
@@ -41,12 +57,12 @@ class Window(NamedTuple):
     first: int
 
     @property
-    def scored(self):
+    def scored(self) -> int:
         """How many tokens this window scores."""
         return self.stop + 1 - self.first
 
 
-def check_overlap(window, overlap):
+def check_overlap(window: int, overlap: int) -> None:
     """Raise ValueError unless window >= 1 and 0 <= overlap < window."""
     if window < 1:
         raise ValueError(f"window is {window}; it must be at least 1")
@@ -54,54 +70,28 @@ def check_overlap(window, overlap):
         raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
 
 
-def count_windows(length, window, overlap=0):
+def count_windows(length: int, window: int, overlap: int = 0) -> int:
     """1 + max(0, ceil((n - 1 - T) / (T - o))) windows for a document of n tokens, none below two tokens."""
     if length < 2:
         return 0
     return 1 + max(0, -(-(length - 1 - window) // (window - overlap)))
 
 
-def window_at(index, length, window, overlap):
+def window_at(index: int, length: int, window: int, overlap: int) -> Window:
     """Window number `index` of a document of `length` tokens; it stands on the grid of T - o tokens, the last is short."""
     start = index * (window - overlap)
     return Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0))
 
 
-def cut(length, window, overlap=0):
+def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
     """The windows of a document of `length` tokens: window T tokens each, `overlap` o of them read before.
 
     Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """
-    cutter = Cutter(window, overlap)
-    return cutter.push(length) + cutter.close()
+    check_overlap(window, overlap)
+    return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
 
 
-class Cutter:
-    """`cut` for a document that arrives in pieces: `push` gives the windows that a piece completes, `close` the short last one.
-
-    Raises ValueError unless window >= 1 and 0 <= overlap < window.
-    """
-
-    def __init__(self, window, overlap=0):
-        check_overlap(window, overlap)
-        self.window, self.overlap, self.length, self.given = window, overlap, 0, 0
-
-    def push(self, tokens):
-        """The windows that are full, with all their targets, once `tokens` more tokens have come."""
-        self.length += tokens
-        full = max(0, (self.length - 1 - self.overlap) // (self.window - self.overlap))
-        return self._give(full)
-
-    def close(self):
-        """What is left when the document has ended: one short window or none."""
-        return self._give(count_windows(self.length, self.window, self.overlap))
-
-    def _give(self, until):
-        windows = [window_at(index, self.length, self.window, self.overlap) for index in range(self.given, until)]
-        self.given = until
-        return windows
-
-
-def overlap_of(config):
-    """Tokens that a model's segments share with the ones before: 0 but for pretrained_recurrence."""
+def overlap_of(config: object) -> int:
+    """Tokens that a model's segments share with the ones before: 0 unless its config has the field (pretrained_recurrence)."""
     return getattr(config, "overlap", 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.windows import Cutter, Window, count_windows, cut, overlap_of
+from accelerated.data.windows import Window, count_windows, cut, overlap_of
 from accelerated.training.settings import preset_settings
 
 
@@ -72,9 +72,8 @@ def test_extremes():
 
 @pytest.mark.parametrize("window,overlap", [(0, 0), (4, 4), (4, -1)])
 def test_impossible_windows_are_refused(window, overlap):
-    for refuse in (lambda: cut(9, window, overlap), lambda: Cutter(window, overlap)):
-        with pytest.raises(ValueError, match=r"window|overlap"):
-            refuse()
+    with pytest.raises(ValueError, match=r"window|overlap"):
+        cut(9, window, overlap)
 
 
 @given(sizes())
@@ -116,16 +115,3 @@ def test_the_targets_are_those_of_rolling_windows_with_one_token_more_context(si
     length, window, overlap = size
     expected = rolling_windows(list(range(1, length)), window, overlap + 1)
     assert [list(range(w.first, w.stop + 1)) for w in cut(length, window, overlap)] == expected
-
-
-@given(size=sizes(), pieces=st.lists(st.integers(0, 20), max_size=12))
-def test_a_document_may_come_in_pieces(size, pieces):
-    """Any pieces give the windows of the whole, full ones as soon as their last target is there, the short one at the end."""
-    _, window, overlap = size
-    cutter, found = Cutter(window, overlap), []
-    for index, piece in enumerate(pieces):
-        found += cutter.push(piece)
-        so_far = cut(sum(pieces[: index + 1]), window, overlap)
-        assert found == [w for w in so_far if w.stop - w.start == window]
-    assert found + cutter.close() == cut(sum(pieces), window, overlap)
-    assert cutter.close() == []

@@ -1,17 +1,19 @@
 """The cache of tokens: exact, made once, made again when anything changes, never half."""
 
 import os
-import shutil
+import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from documents import small_encoding
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tokenizer import small_encoding
 
 from accelerated.data import corpus as token_cache
-from accelerated.data.corpus import WordCounter, cache_folder, check_length, load_corpus, pieces_of, tokenised
+from accelerated.data.corpus import cache_folder, check_data, check_length, load_corpus, pieces_of, tokenised, words_begun
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
@@ -20,6 +22,11 @@ from accelerated.errors import InputError
 
 BYTES, SMALL = ByteTokenizer(), BpeTokenizer("small", small_encoding())
 WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
+
+
+def caches(tmp_path):
+    """The folders of caches; a lock's file stays."""
+    return [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
 
 
 def tokens_of(document):
@@ -43,7 +50,7 @@ def folder(tmp_path):
 def test_every_document_has_its_tokens_and_words(folder, tmp_path, tokenizer):
     splits, _ = tokenised(source_of_path(folder), tokenizer, tmp_path / "cache")
     expected = {split: [] for split in SPLITS}
-    for split, text in source_of_path(folder).texts(tmp_path):
+    for split, text in source_of_path(folder).texts():
         expected[split].append((folder / text.name).read_bytes())
     for split, documents in splits.items():
         texts = expected[split]
@@ -99,9 +106,9 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
         tokenizer = SMALL
     splits, other = tokenised(source_of_path(folder), tokenizer, tmp_path / "cache")
     assert other != digest
-    texts = {text.name for _, text in source_of_path(folder).texts(tmp_path)}
+    texts = {text.name for _, text in source_of_path(folder).texts()}
     assert sum(map(len, splits.values())) == len(texts)
-    kept = list((tmp_path / "cache" / "tokens").iterdir())
+    kept = caches(tmp_path)
     assert len(kept) == (2 if change == "tokenizer" else 1), "what is out of date is removed"
 
 
@@ -129,7 +136,7 @@ def test_a_failure_leaves_nothing(folder, tmp_path):
     (folder / "9.txt").write_bytes(b"abc" * 500_000 + b"\xff" + b"abc" * 500_000)
     with pytest.raises(InputError, match=r"9\.txt is not UTF-8 text .byte 1500000.; convert it"):
         tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
-    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    assert caches(tmp_path) == []
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, monkeypatch):
@@ -140,7 +147,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
     monkeypatch.setattr(token_cache, "SplitWriter", Full)
     with pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"):
         tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
-    assert list((tmp_path / "cache" / "tokens").iterdir()) == []
+    assert caches(tmp_path) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*; free some space, or give another --data-dir"):
         tokenised(source_of_path(folder), BYTES, tmp_path / "file")
@@ -149,27 +156,27 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
 def test_what_a_killed_process_left_is_removed(folder, tmp_path):
     source = source_of_path(folder)
     cache, _ = cache_folder(source, BYTES, tmp_path / "cache")
-    old, young = (cache.with_name(f"{cache.name}.writing{i}") for i in "ab")
-    for path in (old, young):
-        path.mkdir(parents=True)
-        (path / "train.tokens").write_bytes(b"half")
-    os.utime(old / "train.tokens", (1, 1))
+    half = cache.with_name(f"{cache.name}.writing")
+    half.mkdir(parents=True)
+    (half / "train.tokens").write_bytes(b"half")
     tokenised(source, BYTES, tmp_path / "cache")
-    assert not old.exists() and young.exists(), "the young one may still be written"
-    shutil.rmtree(young)
+    assert caches(tmp_path) == [cache]
 
 
-def test_a_process_that_was_faster_is_not_in_the_way(folder, tmp_path, monkeypatch):
-    source, write = source_of_path(folder), token_cache.write_tokens
-
-    def late(*arguments):
-        write(*arguments)
-        monkeypatch.setattr(token_cache, "write_tokens", write)
-        tokenised(source, BYTES, tmp_path / "cache")
-
-    monkeypatch.setattr(token_cache, "write_tokens", late)
-    splits, _ = tokenised(source, BYTES, tmp_path / "cache")
-    assert sum(map(len, splits.values())) == 63
+def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch, capsys):
+    """While one holds the lock the other waits, says so, and then takes what the first has made."""
+    source, made = source_of_path(folder), []
+    cache, prefix = cache_folder(source, BYTES, tmp_path / "cache")
+    write = token_cache.write_tokens
+    monkeypatch.setattr(token_cache, "write_tokens", lambda *arguments: made.append(1) or write(*arguments))
+    cache.parent.mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with FileLock(cache.parent / f"{prefix}.lock"):
+            runs = [pool.submit(tokenised, source, BYTES, tmp_path / "cache") for _ in range(2)]
+            time.sleep(0.2)
+            assert not made and not cache.exists()
+        digests = {run.result().digest for run in runs}
+    assert len(made) == len(digests) == 1 and capsys.readouterr().err.count("waiting for it") == 2
 
 
 @given(text=st.text(alphabet="aé字 \n.,'3\t", max_size=80), limit=st.integers(1, 20))
@@ -186,10 +193,10 @@ def test_pieces_have_the_tokens_of_the_whole(text, limit):
 
 @given(parts=st.lists(st.text(alphabet="ab \n\x0b\u00a0", max_size=5), max_size=6))
 def test_words_are_counted_over_pieces(parts):
-    counter, whole = WordCounter(), "".join(parts).encode()
-    for part in parts:
-        counter.push(part.encode())
-    assert counter.words == len(whole.split())
+    words, before = 0, b" "
+    for part in filter(None, (part.encode() for part in parts)):
+        words, before = words + words_begun(before, part), part[-1:]
+    assert words == len("".join(parts).encode().split())
 
 
 def test_load_corpus_gives_real_splits(data_dir):
@@ -213,3 +220,20 @@ def test_a_split_without_a_segment_is_refused(tmp_path):
         load_corpus("stdlb", BYTES, RecallConfig(), tmp_path)
     with pytest.raises(InputError, match="give a file, a folder, or one of stdlib, recall, enwik8, wikitext-103, pg19"):
         load_corpus(str(tmp_path / "x.txt"), BYTES, RecallConfig(), tmp_path)
+
+
+def test_folders_of_a_folder_are_documents_if_asked_for(tmp_path):
+    """Each way has a cache of its own; what cannot be cut so is refused."""
+    for i in range(60):
+        (tmp_path / "in" / str(i)).mkdir(parents=True)
+        for name in ("b.txt", "a.txt"):
+            (tmp_path / "in" / str(i) / name).write_text(f"{name} of {i}")
+    read = {
+        kind: load_corpus(str(tmp_path / "in"), BYTES, RecallConfig(), tmp_path / "cache", kind) for kind in ("files", "folders")
+    }
+    assert [sum(map(len, corpus.splits.values())) for corpus in read.values()] == [120, 60] and len(caches(tmp_path)) == 2
+    first = bytes(tokens_of(read["folders"].splits["train"][0])).decode()
+    assert re.fullmatch(r"a\.txt of (\d+)b\.txt of \1", first)
+    for data in ("stdlib", "recall", str(tmp_path / "in" / "1" / "a.txt")):
+        with pytest.raises(InputError, match="--documents folders needs a folder of folders as --data"):
+            check_data(data, "folders")

@@ -1,29 +1,21 @@
-"""Tokenizers: any bytes survive, and a missing encoding is refused with what to do."""
+"""Tokenizers: any bytes survive; ranks are read, kept and learned; a missing encoding is refused with what to do."""
 
 import hashlib
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tiktoken
 import tiktoken_ext.openai_public
+from documents import small_encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data import tokenizers as bpe
 from accelerated.data import tokenizers as tokenizer
 from accelerated.data.sources import source_of_path
-from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, decodable_parts, open_tokenizer, show_ranks, train_bpe
+from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, open_tokenizer, show_ranks, train_bpe
 from accelerated.errors import InputError
-
-
-def small_encoding():
-    """All 256 bytes and a few merges, under GPT-2's splitting into words."""
-    ranks = {bytes([byte]): byte for byte in range(256)}
-    for token in (b"th", b"the", b" the", b"an", b"\xc3\xa9"):
-        ranks[token] = len(ranks)
-    pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-    return tiktoken.Encoding("small", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +43,10 @@ def test_gpt2_tokens(gpt2):
     assert gpt2.encode("<|endoftext|>").max() < gpt2.encoding.n_vocab - 1, "text is never a special token"
 
 
-def test_bytes_that_are_no_utf_8_stand_alone():
-    assert list(decodable_parts(b"ab\xff\xfec\xc3\xa9\xc3")) == [
-        (b"ab", True), (b"\xff", False), (b"\xfe", False), ("c\xe9".encode(), True), (b"\xc3", False),
-    ]  # fmt: skip
+def test_bytes_that_are_no_utf_8_stand_alone(gpt2):
+    """Each is the token of that byte, and what is between them is encoded as if they were not there."""
+    ids = gpt2.encode(b"the\xff\xfe the\xc3\xa9\xc3").tolist()
+    assert ids == [*gpt2.encode("the").tolist(), 255, 254, *gpt2.encode(" the\xe9").tolist(), 0xC3]
 
 
 @pytest.mark.parametrize("error", [OSError("no network"), ValueError("Hash mismatch"), ConnectionError("refused")])
@@ -85,7 +77,7 @@ def test_the_names_of_the_copies_are_those_that_tiktoken_looks_for(monkeypatch, 
     monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
     with pytest.raises(InputError, match="TIKTOKEN_CACHE_DIR"):
         tokenizer.load_encoding("gpt2")
-    assert asked == [tokenizer.GPT2_ADDRESS + tokenizer.GPT2_FILES[0]]
+    assert asked == [tokenizer.ADDRESS + tokenizer.FILES["gpt2"][0]]
 
 
 def ranks_of(encoding):
@@ -94,7 +86,7 @@ def ranks_of(encoding):
 
 def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
     path = tmp_path / "small.tiktoken"
-    path.write_bytes(show_ranks(ranks_of(small_encoding())))
+    path.write_bytes(show_ranks(list(ranks_of(small_encoding()))))
     assert path.read_bytes().startswith(b"AA== 0\nAQ== 1\n") and path.read_bytes().endswith(b"w6k= 260\n")
     tokens = open_tokenizer(str(path))
     text = "the anthem thé <|endoftext|>".encode()
@@ -103,6 +95,16 @@ def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
     assert tokens.fingerprint == tokenizer.tokenizer_of_ranks("other name", ranks_of(small_encoding())).fingerprint
     swapped = ranks_of(small_encoding()) | {b"th": 258, b" the": 256}
     assert tokens.fingerprint != tokenizer.tokenizer_of_ranks("small", swapped).fingerprint
+
+
+def test_a_run_keeps_its_ranks(tmp_path, gpt2):
+    learned = tokenizer.tokenizer_of_ranks("bpe", ranks_of(small_encoding()))
+    tokenizer.save_ranks(tmp_path, learned)
+    kept = tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=True))
+    assert kept.fingerprint == learned.fingerprint and kept.spellings == learned.spellings
+    assert tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=False, tokenizer="bytes")).name == "bytes"
+    with pytest.raises(InputError, match=r"cannot write .*; give another --out"):
+        tokenizer.save_ranks(tmp_path / "nowhere", learned)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
 )  # fmt: skip
 def test_what_is_no_ranks_file_is_refused(tmp_path, line, words):
     path = tmp_path / "ranks"
-    path.write_bytes(show_ranks(ranks_of(small_encoding())) + line + b"\n")
+    path.write_bytes(show_ranks(list(ranks_of(small_encoding()))) + line + b"\n")
     with pytest.raises(InputError, match=words) as caught:
         open_tokenizer(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
@@ -123,7 +125,7 @@ def test_what_is_no_ranks_file_is_refused(tmp_path, line, words):
 
 def test_ranks_need_every_byte(tmp_path):
     ranks = ranks_of(small_encoding())
-    without = {token: rank for rank, token in enumerate(token for token in ranks if token != b"\x80")}
+    without = [token for token in ranks if token != b"\x80"]
     (tmp_path / "ranks").write_bytes(show_ranks(without))
     with pytest.raises(InputError, match="has no token for byte 128"):
         open_tokenizer(str(tmp_path / "ranks"))
@@ -179,22 +181,22 @@ def test_text_without_words_is_cut_in_the_end(monkeypatch, gpt2):
 def test_a_bpe_is_learned(tmp_path):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     (tmp_path / "a.txt").write_bytes("the anthem of the hour, thé; ".encode() * 99)
-    source, workspace = source_of_path(tmp_path / "a.txt"), tmp_path / "w"
-    learned = train_bpe(source, 262, workspace)
+    source = source_of_path(tmp_path / "a.txt")
+    learned = train_bpe(source, 262)
     assert learned.vocabulary == 262 and learned.spellings[:256] == [bytes([byte]) for byte in range(256)]
     assert b"th" in learned.spellings[256:259] and all(len(text) > 1 for text in learned.spellings[256:])
     for text in ("the thé, the hour".encode(), bytes(range(256)) * 2, b"", "中\u0000".encode()):
         assert learned.decode(learned.encode(text)) == text
     assert len(learned.encode("the hour")) < 7
-    assert train_bpe(source, 262, workspace).fingerprint == learned.fingerprint
+    assert train_bpe(source, 262).fingerprint == learned.fingerprint
     with pytest.raises(InputError, match=r"the training split has words for 2.. tokens; give that or fewer"):
-        train_bpe(source, 999, workspace)
+        train_bpe(source, 999)
 
 
 @given(text=st.binary(max_size=60))
 def test_any_bytes_survive_learned_tokens(text):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
-    ranks = bpe.learn_ranks(["the anthem of the hour, thé; " * 9, "\x00\x01é" * 9], 270)
+    ranks = tokenizer.learn_ranks(["the anthem of the hour, thé; " * 9, "\x00\x01é" * 9], 270)
     learned = tokenizer.tokenizer_of_ranks("bpe", ranks)
     ids = learned.encode(text)
     assert learned.decode(ids) == text and learned.token_bytes[ids].sum() == len(text)
@@ -203,13 +205,13 @@ def test_any_bytes_survive_learned_tokens(text):
 def test_only_the_training_split_is_learned_from(tmp_path):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     (tmp_path / "a.txt").write_text("aaaa bbbb " * 900 + "zqzqzq " * 100)
-    text = b"".join(piece.encode() for piece in bpe.training_pieces(source_of_path(tmp_path / "a.txt").texts(tmp_path)))
+    text = b"".join(piece.encode() for piece in tokenizer.training_pieces(source_of_path(tmp_path / "a.txt")))
     assert text == (tmp_path / "a.txt").read_bytes()[: 9700 * 90 // 100]
 
 
 def test_the_bytes_alphabet_is_that_of_tokenizers():
     tokenizers = pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
-    symbols = bpe.byte_of_symbol()
+    symbols = tokenizer.byte_of_symbol()
     assert set(symbols) == set(tokenizers.pre_tokenizers.ByteLevel.alphabet()) and sorted(symbols.values()) == list(range(256))
     text = "aé \n\x00\xadz"
     [(written, _)] = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
@@ -219,4 +221,4 @@ def test_the_bytes_alphabet_is_that_of_tokenizers():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match="--train-bpe needs the package tokenizers; install the extra"):
-        bpe.check_package()
+        tokenizer.check_package()

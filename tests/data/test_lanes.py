@@ -1,27 +1,18 @@
-"""Documents, splits and lanes."""
+"""Lanes: every document is read once, contiguously, in one lane; parts of documents; resuming."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from documents import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data import corpus as corpus
-from accelerated.data.corpus import text_document
+from accelerated.data import lanes as lanes_module
 from accelerated.data.lanes import Lanes, Parts, enough_for, independent_windows, longest_document, one_pass
-from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import cut
 from accelerated.errors import InputError
-
-BYTES = ByteTokenizer()
-
-
-def documents_of(lengths):
-    """Documents whose tokens name them: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
-    texts = [bytes((10 * d + 1 + i) % 256 for i in range(n)) for d, n in enumerate(lengths)]
-    return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
 
 
 def read_lanes(segments, lanes):
@@ -141,25 +132,6 @@ def test_nothing_to_predict_is_refused():
         Lanes(documents_of([0, 1]), 2, 4)
 
 
-def test_text_document_predicts_each_token_after_the_first():
-    document = text_document("x", b"abc", BYTES)
-    assert (
-        document.inputs.tolist() == [97, 98] and document.targets.tolist() == [98, 99] and document.scored.tolist() == [True] * 2
-    )
-    assert len(text_document("x", b"", BYTES).targets) == len(text_document("x", b"a", BYTES).scored) == 0
-
-
-@given(st.binary(max_size=200))
-def test_bytes_round_trip(text):
-    assert BYTES.decode(BYTES.encode(text)) == text
-    assert BYTES.token_bytes[BYTES.encode(text)].sum() == len(text)
-
-
-def test_text_is_encoded_as_utf8():
-    assert BYTES.encode("é").tolist() == [0xC3, 0xA9]
-    assert np.asarray(BYTES.token_bytes).shape == (BYTES.vocabulary,)
-
-
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
 def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
     """Document and first token, from which its tokens can be found again; padding has no document."""
@@ -205,9 +177,9 @@ def test_documents_are_cut_only_where_there_are_too_few():
 
 
 def test_memory_is_given_back_as_lanes_read(monkeypatch):
-    monkeypatch.setattr(corpus, "HELD", 20)
+    monkeypatch.setattr(lanes_module, "HELD", 20)
     released, documents = [], Parts(documents_of([100]), 2)
-    monkeypatch.setattr(corpus, "release", released.append)
+    monkeypatch.setattr(lanes_module, "release", released.append)
     lanes = Lanes(documents, 2, 4, seed=0)
     for count in range(1, 10):
         next(lanes)

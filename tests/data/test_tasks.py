@@ -5,9 +5,9 @@ import collections
 import numpy as np
 import pytest
 import torch
+from documents import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
-from test_corpus import documents_of
 
 from accelerated.data import tasks as tasks
 from accelerated.data.lanes import Lanes

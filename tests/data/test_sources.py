@@ -1,0 +1,246 @@
+"""Files, folders and archives as texts and splits."""
+
+import functools
+import gzip
+import io
+import json
+
+import pytest
+from documents import as_zip, content
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated.data.sources import Text, dealt, source_of_path, split_of, standard_library
+from accelerated.data.windows import SPLITS
+from accelerated.errors import InputError
+
+
+def read(path, documents="files"):
+    """{split: [(name, bytes)]} of a source."""
+    found = {split: [] for split in SPLITS}
+    for split, text in source_of_path(path, documents).texts():
+        found[split].append((text.name, content(text)))
+    return found
+
+
+def write(folder, texts):
+    """Write {name: text} into a folder."""
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_splits_are_a_fixed_function_of_the_name():
+    assert [split_of(name) for name in ("json", "re", "pprint", "lzma")] == ["train", "valid", "valid", "valid"]
+    counts = [[split_of(f"document {i}") for i in range(4000)].count(split) for split in SPLITS]
+    assert abs(counts[0] - 3600) < 100 and abs(counts[1] - 200) < 60 and abs(counts[2] - 200) < 60
+
+
+def test_standard_library_is_one_document_per_package(tmp_path):
+    texts = {
+        "b.py": "bee", "a/z.py": "zed", "a/__init__.py": "init", "a/sub/y.py": "why", "test/t.py": "no",
+        "site-packages/p.py": "no", "_sysconfigdata_x.py": "no", "c.txt": "no",
+    }  # fmt: skip
+    write(tmp_path, texts)
+    source = standard_library(tmp_path)
+    assert [(split, text.name, content(text)) for split, text in source.texts()] == [
+        (split_of("a"), "a", b"initwhyzed"), (split_of("b"), "b", b"bee"),
+    ]  # fmt: skip
+    assert [path.name for path in source.files] == ["__init__.py", "y.py", "z.py", "b.py"]
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=4), start=st.integers(0, 30), length=st.integers(0, 30))
+def test_a_part_of_a_text_is_that_of_its_bytes(sizes, start, length):
+    files = [bytes(range(10 * i, 10 * i + size)) for i, size in enumerate(sizes)]
+    part = Text("x", tuple(functools.partial(io.BytesIO, file) for file in files), start=start, stop=start + length)
+    assert content(part) == b"".join(files)[start : start + length]
+
+
+def test_a_file_is_split_90_5_5_by_position(tmp_path):
+    text = bytes(range(97, 117)) * 10
+    (tmp_path / "book.txt").write_bytes(text)
+    found = read(tmp_path / "book.txt")
+    assert found == {
+        "train": [("book.txt:train", text[:180])], "valid": [("book.txt:valid", text[180:190])],
+        "test": [("book.txt:test", text[190:])],
+    }  # fmt: skip
+
+
+def test_a_folder_is_split_by_name_or_if_small_by_position(tmp_path):
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    names = [f"{i}.txt" for i in range(79)] + ["deep/README"]
+    for i, name in enumerate(names):
+        (folder / name).write_text(f"some words {i} " * 9)
+    (folder / "picture.png").write_bytes(b"\x89PNG")
+    found = read(folder)
+    assert {name: split for split in found for name, _ in found[split]} == {name: split_of(name) for name in names}
+    for name in names[2:]:
+        (folder / name).unlink()
+    found = read(folder)
+    assert [name for name, _ in found["test"]] == ["0.txt:test", "1.txt:test"] and all(len(found[s]) == 2 for s in SPLITS)
+
+
+def test_no_character_is_cut_in_two(tmp_path):
+    for count in range(60, 80):
+        text = ("x" + "中é😀" * count).encode()
+        (tmp_path / "book.txt").write_bytes(text)
+        parts = [found[0][1] for found in read(tmp_path / "book.txt").values()]
+        assert b"".join(parts) == text and all(part.decode() for part in parts)
+        assert 0 <= len(parts[0]) - len(text) * 90 // 100 <= 3
+
+
+def test_hidden_files_and_what_is_no_text_are_left_out(tmp_path):
+    folder = tmp_path / "folder"
+    (folder / ".git").mkdir(parents=True)
+    for name in (".DS_Store", ".git/index", "a.tar.gz", "a.png.gz", "b.png"):
+        (folder / name).write_bytes(b"\xff\xfe")
+    (folder / "a.txt").write_text("words " * 50)
+    (folder / "b.zip").write_bytes(as_zip({"__MACOSX/._b.txt": b"\xff", ".hidden.txt": b"\xff", "b.txt": b"more words " * 9}))
+    found = read(folder)
+    assert {name.partition(".txt")[0] for names in found.values() for name, _ in names} == {"a", "b.zip:b"}
+    with pytest.raises(InputError, match=r"a\.tar\.gz holds a \.tar file; give text, \.jsonl or \.zip in a \.gz"):
+        read(folder / "a.tar.gz")
+
+
+def test_json_lines_are_documents(tmp_path):
+    lines = [{"text": f"document {i} \u00e9\n" * (i % 3), "other": i} for i in range(70)]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(json.dumps(line) for line in lines))
+    found = read(tmp_path / "a.jsonl")
+    expected = {f"a.jsonl:{i}": line["text"].encode() for i, line in enumerate(lines, start=1)}
+    assert {name: text for split in SPLITS for name, text in found[split]} == expected
+    assert all(split_of(name) == split for split in SPLITS for name, _ in found[split]) and all(found.values())
+
+
+def test_archives_hold_what_their_names_say(tmp_path):
+    """A .txt.gz is a text, a .jsonl.gz lines, a .zip any of them, in one another too; all in one folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.txt.gz").write_bytes(gzip.compress(b"a text " * 20))
+    line = json.dumps({"text": "a line"}).encode()
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(line + b"\n" + line))
+    members = {"in/c.txt": b"member c", "in/d.jsonl": line, "in/e.txt.gz": gzip.compress(b"member e"), "in/f.png": b"\x89"}
+    members["in/h.zip"] = as_zip({"i.txt": b"member i"})
+    (folder / "g.ZIP").write_bytes(as_zip(members))
+    found = read(folder)
+    joined = {}
+    for split in SPLITS:
+        for name, text in found[split]:
+            base = name.removesuffix(f":{split}")
+            joined[base] = joined.get(base, b"") + text
+    assert joined == {
+        "a.txt.gz": b"a text " * 20, "b.jsonl.gz:1": b"a line", "b.jsonl.gz:2": b"a line", "g.ZIP:in/c.txt": b"member c",
+        "g.ZIP:in/d.jsonl:1": b"a line", "g.ZIP:in/e.txt.gz": b"member e",
+        "g.ZIP:in/h.zip:i.txt": b"member i",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "case,words",
+    [
+        ("missing", "no such file"), ("empty folder", "no text files in this folder"),
+        ("gz cut off", "is corrupt or no archive"), ("gz of something else", "is corrupt or no archive"),
+        ("zip cut off", "is corrupt or no archive"), ("zip damaged", "is corrupt or no archive"),
+        ("no json", r"a.jsonl, line 2: not a JSON object"), ("no text", r"a.jsonl, line 2: .* field `text`"),
+        ("text no string", r"a.jsonl, line 2: .* field `text`"),
+    ],
+)  # fmt: skip
+def test_bad_data_is_refused_in_one_line(case, words, tmp_path):
+    path = tmp_path / {"g": "a.gz", "z": "a.zip"}.get(case[0], "a.jsonl")
+    packed = as_zip({"a.txt": bytes(range(97, 123)) * 999})
+    good = b'{"text": "x"}\n'
+    contents = {
+        "gz cut off": gzip.compress(b"abc" * 9999)[:-20], "gz of something else": b"<html>", "zip cut off": packed[:-30],
+        "zip damaged": packed[:60] + b"\xff\xff\xff" + packed[63:], "no json": good + b"{", "no text": good + b'{"txt": 1}',
+        "text no string": good + b'{"text": 3}',
+    }  # fmt: skip
+    if case in contents:
+        path.write_bytes(contents[case])
+    elif case == "empty folder":
+        path.mkdir()
+    with pytest.raises(InputError, match=words) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_raw_and_tokens_files_are_text(tmp_path):
+    write(tmp_path / "in", {"wiki.train.tokens": "one " * 20, "wiki.test.raw": "two " * 20, "wiki.bin": "no"})
+    assert {name.partition(":")[0] for found in read(tmp_path / "in").values() for name, _ in found} == {
+        "wiki.train.tokens", "wiki.test.raw",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("valid", ["valid", "validation", "val", "dev"])
+def test_a_folder_with_its_own_splits_keeps_them(tmp_path, valid):
+    write(
+        tmp_path / "in", {"train/a.txt": "a", "train/deep/b.txt": "b", f"{valid}/c.txt": "c", "test/d.txt": "d", "README.md": "e"}
+    )
+    assert read(tmp_path / "in") == {
+        "train": [("train/a.txt", b"a"), ("train/deep/b.txt", b"b")], "valid": [(f"{valid}/c.txt", b"c")],
+        "test": [("test/d.txt", b"d")],
+    }  # fmt: skip
+
+
+def test_a_split_that_is_missing_is_cut_out_of_train(tmp_path):
+    """By names if that gives it a text, otherwise the last part of every text; the split that is there stays as it is."""
+    names = [f"train/{i}.txt" for i in range(80)]
+    write(tmp_path / "in", {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"})
+    found = read(tmp_path / "in")
+    assert found["test"] == [("test/0.txt", b"its own")]
+    assert [name for name, _ in found["valid"]] == [name for name in sorted(names) if split_of(name) == "valid"] != []
+    assert sorted(name for split in ("train", "valid") for name, _ in found[split]) == sorted(names)
+    write(tmp_path / "few", {"train/a.txt": "abcdefghij" * 10, "val/b.txt": "its own"})
+    assert read(tmp_path / "few") == {
+        "train": [("train/a.txt:train", b"abcdefghij" * 9), ("train/a.txt:valid", b"abcde")],
+        "valid": [("val/b.txt", b"its own")], "test": [("train/a.txt:test", b"fghij")],
+    }  # fmt: skip
+
+
+def test_a_folder_called_train_alone_is_no_split(tmp_path):
+    write(tmp_path / "in", {"train/a.txt": "abcdefghij" * 2, "src/test/b.txt": "abcdefghij" * 2})
+    assert [name for name, _ in read(tmp_path / "in")["train"]] == ["src/test/b.txt:train", "train/a.txt:train"]
+
+
+@pytest.mark.parametrize(
+    "others,words",
+    [
+        ({"other/x.txt": "x"}, "has the splits test, train and beside them other; move that into a split, or out of the folder"),
+        ({"val/x.txt": "x", "dev/x.txt": "x"}, "dev and val both name the valid split; keep one of them"),
+    ],
+)
+def test_splits_that_are_not_plain_are_refused(tmp_path, others, words):
+    write(tmp_path / "in", {"train/a.txt": "a", "test/d.txt": "d"} | others)
+    with pytest.raises(InputError, match=words) as caught:
+        source_of_path(tmp_path / "in")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
+    """Its files in sorted order, archives among them, in any encoding; a file beside the repositories is one by itself."""
+    top = tmp_path / "in" / ("train" if splits else "")
+    write(top, {"b/src/z.py": "z", "b/a.md": "a", "a/1.txt": "1", "c.txt": "c", "a-b/2.txt": "2"})
+    (top / "a" / "0.jsonl").write_text('{"text": "x"}\n{"text": "y"}')
+    (top / "b" / "latin.txt").write_bytes(b"\xe9")
+    (top / "b" / "more.zip").write_bytes(as_zip({"m.txt": b"m", "n.txt": b"n"}))
+    expected = {"a": b"xy1", "a-b": b"2", "b": b"a\xe9mnz", "c.txt": b"c"}
+    if splits:
+        write(tmp_path / "in", {"valid/d/e.txt": "e", "valid/d/f.txt": "f", "test/g/h.txt": "h"})
+        assert read(tmp_path / "in", "folders") == {
+            "train": [(f"train/{name}", text) for name, text in expected.items()], "valid": [("valid/d", b"ef")],
+            "test": [("test/g", b"h")],
+        }  # fmt: skip
+    else:
+        texts = {name.partition(":")[0]: b"" for found in read(tmp_path / "in", "folders").values() for name, _ in found}
+        for found in read(tmp_path / "in", "folders").values():
+            for name, text in found:
+                texts[name.partition(":")[0]] += text
+        assert texts == expected
+    assert not any(text.must_be_utf8 for _, text in source_of_path(tmp_path / "in", "folders").texts())
+
+
+def test_splits_that_are_there_take_nothing_from_each_other():
+    """Of 60 names of every split's hash, all stay where they are put."""
+    own = {split: lambda split=split: [Text(f"{split}{i}", ()) for i in range(60)] for split in SPLITS}
+    assert all(text.name.startswith(split) for split, text in dealt(own)) and len(list(dealt(own))) == 180

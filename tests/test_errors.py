@@ -1,0 +1,48 @@
+"""Files appear whole or not at all, and a disk's errors become one line."""
+
+import pytest
+
+from accelerated.errors import InputError, disk_errors, written_whole
+
+
+def test_a_file_appears_whole(tmp_path):
+    """While it is written the old one stands; then the new one, and nothing beside it."""
+    path = tmp_path / "file"
+    path.write_text("old")
+    with written_whole(path) as beside:
+        beside.write_text("new")
+        assert path.read_text() == "old" and beside.parent == tmp_path
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), RuntimeError("unexpected pos"), KeyboardInterrupt(), ValueError("a mistake")],
+)
+def test_what_fails_half_way_leaves_the_old_file(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_text("old")
+    refused = isinstance(error, (OSError, RuntimeError))
+    with pytest.raises(InputError if refused else type(error)) as caught, written_whole(path, "give another --out") as beside:
+        beside.write_text("half")
+        raise error
+    if refused:
+        reason = getattr(error, "strerror", None) or error
+        assert str(caught.value) == f"cannot write {path}: {reason}; give another --out"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_refusal_inside_stays_what_it_is(tmp_path):
+    with pytest.raises(InputError, match=r"^said before$"), written_whole(tmp_path / "file"):
+        raise InputError("said before")
+
+
+def test_a_place_that_is_not_there_and_a_source_that_is_not_there(tmp_path):
+    advice = "free some space, or give another --data-dir"
+    with (
+        pytest.raises(InputError, match=f"cannot write .*: No such.*; {advice}"),
+        written_whole(tmp_path / "no" / "file") as beside,
+    ):
+        beside.write_text("x")
+    with pytest.raises(InputError, match=r"^cannot read .*source: No such file"), disk_errors(tmp_path / "target"):
+        (tmp_path / "source").read_text()
