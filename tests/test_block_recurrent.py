@@ -1,340 +1,27 @@
-"""Block-Recurrent Transformer: the reference against finite differences and definitions, the accelerated against it."""
+"""Block-Recurrent Transformer: what its paper claims, of the reference and the accelerated model alike."""
 
 import dataclasses
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 from agreement import assert_agree, named
-from gradients import check_directions, check_operation, draw, flat
+from definitions import slow_bucket
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_causality, check_float32, check_gpu, check_length_refused, check_rollout, filled
-from tolerances import TOLERANCE
+from rollouts import filled
+from variants import PAPERS
 
 import accelerated.block_recurrent as fast
 from accelerated.attention.sliding_window import position_bucket, tile_distance, window_mask
 from accelerated.block_recurrent import BlockRecurrent
 from reference import block_recurrent as ref
 
-LADDER_TOLERANCE = 1e-9  # float64, relative; most rows land near 1e-14, the worst measured is 1.1e-12
-
-SMALL = ref.Config(
-    vocabulary=11,
-    width=6,
-    layers=3,
-    heads=2,
-    head_width=5,
-    feed_forward=7,
-    window=4,
-    segment=12,
-    recurrent_layers=(2,),
-    states=3,
-    buckets=6,
-    max_distance=5,
-    attention_scale=3.0,
-    dropout=0.0,
-)
-VARIANTS = {
-    f"{gate}-{configuration}{'-feedback' if feedback else ''}": {
-        "gate": gate,
-        "configuration": configuration,
-        "feedback": feedback,
-    }
-    for gate, configuration, feedback in itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
-} | {
-    "two-recurrent": {"recurrent_layers": (1, 3)},
-    "adjacent-recurrent-lstm": {"recurrent_layers": (2, 3), "gate": "lstm", "configuration": "dual"},
-    "last-recurrent": {"recurrent_layers": (3,)},
-    "slide": {"recurrent_layers": ()},
-    "xl": {"recurrent_layers": (), "segment": 4},
-    "xl-recurrent": {"segment": 4},
-    "one-layer-feedback": {"layers": 1, "recurrent_layers": (1,), "feedback": True},
-    "states-outnumber-window": {"states": 5, "window": 3, "segment": 9},
-}
-
-
-def variant(name):
-    return dataclasses.replace(SMALL, **VARIANTS[name])
-
-
-def random_state(config, rng, batch):
-    """A state as no document starts with it: every field drawn, keys of unit length."""
-    shape = (batch, config.layers, config.heads, config.window, config.head_width)
-    keys, _ = ref.unit_norm_forward(rng.standard_normal(shape))
-    states = rng.standard_normal((batch, len(config.recurrent_layers), config.states, config.width))
-    return ref.State(states, keys, rng.standard_normal(shape))
-
-
-def to_torch(state):
-    return fast.State(*(torch.tensor(field) for field in state))
-
-
-# Rung 1: every operation's backward against its full Jacobian
-
-
-def test_linear_gradient():
-    check_operation(
-        lambda x, weight: ref.linear_forward(x, weight),
-        lambda dout, cache: dict(zip(("x", "weight"), ref.linear_backward(dout, cache), strict=True)),
-        {"x": draw(2, 3, 4), "weight": draw(5, 4)},
-        "linear",
-    )
-
-
-def test_layer_norm_gradient():
-    check_operation(
-        ref.layer_norm_forward,
-        lambda dout, cache: flat(ref.layer_norm_backward(dout, cache), ["x"]),
-        {"x": draw(2, 3, 5), "scale": draw(5), "bias": draw(5)},
-        "layer_norm",
-    )
-
-
-def test_unit_norm_gradient():
-    check_operation(
-        ref.unit_norm_forward,
-        lambda dout, cache: {"x": ref.unit_norm_backward(dout, cache)},
-        {"x": draw(2, 3, 5)},
-        "unit_norm",
-    )
-
-
-def test_softmax_gradient():
-    check_operation(
-        ref.softmax_forward,
-        lambda dout, cache: {"scores": ref.softmax_backward(dout, cache)},
-        {"scores": draw(3, 5)},
-        "softmax",
-    )
-
-
-def test_dropout_gradient():
-    check_operation(
-        lambda x: ref.dropout_forward(x, 0.4, np.random.default_rng(8)),
-        lambda dout, keep: {"x": ref.dropout_backward(dout, keep)},
-        {"x": draw(3, 5)},
-        "dropout",
-    )
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_head_projection_gradient(normalise):
-    check_operation(
-        lambda x, weight: ref.head_projection_forward(x, weight, 2, normalise),
-        lambda dout, cache: dict(zip(("x", "weight"), ref.head_projection_backward(dout, cache), strict=True)),
-        {"x": draw(2, 3, 5), "weight": draw(6, 5)},
-        "head_projection",
-    )
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_attention_gradient(rate):
-    mask = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]], bool)
-    check_operation(
-        lambda query, key, value, scale, bias: ref.attention_forward(
-            query, key, value, scale, bias, mask, rate, np.random.default_rng(8)
-        ),
-        lambda dout, cache: dict(
-            zip(("query", "key", "value", "scale", "bias"), ref.attention_backward(dout, cache), strict=True)
-        ),
-        {
-            "query": draw(1, 2, 3, 5),
-            "key": draw(1, 2, 4, 5),
-            "value": draw(1, 2, 4, 5),
-            "scale": draw(2),
-            "bias": draw(2, 3, 4),
-        },
-        "attention",
-    )
-
-
-def test_position_bias_gradient():
-    check_operation(
-        lambda table: ref.position_bias_forward(table, 4, 5),
-        lambda dout, cache: {"table": ref.position_bias_backward(dout, cache)},
-        {"table": draw(2, 6)},
-        "position_bias",
-    )
-
-
-def test_sliding_attention_gradient():
-    p = {"scale": draw(2), "position_bias": draw(2, 6)}
-    inputs = {"query": draw(1, 2, 8, 5), "keys": draw(1, 2, 12, 5), "values": draw(1, 2, 12, 5)} | p
-
-    def forward(query, keys, values, scale, position_bias):
-        return ref.sliding_attention_forward({"scale": scale, "position_bias": position_bias}, SMALL, query, keys, values, None)
-
-    def backward(dout, cache):
-        dkeys, dvalues = np.zeros((1, 2, 12, 5)), np.zeros((1, 2, 12, 5))
-        dquery, dparams = ref.sliding_attention_backward(dout, cache, dkeys, dvalues)
-        return {"query": dquery, "keys": dkeys, "values": dvalues} | dparams
-
-    check_operation(forward, backward, inputs, "sliding_attention")
-
-
-@pytest.mark.parametrize("kind", ["fixed", "lstm"])
-def test_gate_gradient(kind):
-    p = ref.init_gate(dataclasses.replace(SMALL, gate=kind), np.random.default_rng(1), 5)
-    check_operation(
-        lambda carry, hidden, **params: ref.GATES[kind][0](params, carry, hidden),
-        lambda dout, cache: flat(ref.GATES[kind][1](dout, cache), ["carry", "hidden"]),
-        {"carry": draw(2, 3, 6), "hidden": draw(2, 3, 5)} | p,
-        f"{kind} gate",
-    )
-
-
-@pytest.mark.parametrize("kind,configuration", list(itertools.product(["fixed", "lstm"], ["dual", "single", "skip"])))
-def test_gating_gradient(kind, configuration):
-    config = dataclasses.replace(SMALL, gate=kind, configuration=configuration)
-    recurrence = ref.init_recurrence(config, np.random.default_rng(1))
-    p = {name: value for name, value in recurrence.items() if name.startswith(("attention_gate", "mlp"))}
-    dotted = {name.replace(".", "__"): value for name, value in p.items()}
-
-    def forward(states, attended, **params):
-        return ref.gating_forward({k.replace("__", "."): v for k, v in params.items()}, config, states, attended)
-
-    def backward(dout, cache):
-        dstates, dattended, grads = ref.gating_backward(config, dout, cache)
-        assert grads.keys() == p.keys()
-        return {"states": dstates, "attended": dattended} | {k.replace(".", "__"): v for k, v in grads.items()}
-
-    check_operation(forward, backward, {"states": draw(1, 3, 6), "attended": draw(1, 3, 20)} | dotted, configuration)
-
-
-def test_state_projection_gradient():
-    p = ref.init_recurrence(SMALL, np.random.default_rng(1))
-    names = ("ids", "norm.scale", "norm.bias", "key", "value", "query", "cross_query")
-    dotted = {name.replace(".", "__"): p[name] for name in names}
-
-    def forward(states, **params):
-        projected, cache = ref.state_projection_forward({k.replace("__", "."): v for k, v in params.items()}, SMALL, states)
-        return np.stack([projected[name] for name in ("key", "value", "query", "cross_query")]), cache
-
-    def backward(dout, cache):
-        dprojected = dict(zip(("key", "value", "query", "cross_query"), dout, strict=True))
-        dstates, grads = ref.state_projection_backward(dprojected, cache)
-        return {"states": dstates} | {k.replace(".", "__"): v for k, v in grads.items()}
-
-    check_operation(forward, backward, {"states": draw(2, 3, 6)} | dotted, "state_projection")
-
-
-def test_cross_entropy_gradient():
-    targets, scored = np.array([[1, 3, 0], [2, 2, 1]]), np.array([[1, 0, 1], [1, 1, 0]], bool)
-    check_operation(
-        lambda logits: ref.cross_entropy_forward(logits, targets, scored),
-        lambda dout, cache: {"logits": ref.cross_entropy_backward(dout, cache)},
-        {"logits": draw(2, 3, 5)},
-        "cross_entropy",
-    )
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_model_gradient(name):
-    """Random directions through every parameter and every field of the incoming state, next state's gradient included."""
-    config, rng = variant(name), np.random.default_rng(5)
-    params, state = ref.init_params(config, rng), random_state(config, rng, 2)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    logits, next_state, cache = ref.forward(params, config, tokens, state)
-    dlogits = rng.standard_normal(logits.shape)
-    dnext = ref.State(*(rng.standard_normal(field.shape) for field in next_state))
-    grads, dstate = ref.backward(params, config, cache, dlogits, dnext)
-    assert grads.keys() == params.keys()
-    grads |= named("state", dstate)
-
-    def objective(inputs):
-        fields = (inputs[f"state.{field}"] for field in ref.State._fields)
-        logits, after, _ = ref.forward(inputs, config, tokens, ref.State(*fields))
-        return (logits * dlogits).sum() + sum((a * b).sum() for a, b in zip(after, dnext, strict=True))
-
-    inputs = params | named("state", state)
-    moving = {k: v for k, v in inputs.items() if v.size and not k.endswith("state.initial")}
-    check_directions(lambda shifted: objective(inputs | shifted), moving, grads, rng, name)
-    assert all(not grads[k].any() for k in params if k.endswith("state.initial")), "nothing started from it"
-
-
-def test_model_gradient_with_dropout():
-    config = dataclasses.replace(SMALL, dropout=0.3)
-    params, rng = ref.init_params(config, np.random.default_rng(5)), np.random.default_rng(6)
-    tokens, state = rng.integers(config.vocabulary, size=(2, 12)), random_state(config, rng, 2)
-    logits, _, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))
-    dlogits = rng.standard_normal(logits.shape)
-    grads, _ = ref.backward(params, config, cache, dlogits)
-    moving = {k: v for k, v in params.items() if not k.endswith("state.initial")}
-
-    def objective(shifted):
-        return (ref.forward(params | shifted, config, tokens, state, np.random.default_rng(7))[0] * dlogits).sum()
-
-    check_directions(objective, moving, grads, rng, "dropout")
-
-
-def test_initial_state_gradient_sums_over_lanes():
-    config, rng = variant("two-recurrent"), np.random.default_rng(5)
-    params = ref.init_params(config, rng)
-    dstate = random_state(config, rng, 3)
-    moving = {k: v for k, v in params.items() if k.endswith("state.initial")}
-    assert len(moving) == 2
-
-    def objective(shifted):
-        return sum((a * b).sum() for a, b in zip(ref.initial_state(shifted, config, 3), dstate, strict=True))
-
-    check_directions(objective, moving, ref.initial_state_backward(config, dstate), rng, "initial_state")
-
-
-def test_arguments_are_not_changed():
-    config, rng = variant("lstm-dual"), np.random.default_rng(5)
-    params, state = ref.init_params(config, rng), random_state(config, rng, 2)
-    tokens = rng.integers(config.vocabulary, size=(2, 12))
-    before = {k: v.copy() for k, v in (params | named("s", state)).items()}
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    dlogits, dnext = rng.standard_normal(logits.shape), random_state(config, rng, 2)
-    kept = [dlogits.copy(), *(field.copy() for field in dnext)]
-    ref.backward(params, config, cache, dlogits, dnext)
-    assert all((before[k] == v).all() for k, v in (params | named("s", state)).items())
-    assert all((a == b).all() for a, b in zip(kept, (dlogits, *dnext), strict=True))
-
-
-# Rung 2: accelerated against reference
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_accelerated_equals_reference(name):
-    """Logits, states, loss and gradients over three segments with a document start in the second, then five steps."""
-    config, rng = variant(name), np.random.default_rng(5)
-    params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).train()
-    assert_agree(params, dict(model.state_dict()), 1e-15, "initialisation")
-    check_rollout(ref, params, model, config, random_state(config, rng, 2), to_torch, LADDER_TOLERANCE, name)
-
-
-def test_dropout_acts_where_the_reference_has_it(monkeypatch):
-    """With the reference's random numbers in place of torch's, training mode gives the reference's logits."""
-    config = dataclasses.replace(SMALL, dropout=0.3)
-    model, rng = BlockRecurrent(config, seed=9).train(), np.random.default_rng(7)
-
-    def reference_dropout(x, rate, training=True):
-        if not training or rate == 0:
-            return x
-        tiles = x.unbind(2) if x.dim() == 5 else [x]  # the reference draws the attention matrix tile by tile
-        keep = [torch.tensor((rng.random(tuple(tile.shape)) >= rate) / (1 - rate)) for tile in tiles]
-        return x * (torch.stack(keep, 2) if x.dim() == 5 else keep[0])
-
-    monkeypatch.setattr(torch.nn.functional, "dropout", reference_dropout)
-    tokens, state = np.random.default_rng(1).integers(11, size=(2, 12)), random_state(config, np.random.default_rng(2), 2)
-    params = ref.init_params(config, np.random.default_rng(9))
-    expected, after, _ = ref.forward(params, config, tokens, state, np.random.default_rng(7))
-    output = model(torch.tensor(tokens), to_torch(state))
-    rows = {"logits": output.logits} | named("state", output.state)
-    assert_agree({"logits": expected} | named("state", after), rows, LADDER_TOLERANCE, "dropout")
-
-
-def test_dropout_rate_and_scale():
-    x = np.ones(200_000)
-    dropped, _ = ref.dropout_forward(x, 0.25, np.random.default_rng(0))
-    assert set(np.unique(dropped)) == {0.0, 1 / 0.75}
-    assert abs((dropped == 0).mean() - 0.25) < 0.005
-    assert ref.dropout_forward(x, 0.25, None)[0] is x
+PAPER = PAPERS["block_recurrent"]
+SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+random_state = PAPER.random_state
+to_torch = PAPER.to_torch
 
 
 # Definitions
@@ -352,37 +39,6 @@ def test_masks_equal_the_definition(window):
     assert (expected.sum(1) == window).all()
 
 
-@given(
-    window=st.integers(1, 5), blocks=st.integers(1, 3), heads=st.integers(1, 3), width=st.integers(1, 4), seed=st.integers(0, 99)
-)
-def test_sliding_attention_equals_direct_indexing(window, blocks, heads, width, seed):
-    """Each token by itself, over the W keys before it, indexed in the whole sequence with no tiles."""
-    rng, length = np.random.default_rng(seed), window * blocks
-    config = dataclasses.replace(SMALL, window=window, segment=length, heads=heads)
-    p = {"scale": rng.standard_normal(heads) + 2, "position_bias": rng.standard_normal((heads, 6))}
-    query, keys, values = (rng.standard_normal((2, heads, n, width)) for n in (length, window + length, window + length))
-    expected = np.zeros((2, heads, length, width))
-    for b, h, i in np.ndindex(2, heads, length):
-        weights, total = [], 0.0
-        for j in range(i, i + window):  # key j stands window tokens earlier than its index
-            distance = i + window - j
-            bias = p["position_bias"][h, slow_bucket(distance, 6, 5)]
-            weights.append(math.exp((query[b, h, i] @ keys[b, h, j] + bias) * p["scale"][h]))
-            total += weights[-1]
-        expected[b, h, i] = sum(w / total * values[b, h, j] for w, j in zip(weights, range(i, i + window), strict=True))
-    actual, _ = ref.sliding_attention_forward(p, config, query, keys, values, None)
-    assert_agree({"out": expected}, {"out": actual}, 1e-10)
-
-
-def slow_bucket(distance, buckets, furthest):
-    """T5's rule for one distance."""
-    half = buckets // 2
-    if distance < half:
-        return distance
-    step = int(math.log(distance / half) / math.log(furthest / half) * (buckets - half) + 1e-12)
-    return min(half + step, buckets - 1)
-
-
 @given(half=st.integers(1, 20), extra=st.integers(1, 200))
 def test_position_buckets_equal_the_rule(half, extra):
     buckets, furthest = 2 * half, half + extra
@@ -392,12 +48,6 @@ def test_position_buckets_equal_the_rule(half, extra):
     assert (np.abs(bucket - expected) <= (distances % furthest != 0)).all()  # rounding of a logarithm at a bucket's edge
     assert (np.diff(bucket) >= 0).all() and bucket[0] == 0 and bucket[-1] == buckets - 1
     assert (position_bucket(torch.tensor(distances), buckets, furthest).numpy() == bucket).all()
-
-
-def test_position_buckets_of_t5():
-    """32 buckets to distance 128: exact to 15, then 16 and 17 share, then ever wider; negative distances are bucket 0."""
-    bucket = ref.position_bucket(np.array([-3, 0, 1, 15, 16, 17, 18, 19, 31, 32, 64, 127, 128, 10_000]), 32, 128)
-    assert bucket.tolist() == [0, 0, 1, 15, 16, 16, 16, 17, 21, 21, 26, 31, 31, 31]
 
 
 @given(values=st.lists(st.floats(-4, 4), min_size=6, max_size=6))
@@ -422,155 +72,47 @@ def test_gates_equal_their_equations(values):
 
 
 def check_gate(kind, p, carry, hidden, expected):
-    from types import SimpleNamespace
-
     actual = ref.GATES[kind][0](p, carry, hidden)[0].item()
-    torch_p = SimpleNamespace(**{name: torch.tensor(value) for name, value in p.items()})
-    torch_actual = fast.gate(torch_p, kind, torch.tensor(carry), torch.tensor(hidden)).item()
+    gate = fast.GATES[kind](width=1, fan_in=1)
+    gate.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
+    torch_actual = gate(torch.tensor(carry), torch.tensor(hidden)).item()
     assert math.isclose(actual, expected, rel_tol=1e-12, abs_tol=1e-12)
     assert math.isclose(torch_actual, expected, rel_tol=1e-12, abs_tol=1e-12)
 
 
-def softmax_mix(weights_of, values):
-    """Sum of values weighted by exp(weights_of) over their total, in a loop."""
-    exps = [math.exp(w) for w in weights_of]
-    return sum(e / sum(exps) * v for e, v in zip(exps, values, strict=True))
+def test_a_step_from_a_state_that_does_not_fit_is_refused():
+    """Another window (its rows look like a block half read), other states, a State within a block, other lanes in mid-block."""
+    model, token = BlockRecurrent(SMALL).eval(), torch.zeros(1, dtype=torch.long)
+    for change, words in (
+        ({"window": 6}, "6 rows of keys, not 4"),
+        ({"window": 3}, r"keys has shape \(1, 3, 2, 3, 5\), expected \(1, 3, 2, 4, 5\)"),
+        ({"states": 4}, r"states has shape \(1, 1, 4, 6\), expected \(1, 1, 3, 6\)"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.step(token, BlockRecurrent(dataclasses.replace(SMALL, **change)).initial_state(1))
+    _, stream = model.step(token, model.initial_state(1))
+    with pytest.raises(ValueError, match="5 rows of keys, not 4"):
+        model.step(token, stream.state)
+    with pytest.raises(ValueError, match="1 lanes, expected 2"):
+        model.step(token.repeat(2), stream)
 
 
-def test_state_update_equals_direct_attention():
-    """One head and one state at a time: S states and all 2W token keys, no mask, no bias, then the fixed gate (3.2, 3.4)."""
-    config = dataclasses.replace(SMALL, recurrent_layers=(2,))
-    p = ref.init_recurrence(config, np.random.default_rng(2)) | {
-        "scale": np.array([2.0, 3.0]),
-        "cross_scale": np.array([4.0, 5.0]),
-    }
-    rng = np.random.default_rng(3)
-    states, (keys, values) = rng.standard_normal((1, 3, 6)), rng.standard_normal((2, 1, 2, 8, 5))
-    seen = [
-        ref.layer_norm_forward(c, p["norm.scale"], p["norm.bias"])[0] + identity
-        for c, identity in zip(states[0], p["ids"], strict=True)
-    ]
-    head = lambda name, x, h: (p[name] @ x).reshape(2, 5)[h]  # noqa: E731
-    unit = lambda x: x / math.sqrt((x**2).sum() + ref.NORM_EPSILON)  # noqa: E731
-    expected = np.zeros((1, 3, 6))
-    for s in range(3):
-        own, cross = [], []
-        for h in range(2):
-            query, cross_query = unit(head("query", seen[s], h)), unit(head("cross_query", seen[s], h))
-            own.append(
-                softmax_mix([query @ unit(head("key", x, h)) * p["scale"][h] for x in seen], [head("value", x, h) for x in seen])
-            )
-            cross.append(softmax_mix([cross_query @ key * p["cross_scale"][h] for key in keys[0, h]], values[0, h]))
-        z = p["attention_gate.weight_z"] @ np.concatenate([*own, *cross]) + p["attention_gate.bias_z"]
-        g = 1 / (1 + np.exp(-p["attention_gate.bias_g"]))
-        expected[0, s] = states[0, s] * g + z * (1 - g)
-    projected, _ = ref.state_projection_forward(p, config, states)
-    actual, _ = ref.state_update_forward(p, config, states, projected, keys, values)
-    assert_agree({"next states": expected}, {"next states": actual}, 1e-12)
+# Half precision
 
 
-def test_states_read_both_blocks_and_tokens_read_states_before_their_update():
-    """The next state depends on the previous block's keys; a block's logits on the incoming state, not on its own update."""
-    params, rng = ref.init_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1)
-    tokens, state = rng.integers(11, size=(1, 4)), random_state(SMALL, rng, 1)
-    logits, after, _ = ref.forward(params, SMALL, tokens, state)
-    moved = state._replace(values=state.values + 1)
-    assert not np.isclose(ref.forward(params, SMALL, tokens, moved)[1].states, after.states).all()
-    gate = "layers.1.state.attention_gate.bias_z"
-    changed, changed_after, _ = ref.forward(params | {gate: params[gate] + 1}, SMALL, tokens, state)
-    assert (changed == logits).all() and not np.isclose(changed_after.states, after.states).any()
-
-
-def test_feedback_lets_the_first_layer_read_the_last_blocks_state():
-    """With feedback the keys of layer 2, below which only layer 1 stands, depend on the states; without, they do not."""
-    for feedback in (True, False):
-        config = dataclasses.replace(SMALL, feedback=feedback, recurrent_layers=(3,), segment=4)
-        params, rng = ref.init_params(config, np.random.default_rng(0)), np.random.default_rng(1)
-        tokens, state = rng.integers(11, size=(1, 4)), random_state(config, rng, 1)
-        keys = [
-            ref.forward(params, config, tokens, state._replace(states=state.states + shift))[1].keys[:, 1]
-            for shift in (0, rng.random((3, 6)))
-        ]
-        assert np.allclose(*keys) is not feedback
-
-
-def test_initialisation_follows_the_paper():
-    config = dataclasses.replace(SMALL, width=400, head_width=40, feed_forward=300, states=60, gate="lstm", configuration="dual")
-    params = ref.init_params(config, np.random.default_rng(0))
-    state = ref.subtree(params, "layers.1.state.")
-    for name, fan_in in (("attention_gate", 160), ("mlp_gate", 300)):
-        for matrix in "zif":
-            weight, bias = state[f"{name}.weight_{matrix}"], state[f"{name}.bias_{matrix}"]
-            assert weight.std() == pytest.approx((0.1 / fan_in) ** 0.5, rel=0.02)
-            assert np.abs(weight).max() < 2.3 * (0.1 / fan_in) ** 0.5, "not truncated"
-            assert bias.std() == pytest.approx(0.1, rel=0.15)
-    assert state["ids"].std() == pytest.approx(1, rel=0.02)
-    assert state["initial"].std() == pytest.approx(0.1, rel=0.02)
-    assert params["embedding"].std() == pytest.approx(1, rel=0.05)
-    assert params["layers.0.key"].std() == pytest.approx(400**-0.5, rel=0.02)
-    assert params["layers.0.mlp_output"].std() == pytest.approx(300**-0.5, rel=0.02)
-    wide = ref.init_layer(dataclasses.replace(SMALL, heads=50, buckets=64, max_distance=128), np.random.default_rng(0), 0)
-    assert wide["position_bias"].std() == pytest.approx(64**-0.5, rel=0.05)
-    scales = [v for k, v in params.items() if k.endswith("scale") and "norm" not in k]
-    assert len(scales) == 6 and all((scale == config.attention_scale).all() for scale in scales)
-
-
-def test_logits_are_divided_by_the_root_of_the_width():
-    params = ref.init_params(SMALL, np.random.default_rng(0))
-    params["final_norm.scale"], params["final_norm.bias"] = np.zeros(6), np.arange(6.0)
-    logits, _, _ = ref.forward(params, SMALL, np.zeros((1, 12), int), ref.initial_state(params, SMALL, 1))
-    assert np.allclose(logits[0, 3], params["embedding"] @ np.arange(6.0) / math.sqrt(6))
-
-
-def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
-    """The first token of a document attends to W zero values, so its attention output is exactly zero."""
-    config = dataclasses.replace(SMALL, layers=1, recurrent_layers=())
-    params = ref.init_params(config, np.random.default_rng(0))
-    state = ref.initial_state(params, config, 1)
-    assert not state.keys.any() and not state.values.any()
-    without = params | {"layers.0.output": np.zeros_like(params["layers.0.output"])}
-    tokens = np.arange(12)[None] % 11
-    logits, plain = (ref.forward(p, config, tokens, state)[0] for p in (params, without))
-    assert (logits[:, 0] == plain[:, 0]).all() and not np.isclose(logits[:, 1], plain[:, 1]).all()
-
-
-@pytest.mark.parametrize(
-    "change,words",
-    [
-        ({"segment": 10}, "segment 10 is not a multiple of window 4"),
-        ({"recurrent_layers": (4,)}, "recurrent_layers"),
-        ({"recurrent_layers": (0,)}, "recurrent_layers"),
-        ({"recurrent_layers": (2, 1)}, "ascending"),
-        ({"recurrent_layers": (2, 2)}, "each layer once"),
-        ({"gate": "gru"}, "gate is 'gru'"),
-        ({"configuration": "triple"}, "configuration is 'triple'"),
-        ({"feedback": True, "recurrent_layers": ()}, "exactly one recurrent layer"),
-        ({"feedback": True, "recurrent_layers": (1, 2)}, "exactly one recurrent layer"),
-        ({"window": 0}, "window is 0"),
-        ({"buckets": 5}, "buckets is 5"),
-        ({"max_distance": 3}, "max_distance 3"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"dropout": -0.1}, "dropout is -0.1"),
-        ({"attention_scale": 0.0}, "attention_scale"),
-        ({"states": 0}, "states is 0"),
-    ],
-)
-def test_impossible_configs_are_refused(change, words):
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
-        dataclasses.replace(SMALL, **change)
-
-
-@pytest.mark.parametrize("length", [0, 3, 13])
-def test_segments_that_are_no_whole_blocks_are_refused(length):
-    check_length_refused(ref, BlockRecurrent, SMALL, length, f"{length} tokens is not a positive multiple of window 4")
-
-
-def test_a_state_within_a_block_is_refused_by_forward():
-    model = BlockRecurrent(SMALL).eval()
-    _, stream = model.step(torch.zeros(1, dtype=torch.long), model.initial_state(1))
-    for read in (model, model.advance):
-        with pytest.raises(ValueError, match="5 rows of keys, not 4"):
-            read(torch.zeros(1, 12, dtype=torch.long), stream.state)
+def test_a_forget_gate_near_one_forgets_over_hundreds_of_blocks_in_bfloat16():
+    """Forget 0.99909 and write 0.00091, of inputs that bfloat16 holds exactly: after 500 blocks, what float64 gives."""
+    torch.set_default_dtype(torch.float32)
+    gate, carry, expected = fast.LSTMGate(width=2, fan_in=3), torch.tensor([[[1.0, -2.0]]]), np.array([1.0, -2.0])
+    values = {"bias_f": [6.0, 6.0], "bias_i": [-6.0, -6.0], "bias_z": [0.5, 0.5]}
+    zeros = {name: torch.zeros_like(value) for name, value in gate.state_dict().items()}
+    gate.load_state_dict(zeros | {name: torch.tensor(value) for name, value in values.items()})
+    forget, write = 1 / (1 + math.exp(-7)), 1 / (1 + math.exp(7))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(500):
+            carry, expected = gate(carry, torch.ones(1, 1, 3)), expected * forget + math.tanh(0.5) * write
+    assert carry.dtype == torch.float32
+    assert_agree({"carry": expected}, {"carry": carry[0, 0]}, 1e-4)
 
 
 # Behaviour
@@ -596,31 +138,6 @@ def test_segmented_run_equals_one_long_run(name):
     assert_agree({"logits": long.logits}, {"logits": torch.cat([first.logits, second.logits], 1)}, 1e-12)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_step_and_advance_equal_forward(name):
-    """From a state in mid-document, over more than two blocks; also resuming `step` from a state that forward returned."""
-    config, rng = variant(name), np.random.default_rng(5)
-    model, state = BlockRecurrent(config, seed=9).eval(), to_torch(random_state(config, rng, 2))
-    tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, 4 * config.window)))
-    whole = model(tokens, state)
-    first, rest = tokens[:, : config.window], tokens[:, config.window :]
-    stream, logits = model.advance(first, state), []
-    for token in rest.unbind(1):
-        out, stream = model.step(token, stream)
-        logits.append(out)
-    assert_agree({"logits": whole.logits[:, config.window :]}, {"logits": torch.stack(logits, 1)}, 1e-12)
-    advanced = model.advance(tokens, state)
-    assert_agree(filled(named("state", whole.state)), filled(named("state", advanced)), 1e-12)
-    assert_agree(filled(named("state", whole.state)), filled(named("state", stream.state)), 1e-12)
-
-
-@given(name=st.sampled_from(sorted(VARIANTS)), at=st.integers(0, 11), seed=st.integers(0, 99))
-def test_a_token_changes_no_logit_before_it(name, at, seed):
-    config, rng = variant(name), np.random.default_rng(seed)
-    params, model = ref.init_params(config, np.random.default_rng(9)), BlockRecurrent(config, seed=9).eval()
-    check_causality(ref, params, model, config, random_state(config, rng, 1), to_torch, at % config.segment, rng)
-
-
 def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
     """Slide reaches W tokens a layer; the recurrent model's state reaches further."""
     for layers, recurrent, remembers in (((), (), False), ((), (2,), True)):
@@ -633,57 +150,3 @@ def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
         beyond = 2 * config.window + 1
         assert torch.equal(a[:, beyond:], b[:, beyond:]) is not remembers
         assert not torch.allclose(a[:, beyond - 1], b[:, beyond - 1])
-
-
-def test_every_parameter_gets_gradient_from_a_rollout():
-    """Two segments from a document's start: every parameter of every variant, but for buckets that no distance reaches."""
-    for name in VARIANTS:
-        config = variant(name)
-        model = BlockRecurrent(config)
-        tokens, state = torch.randint(11, (2, 2, config.segment)), model.initial_state(2)
-        for segment in tokens:
-            output = model(segment, state)
-            state = output.state
-        torch.nn.functional.cross_entropy(output.logits.flatten(0, 1), tokens[0].flatten()).backward()
-        silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-        assert not silent, (name, silent)
-
-
-def test_unreachable_buckets_get_exactly_zero_gradient():
-    """Distances run from 1 to W, so bucket 0 and those past W's get none."""
-    config = dataclasses.replace(SMALL, buckets=12, max_distance=30)
-    params = ref.init_params(config, np.random.default_rng(0))
-    rng = np.random.default_rng(1)
-    state, tokens = random_state(config, rng, 2), rng.integers(11, size=(2, 12))
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
-    bias = grads["layers.0.position_bias"]
-    assert not bias[:, 0].any() and not bias[:, 5:].any() and bias[:, 1:5].all()
-
-
-def test_last_state_update_gets_no_gradient_within_a_segment():
-    """The cached state is not differentiable across segments: the third block's update alone moves nothing."""
-    rng = np.random.default_rng(1)
-    params, state = ref.init_params(SMALL, rng), random_state(SMALL, rng, 2)
-    name = "layers.1.state.attention_gate.bias_z"
-
-    def gradient(blocks, dnext=None):
-        tokens = np.random.default_rng(2).integers(11, size=(2, 4 * blocks))
-        logits, after, cache = ref.forward(params, SMALL, tokens, state)
-        dnext = None if dnext is None else ref.State(*(np.ones_like(field) for field in after))
-        return ref.backward(params, SMALL, cache, np.ones_like(logits), dnext)[0][name]
-
-    assert not gradient(1).any()
-    assert gradient(2).any() and gradient(3).any()
-    assert gradient(1, dnext=True).any()
-
-
-def test_float32_stays_float32():
-    torch.set_default_dtype(torch.float32)
-    check_float32(BlockRecurrent(SMALL), SMALL)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_gpu_gives_what_the_cpu_gives(name):
-    check_gpu(BlockRecurrent, variant(name), TOLERANCE["cuda", torch.float32], name)

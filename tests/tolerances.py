@@ -9,3 +9,4 @@ TOLERANCE = {
     ("cuda", torch.float32): 1e-4,
     ("cuda", torch.bfloat16): 3e-2,
 }
+LADDER = 1e-9  # of the accelerated models against the references in float64; the worst measured is 1e-13

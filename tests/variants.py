@@ -1,0 +1,269 @@
+"""The four papers as the tests take them: small configs, their variants, states and weights; for every test of a model."""
+
+import dataclasses
+import importlib
+import itertools
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated.data.tasks import Task
+from accelerated.models import MODELS
+from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+
+
+class Paper(NamedTuple):
+    """One method on both sides, and what differs in form between the four."""
+
+    reference: ModuleType
+    module: ModuleType  # the accelerated one
+    model: type  # its class
+    small: object  # the Config that the variants change, in which no two sizes are equal
+    variants: dict  # {name: the fields that it changes}
+    random_state: Callable  # (config, rng, batch) -> a state as no document starts with it, in arrays
+    wrong_lengths: dict  # {tokens in a segment that `small` does not read: what the refusal says}
+    shorter: int = 0  # by how many tokens the last segment may be shorter than the others
+    tasks: tuple = ()  # the variants that read a Task
+
+    def variant(self, name):
+        """The Config of a variant."""
+        return dataclasses.replace(self.small, **self.variants[name])
+
+    def random_params(self, config, rng):
+        """The reference's parameters with nothing at zero or one, so that no term hides."""
+        return shaken(self.reference.init_params(config, rng), rng)
+
+    def model_with(self, params, config):
+        """The accelerated model with a reference's parameters, in training mode."""
+        model = self.model(config)
+        model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+        return model
+
+    def to_torch(self, arrays):
+        """A reference's State or Task as the accelerated one of tensors."""
+        kind = Task if type(arrays).__name__ == "Task" else self.module.State
+        return kind(*(torch.tensor(field) for field in arrays))
+
+
+def block_recurrent_state(config, rng, batch):
+    """Every field drawn, keys of unit length."""
+    shape = (batch, config.layers, config.heads, config.window, config.head_width)
+    keys, _ = block_recurrent.unit_norm_forward(rng.standard_normal(shape))
+    states = rng.standard_normal((batch, len(config.recurrent_layers), config.states, config.width))
+    return block_recurrent.State(states, keys, rng.standard_normal(shape))
+
+
+def compressive_state(config, rng, batch):
+    """Both memories drawn."""
+    shapes = [(batch, config.layers, rows, config.width) for rows in (config.memory, config.compressed_memory)]
+    return compressive.State(*(rng.standard_normal(shape) for shape in shapes))
+
+
+def memformer_state(config, rng, batch):
+    """Slots and the tokens of the segment before, which the decoder-only model does not keep."""
+    memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
+    return memformer.State(memory, rng.integers(config.vocabulary, size=(batch, config.segment if config.encoder_layers else 0)))
+
+
+def pretrained_recurrence_state(config, rng, batch):
+    """Mid-document in all lanes, except in the last of several."""
+    if config.vectors == 0:
+        return pretrained_recurrence.initial_state({}, config, batch)
+    pooled = rng.standard_normal((batch, config.width))
+    return pretrained_recurrence.State(pooled, np.arange(batch) < max(1, batch - 1))
+
+
+BLOCK_RECURRENT_VARIANTS = {
+    f"{gate}-{configuration}{'-feedback' if feedback else ''}": {
+        "gate": gate,
+        "configuration": configuration,
+        "feedback": feedback,
+    }
+    for gate, configuration, feedback in itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
+} | {
+    "two-recurrent": {"recurrent_layers": (1, 3)},
+    "adjacent-recurrent-lstm": {"recurrent_layers": (2, 3), "gate": "lstm", "configuration": "dual"},
+    "last-recurrent": {"recurrent_layers": (3,)},
+    "slide": {"recurrent_layers": ()},
+    "xl": {"recurrent_layers": (), "segment": 4},
+    "xl-recurrent": {"segment": 4},
+    "one-layer-feedback": {"layers": 1, "recurrent_layers": (1,), "feedback": True},
+    "states-outnumber-window": {"states": 5, "window": 3, "segment": 9},
+}
+COMPRESSIVE_VARIANTS = {
+    f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
+    for compression, loss in itertools.product(compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES)
+} | {
+    "transformer-xl": {"compressed_memory": 0},
+    "transformer-xl-short": {"compressed_memory": 0, "memory": 3},
+    "no-memory": {"memory": 0},
+    "nothing-remembered": {"memory": 0, "compressed_memory": 0},
+    "short-memory": {"memory": 3},
+    "short-memory-most-used": {"memory": 3, "compression": "most_used"},
+    "short-memory-bptt": {"memory": 3, "compression_loss": "bptt"},
+    "compressed-holds-half-a-segment": {"compressed_memory": 1, "compression_loss": "bptt"},
+    "compressed-holds-three": {"compressed_memory": 6, "compression_rate": 4, "compression_loss": "bptt"},
+    "rate-one": {"compression_rate": 1},
+    "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
+    "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
+    "one-layer": {"layers": 1},
+}
+MEMFORMER_VARIANTS = {
+    "encoder-decoder": {},
+    "encoder-decoder-clipped": {"max_distance": 2},
+    "encoder-decoder-xl": {"positions": "transformer_xl"},
+    "encoder-decoder-retentive": {"retention": 1.5},
+    "decoder-only": {"encoder_layers": 0},
+    "decoder-only-clipped": {"encoder_layers": 0, "max_distance": 1},
+    "decoder-only-xl": {"encoder_layers": 0, "positions": "transformer_xl", "decoder_layers": 2},
+    "one-token": {"segment": 1},
+    "one-slot": {"slots": 1, "encoder_layers": 1, "decoder_layers": 1},
+    "one-head": {"heads": 1, "width": 5},
+}
+PRETRAINED_RECURRENCE_VARIANTS = {
+    "overlapping": {},
+    "disjoint": {"overlap": 0},
+    "all-but-one-shared": {"overlap": 5},
+    "plain": {"vectors": 0},
+    "several-vectors": {"vectors": 4},
+    "at-every-layer": {"insertion_layers": (1, 2, 3)},
+    "at-the-last-layer": {"insertion_layers": (3,), "vectors": 2},
+    "max": {"pooling": "max"},
+    "fixed-key": {"pooling": "attention"},
+    "advance": {"pool": "advance"},
+    "advance-fixed-key": {"pool": "advance", "pooling": "attention", "overlap": 1},
+    "pooled-after-the-norm": {"pool_final_norm": True},
+    "linear-module": {"module_layers": 0},
+    "one-token": {"segment": 1, "overlap": 0},
+    "one-layer-one-head": {"layers": 1, "insertion_layers": (1,), "heads": 1, "width": 5},
+}
+
+
+def paper(name, small, variants, random_state, wrong_lengths, **forms):
+    """The Paper of that name."""
+    modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
+    return Paper(*modules, MODELS[name], small, variants, random_state, wrong_lengths, **forms)
+
+
+PAPERS = {
+    "block_recurrent": paper(
+        "block_recurrent",
+        block_recurrent.Config(
+            vocabulary=11,
+            width=6,
+            layers=3,
+            heads=2,
+            head_width=5,
+            feed_forward=7,
+            window=4,
+            segment=12,
+            recurrent_layers=(2,),
+            states=3,
+            buckets=6,
+            max_distance=5,
+            attention_scale=3.0,
+            dropout=0.0,
+        ),
+        BLOCK_RECURRENT_VARIANTS,
+        block_recurrent_state,
+        {length: f"{length} tokens is not a positive multiple of window 4" for length in (0, 3, 13)},
+    ),
+    "compressive": paper(
+        "compressive",
+        compressive.Config(
+            vocabulary=11,
+            width=6,
+            layers=3,
+            heads=2,
+            head_width=5,
+            feed_forward=7,
+            segment=8,
+            memory=12,
+            compressed_memory=5,
+            compression_rate=4,
+        ),
+        COMPRESSIVE_VARIANTS,
+        compressive_state,
+        {length: f"{length} tokens is not one of 8" for length in (0, 4, 9)},
+    ),
+    "memformer": paper(
+        "memformer",
+        memformer.Config(
+            vocabulary=11,
+            width=10,
+            encoder_layers=2,
+            decoder_layers=3,
+            heads=2,
+            head_width=3,
+            feed_forward=7,
+            segment=6,
+            slots=4,
+            max_distance=9,
+        ),
+        MEMFORMER_VARIANTS,
+        memformer_state,
+        {length: f"{length} tokens is not one of 6" for length in (0, 5, 7)},
+        tasks=tuple(name for name, change in MEMFORMER_VARIANTS.items() if change.get("encoder_layers") != 0),
+    ),
+    "pretrained_recurrence": paper(
+        "pretrained_recurrence",
+        pretrained_recurrence.Config(
+            vocabulary=11,
+            width=10,
+            layers=3,
+            heads=2,
+            feed_forward=7,
+            max_positions=9,
+            segment=6,
+            overlap=2,
+            module_width=5,
+        ),
+        PRETRAINED_RECURRENCE_VARIANTS,
+        pretrained_recurrence_state,
+        {length: f"a window of {length} tokens; it must have 1 to 6" for length in (0, 7)},
+        shorter=2,
+    ),
+}
+EVERY_VARIANT = [(paper, name) for paper in PAPERS for name in PAPERS[paper].variants]
+ONE_OF_EACH = [  # one of each form: a state's fields, what is carried, and what carries gradient
+    ("block_recurrent", "fixed-skip"),
+    ("compressive", "conv-bptt"),
+    ("memformer", "encoder-decoder"),
+    ("memformer", "decoder-only"),
+    ("pretrained_recurrence", "overlapping"),
+]
+
+
+def over(variants=EVERY_VARIANT):
+    """Decorator: the test once for each (paper, name) of variants."""
+    return pytest.mark.parametrize("paper,name", variants, ids=[" ".join(pair) for pair in variants])
+
+
+def variant(paper, name):
+    """The Config of a paper's variant."""
+    return PAPERS[paper].variant(name)
+
+
+def shaken(params, rng):
+    """The parameters, each moved at random."""
+    return {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in params.items()}
+
+
+def random_task(config, rng, kinds):
+    """A reference's Task of these kinds, one per lane: infilling lanes with padding, texts at random."""
+    batch, n = len(kinds), config.segment
+    reading, prompt = rng.integers(config.vocabulary, size=(2, batch, n))
+    readable = np.ones((batch, n), bool)
+    for lane in np.flatnonzero(np.array(kinds) == 1):
+        reading[lane, n // 2] = config.special("mask")
+        readable[lane, n // 2 + 1 + lane % 2 :] = False
+    return memformer.Task(np.array(kinds), reading, readable, prompt)
+
+
+def compression_names(params):
+    """The parameters of the Compressive Transformer's compression."""
+    return {name for name in params if ".compression." in name}
