@@ -1,4 +1,4 @@
-"""The models by name."""
+"""The models by name, for everything that takes --model."""
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive

@@ -1,49 +1,49 @@
-"""Back-propagation over a rollout of K segments: three methods of one signature, which agree to rounding.
+"""Back-propagation over a rollout of K segments, for train.py: three methods of one signature, which agree to rounding.
 
-    (model, segments, state, scored=None, share=1.0) -> (loss, next state)
+    (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, next state)
 
 Each leaves gradients in .grad. The objective is the cross-entropy summed over the rollout divided by its number of scored
-tokens, counted once, plus the mean over segments of the model's auxiliary losses; `loss` is the first part, in nats per
-token. Where these lanes are only some of those that an update sees, `scored` is what to divide by instead, and `share` their
-part of the mean over lanes that the auxiliary losses are: objectives then sum to that of all lanes. The incoming state is data:
-no gradient leaves the rollout. A document that starts inside it takes the model's initial state, which does get gradient. Every
-segment draws its random numbers (dropout) from a seed of its own, so that computing it a second time repeats them, and all three
-methods see the same.
+tokens, counted once, plus the mean over segments of the model's auxiliary losses; `loss` is the first part, in nats per token.
+If these lanes are only some of those that an update sees, `scored` is what to divide by instead, and `share` their part of the
+mean over lanes that the auxiliary losses are: objectives then sum to that of all lanes. The incoming state is data: no gradient
+leaves the rollout. A document that starts inside it takes the model's initial state, which does get gradient. Every segment draws
+its random numbers (dropout) from a seed of its own, so that computing it a second time repeats them, and all three methods see
+the same. `rank` is the number of this process among those that train together: each draws other numbers.
 """
 
 import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.protocol import detach, replace_lanes, require_gradient
-from accelerated.training.process import rank
 
 RANK_STEP = 0x9E3779B1  # between the seeds of two processes, which draw the same numbers so that one state tells where all are
 
 
-def segment_seeds(segments):
-    """A seed for each segment, drawn from torch's global generator; of its own for each process of torchrun."""
-    return [(seed + RANK_STEP * rank()) % 2**31 for seed in torch.randint(2**31, (len(segments),)).tolist()]
+def segment_seeds(segments: list, rank: int = 0) -> list[int]:
+    """A seed for each segment, drawn from torch's global generator; other ones for each rank."""
+    return [(seed + RANK_STEP * rank) % 2**31 for seed in torch.randint(2**31, (len(segments),)).tolist()]
 
 
 @contextlib.contextmanager
-def seeded(seed, device):
-    """Random numbers from seed inside, the generators as they were after."""
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw random numbers from seed inside; afterwards the generators are as they were."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
-def begin(model, segment, state):
-    """The state that a segment reads: carried, or the initial one where a document starts."""
+def begin(model: torch.nn.Module, segment, state: tuple) -> tuple:
+    """The state that a segment reads: carried, or the initial one in lanes where a document starts."""
     return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
 
 
-def count_scored(segments):
-    """Scored tokens of a rollout."""
+def count_scored(segments: list) -> int:
+    """The scored tokens of a rollout."""
     return sum(int(segment.scored.sum()) for segment in segments)
 
 
@@ -53,7 +53,7 @@ def divisor(segments, scored=None):
 
 
 def inputs_of(segment, state):
-    """The arguments that a model reads a segment with: a task only where the segment has one."""
+    """The arguments that a model reads a segment with: a task only if the segment has one."""
     return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
 
 
@@ -68,15 +68,15 @@ def run_segment(model, segment, state, seed, scored):
 
 
 def run_backward(tensors, gradients=None):
-    """One backward call, outside of any autocast that the forward ran in."""
+    """Make one backward call, outside of any autocast that the forward ran in."""
     device = tensors[0].device.type
     with torch.autocast(device, enabled=False):
         torch.autograd.backward(tensors, gradients)
 
 
-def forward_then_backward(run, model, segments, state, scored, share):
-    """All segments forward by run, a run_segment, then one backward call through all of them."""
-    seeds, scored, state = segment_seeds(segments), divisor(segments, scored), detach(state)
+def forward_then_backward(run, model, segments, state, scored, share, rank):
+    """Run all segments forward by run, a run_segment, then one backward call through all of them."""
+    seeds, scored, state = segment_seeds(segments, rank), divisor(segments, scored), detach(state)
     loss, auxiliary = 0.0, 0.0
     for segment, seed in zip(segments, seeds, strict=True):
         part, extra, state = run(model, segment, state, seed, scored)
@@ -85,29 +85,35 @@ def forward_then_backward(run, model, segments, state, scored, share):
     return loss.detach(), detach(state)
 
 
-def through_time(model, segments, state, scored=None, share=1.0):
+def through_time(
+    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+) -> tuple[torch.Tensor, tuple]:
     """Full back-propagation through time: the graph of all K segments at once."""
-    return forward_then_backward(run_segment, model, segments, state, scored, share)
+    return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
 
 
-def checkpointed(model, segments, state, scored=None, share=1.0):
+def checkpointed(
+    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+) -> tuple[torch.Tensor, tuple]:
     """Gradient checkpointing: the graph keeps each segment's incoming state and computes the rest again going back."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
-    return forward_then_backward(run, model, segments, state, scored, share)
+    return forward_then_backward(run, model, segments, state, scored, share, rank)
 
 
-def memory_replay(model, segments, state, scored=None, share=1.0):
+def memory_replay(
+    model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
+) -> tuple[torch.Tensor, tuple]:
     """Memory Replay Back-Propagation (Memformer, Algorithm 1): store states alone, then replay segments from the last.
 
     The first pass is the memory path without gradient. Going back, each segment is computed again from its stored state and
     one backward call takes its own loss and the gradient that arrived for its next state.
     """
-    seeds, scored, states = segment_seeds(segments), divisor(segments, scored), [detach(state)]
+    seeds, scored, states = segment_seeds(segments, rank), divisor(segments, scored), [detach(state)]
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    torch.clear_autocast_cache()  # older torch would go on with weights that it cast without gradient
+    torch.clear_autocast_cache()  # older torch would use weights that it cast without gradient again
     loss, last, dnext = 0.0, None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())

@@ -1,10 +1,13 @@
 """Settings of every test: deterministic examples, double precision by default, two threads unless OMP_NUM_THREADS says others."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
 
 settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=25, print_blob=True)
 settings.load_profile("deterministic")
@@ -27,3 +30,11 @@ def double_precision():
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file to read: a module of this project."""
+    path = tmp_path / "book.txt"
+    path.write_bytes((ROOT / "reference" / "block_recurrent.py").read_bytes())
+    return path

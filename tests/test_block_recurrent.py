@@ -150,3 +150,11 @@ def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
         beyond = 2 * config.window + 1
         assert torch.equal(a[:, beyond:], b[:, beyond:]) is not remembers
         assert not torch.allclose(a[:, beyond - 1], b[:, beyond - 1])
+
+
+def test_a_state_within_a_block_is_refused_by_forward():
+    model = BlockRecurrent(SMALL).eval()
+    _, stream = model.step(torch.zeros(1, dtype=torch.long), model.initial_state(1))
+    for read in (model, model.advance):
+        with pytest.raises(ValueError, match="5 rows of keys, not 4: finish its block with step"):
+            read(torch.zeros(1, 12, dtype=torch.long), stream.state)

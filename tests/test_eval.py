@@ -1,32 +1,49 @@
-"""eval.py's measures, its JSON and its sampling, as a user runs them."""
+"""eval.py's reports as a user runs them: what is printed, what --json holds, and what is refused."""
 
 import json
 import math
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from test_command_line import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, saved, text, train  # noqa: F401
+from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
 
 import eval as evaluation_script
-from accelerated.data import named_sets as datasets
+from accelerated.data import named_sets
 from accelerated.errors import InputError, run_program
+from accelerated.evaluation import dynamic
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.training.checkpoint import checkpoint_path
 
 BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run of each model, trained for two steps on one text."""
+    folder = tmp_path_factory.mktemp("runs")
+    book = folder / "book.txt"
+    content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
+    book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
+    kinds = {
+        "recurrent": [*TINY, "--save-every", 1, "--keep", 2], "compressive": COMPRESSIVE, "memformer": MEMFORMER,
+        "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0],
+    }  # fmt: skip
+    for name, options in kinds.items():
+        train(*options, "--data", book, *BRIEF, "--out", folder / name)
+    return SimpleNamespace(book=book, **{name: folder / name for name in kinds})
+
+
 @pytest.fixture
-def run(text, tmp_path):  # noqa: F811
-    train("--data", text, *TINY, *BRIEF, "--out", tmp_path / "run")
-    return tmp_path / "run"
-
-
-def as_json(capsys, *argv):
-    capsys.readouterr()
-    evaluate(*argv, "--json")
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
-    return json.loads(lines[0])
+def own_run(runs, tmp_path):
+    """A copy of the block_recurrent run, which a test may damage."""
+    return shutil.copytree(runs.recurrent, tmp_path / "run")
 
 
 def printed(capsys, *argv):
@@ -35,58 +52,165 @@ def printed(capsys, *argv):
     return capsys.readouterr().out
 
 
-def test_json_holds_what_is_printed(run, text, capsys):  # noqa: F811
-    lines, record = printed(capsys, run), as_json(capsys, run)
-    for name, key, digits in (("bits per byte", "bits_per_byte", 4), ("per word", "word_perplexity", None),
-                              ("tokens scored", "tokens", 0), ("log-probability", "nats", 2)):  # fmt: skip
-        shown = float(re.search(f"^{name} +(\\S+)", lines, re.M)[1])
-        if digits is None:
-            assert float(f"{record[key]:.5g}") == shown
-        else:
-            assert round(abs(record[key]), digits) == abs(shown)
-    assert record["run"] == str(run) and record["step"] == 2 and record["split"] == "valid" and record["data"] == str(text)
-    assert record["config"]["width"] == 16 and record["words_are"] == "counted between white space"
-    assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / record["words"]))
-    cleared = as_json(capsys, run, "--clear-memory")
-    assert cleared["memory_cleared"] and cleared["nats"] != record["nats"]
+def as_json(capsys, *argv):
+    [line] = printed(capsys, *argv, "--json").splitlines()
+    return json.loads(line)
 
 
-def test_official_word_counts_are_used_and_named(run, text, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(str(text), "valid"): 1000, ("pg19", "valid"): 7})
-    record = as_json(capsys, run)
-    assert record["words"] == 1000 and record["words_are"] == "official count"
-    assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / 1000))
-    assert "1000 words of the original text, official count" in printed(capsys, run)
-    assert as_json(capsys, run, "--split", "test")["words_are"] == "counted between white space"
-    monkeypatch.undo()
-    assert datasets.words_of_split("wikitext-103", "test", []) == (245_569, "official count")
+def refused(capsys, *argv):
+    """The one line that refuses, whether the parser's or ours."""
+    capsys.readouterr()
+    with pytest.raises((InputError, SystemExit)) as caught:
+        evaluate(*argv)
+    line = str(caught.value) if isinstance(caught.value, InputError) else capsys.readouterr().err.rstrip("\n")
+    assert "\n" not in line and (isinstance(caught.value, InputError) or caught.value.code == 2)
+    return line
 
 
-def test_the_table_of_overlaps_counts_words_officially_too(text, tmp_path, capsys, monkeypatch):  # noqa: F811
-    train(*WINDOWED, "--data", text, *BRIEF, "--out", tmp_path / "run")
-    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(str(text), "test"): 5})
-    splits = as_json(capsys, tmp_path / "run", "--overlap", "own")["rows"][0]["splits"]
-    assert splits["test"]["words"] == 5 and splits["valid"]["words"] > 50 and splits["test"]["word_perplexity"] is None
-    lines = printed(capsys, tmp_path / "run", "--overlap", "own")
-    assert "test 5 (official count)" in lines and "(counted between white space), " in lines
+# What --help says
 
 
-def test_recall_is_not_read_with_tokens_that_are_no_bytes(text, tmp_path):  # noqa: F811
-    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
-    train("--data", text, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")
-    with pytest.raises(InputError, match=r"--data recall is made of bytes, the run's tokenizer is .*; give other --data"):
-        evaluate(tmp_path / "run", "--data", "recall")
+def test_help_shows_every_report_in_one_line_with_an_example(capsys):
+    with pytest.raises(SystemExit) as caught:
+        evaluate("--help")
+    lines = capsys.readouterr().out.splitlines()
+    assert not caught.value.code
+    for name in evaluation_script.REPORTS:
+        assert sum(line.startswith(f"  python eval.py {name} RUN") for line in lines) == 1, name
 
 
-def test_text_that_changed_since_training_is_said(run, text, capsys):  # noqa: F811
-    evaluate(run)
-    assert "warning" not in capsys.readouterr().err
-    text.write_bytes(text.read_bytes() + b"more")
-    evaluate(run)
-    assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
+@pytest.mark.parametrize("name", list(evaluation_script.REPORTS))
+def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
+    with pytest.raises(SystemExit):
+        evaluate(name, "--help")
+    shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
+    takers = {
+        "--tokens": "sample", "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency",
+        "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range", "--learning-rate": "dynamic",
+        "--sequences": "attention compression", "--json": name, "--checkpoint": name, "--device": name,
+        "--pool": "score sample positions frequency overlap range dynamic",
+        "--memory": "score sample positions frequency range attention compression dynamic",
+        "--split": "score positions frequency overlap range attention compression dynamic",
+    }  # fmt: skip
+    for option, reports in takers.items():
+        assert (option in shown) == (name in reports.split()), option
 
 
-def test_running_out_of_memory_is_one_line(monkeypatch, capsys):
+@pytest.mark.parametrize("name", list(evaluation_script.REPORTS))
+def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = {"overlap": "windowed", "attention": "compressive", "compression": "compressive"}.get(name, "recurrent")
+    words = shlex.split(evaluation_script.REPORTS[name].example)
+    assert printed(capsys, name, *(getattr(runs, folder) if word == "RUN" else word for word in words)).strip()
+
+
+# Which report, which run
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["positons", "RUN"], "positons is neither a run's folder nor a report; did you mean positions?"),
+        (["nowhere"], "nowhere is neither a run's folder nor a report; the reports are score, sample, "),
+        (["score", "nowhere"], "no checkpoint at nowhere"),
+        ([], "the following arguments are required: RUN"),
+        (["RUN", "--colour"], "unknown option --colour; did you mean --pool"),
+        (["RUN", "--top-k", 3], "--top-k is an option of eval.py sample, not of score; leave it out"),
+        (["RUN", "--plot=a.png"], "--plot is an option of eval.py positions, frequency, not of score"),
+        (["positions", "RUN", "--clear-memory"], "--clear-memory is an option of eval.py score, overlap, not of positions"),
+        (["sample", "RUN", "--split", "test"], "not of sample; leave it out"),
+        (["RUN", "--by-position"], "--by-position is a command of its own now: python eval.py positions RUN "),
+        (["RUN", "--temporal-range=3"], "python eval.py range RUN --segments K"),
+        (["RUN", "--overlap", "0"], "python eval.py overlap RUN --overlaps O,..."),
+        (["RUN", "--dynamic-evaluation", 0.1], "python eval.py dynamic RUN --learning-rate RATE"),
+        (["RUN", "--sample", 3], "python eval.py sample RUN --tokens N"),
+        (["RUN", "RUN"], "2 runs were given; only eval.py overlap takes more than one"),
+        (["RUN", "--checkpoint", "best"], "--checkpoint best: .* has last, step-1, step-2"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(argv, words, runs, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
+    assert re.search(words, refused(capsys, *(runs.recurrent if word == "RUN" else word for word in argv)))
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["score", "--batch", 0], "argument --batch: 0 was given; it must be at least 1"),
+        (["score", "--batch", "x"], "argument --batch: invalid int value: 'x'"),
+        (["score", "--data", "nowhere"], "--data nowhere: no such file or folder"),
+        (["range", "--segments", 1], "--segments: 1 was given; it must be at least 2"),
+        (["range"], "required: --segments"),
+        (["attention", "--sequences", 1], "--sequences: 1 was given; it must be at least 2"),
+        (["dynamic", "--learning-rate", 0], "--learning-rate: 0 was given; it must be positive and finite"),
+        (["dynamic", "--learning-rate", "nan"], "it must be positive and finite"),
+        (["positions", "--plot", "a.xyz"], r"cannot draw a.xyz: give a name that ends in one of .*\.png"),
+        (["positions", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
+        (["sample", "--tokens", -1], "--tokens: -1 was given; it must be at least 1"),
+        (["sample", "--temperature", 1e-320], "must be 0 for the most probable token, or at least 0.001"),
+        (["sample", "--temperature", "nan"], "--temperature: nan was given"),
+        (["sample", "--temperature", 0, "--top-p", 0.5], "--temperature 0 takes the most probable token; leave"),
+        (["sample", "--top-p", 0], "--top-p: 0 was given; it must be above 0 and at most 1"),
+        (["sample", "--top-p", 1.5], "above 0 and at most 1"),
+        (["sample", "--top-k", 0], "--top-k: 0 was given; it must be at least 1"),
+        (["sample", "--prompt", "a", "--prompt-file", __file__], "argument --prompt-file: not allowed with argument --prompt"),
+        (["sample", "--prompt-file", "nowhere"], "cannot read --prompt-file nowhere: No such file"),
+        (["sample", "--prompt", ""], "the prompt is empty; give at least one character"),
+        (["sample", "--prompt-file", os.devnull], "the prompt is empty; give at least one character"),
+        (["overlap", "--overlaps", "none"], "argument --overlaps: 'none'; give overlaps joined by commas, like 0,5,10, or own"),
+        (["overlap", "--overlaps", "1,x"], "argument --overlaps: '1,x'"),
+        (["overlap"], "overlap is for pretrained_recurrence models, this is block_recurrent"),
+        (["attention"], "attention is for compressive models, this is block_recurrent"),
+        (["compression"], "compression is for compressive models, this is block_recurrent"),
+        (["score", "--memory", 4], "--memory is for compressive models, this is block_recurrent; leave it out"),
+        (["score", "--segment", 8], "--segment is for pretrained_recurrence models, this is block_recurrent"),
+        (["score", "--pool", "advance"], "--pool is for pretrained_recurrence models, this is block_recurrent"),
+        (["sample", "--new-window"], "--new-window is for pretrained_recurrence models, this is block_recurrent"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_work_are_refused_before_data_is_touched(argv, words, runs, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
+    assert re.search(words, refused(capsys, argv[0], runs.recurrent, *argv[1:]))
+
+
+@pytest.mark.parametrize(
+    "kind,argv,words",
+    [
+        ("compressive", ["score", "--memory", -1], "--memory is -1"),
+        ("compressive", ["compression", "--compressed-memory", 0], "compressed_memory is 0, so nothing is compressed"),
+        ("compressive", ["overlap"], "overlap is for pretrained_recurrence models"),
+        ("windowed", ["overlap", "--overlaps", "8"], r"--overlap is 8; it must lie in 0..7 for segment 8"),
+        ("windowed", ["overlap", "--overlaps", "0,9"], r"--overlap is 9; it must lie in 0..7"),
+        ("windowed", ["score", "--segment", 13], "--segment 13 is longer than the position table; max_positions is 12"),
+        ("windowed", ["score", "--segment", 0], "--segment is 0; it must be at least 1"),
+        ("windowed", ["score", "--segment", 2], "--overlap is 2; it must lie in 0..1 for segment 2"),
+        ("windowed", ["overlap", "--segment", 2], "--overlap is 2; it must lie in 0..1 for segment 2"),
+        ("windowed", ["score", "--memory", 3], "--memory is for compressive models, this is pretrained_recurrence"),
+    ],
+)
+def test_sizes_that_cannot_work_are_refused_before_data_is_touched(kind, argv, words, runs, capsys, monkeypatch):
+    monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
+    assert re.search(words, refused(capsys, argv[0], getattr(runs, kind), *argv[1:]))
+
+
+def test_checkpoints_that_do_not_fit_are_refused(own_run, capsys):
+    path = checkpoint_path(own_run)
+    contents = torch.load(path)
+    contents["model_config"]["width"] = 24
+    torch.save(contents, path)
+    assert "does not fit" in refused(capsys, own_run)
+    path.write_bytes(path.read_bytes()[:-2000])
+    assert "truncated" in refused(capsys, own_run)
+    path.unlink()
+    assert "no checkpoint" in refused(capsys, own_run)
+
+
+def test_the_script_exits_with_2_and_one_line():
+    done = subprocess.run([sys.executable, "eval.py", "nowhere"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("eval.py: "), done.stderr
+
+
+def test_running_out_of_memory_is_one_line(capsys):
     def fill(argv):
         torch.empty(2**50, dtype=torch.float32)
 
@@ -98,155 +222,270 @@ def test_running_out_of_memory_is_one_line(monkeypatch, capsys):
         run_program("eval.py", lambda argv: (_ for _ in ()).throw(RuntimeError("other")))
 
 
-def test_infinity_is_null_in_json(run, capsys, monkeypatch):
-    monkeypatch.setattr(datasets, "OFFICIAL_WORDS", {(saved(run)["data_config"]["data"], "valid"): 1})
-    assert as_json(capsys, run)["word_perplexity"] is None
+# score
 
 
-def test_loss_by_position(run, capsys, tmp_path):
-    record, plain = as_json(capsys, run, "--by-position"), as_json(capsys, run)
-    carried, cleared = record["by_position"]["memory_carried"], record["by_position"]["cleared"]
-    assert [row["start"] for row in carried][:4] == [0, 16, 32, 64] and record["attention_reach"] == 16
-    assert sum(row["nats"] for row in carried) == pytest.approx(plain["nats"], rel=1e-6)
-    assert sum(row["nats"] for row in cleared) == pytest.approx(as_json(capsys, run, "--clear-memory")["nats"], rel=1e-6)
-    assert carried[0]["nats"] == pytest.approx(cleared[0]["nats"], rel=1e-6) and carried[1]["nats"] != cleared[1]["nats"]
-    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
-    lines = printed(capsys, run, "--by-position", "--plot", tmp_path / "a.png")
-    assert "attention reaches 16 tokens back" in lines and "memory carried" in lines
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+def test_json_holds_what_is_printed(runs, capsys):
+    lines, record = printed(capsys, runs.recurrent), as_json(capsys, "score", runs.recurrent)
+    for name, key, digits in (("bits per byte", "bits_per_byte", 4), ("per word", "word_perplexity", None),
+                              ("tokens scored", "tokens", 0), ("log-probability", "nats", 2)):  # fmt: skip
+        shown = float(re.search(f"^{name} +(\\S+)", lines, re.M)[1])
+        if digits is None:
+            assert float(f"{record[key]:.5g}") == shown
+        else:
+            assert round(abs(record[key]), digits) == abs(shown)
+    assert record["run"] == str(runs.recurrent) and record["step"] == 2
+    assert record["split"] == "valid" and record["data"] == str(runs.book)
+    assert record["config"]["width"] == 16 and record["words_are"] == "counted between white space"
+    assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / record["words"]))
+    cleared = as_json(capsys, runs.recurrent, "--clear-memory")
+    assert cleared["memory_cleared"] and cleared["nats"] != record["nats"]
+    assert "memory cleared at every segment" in printed(capsys, runs.recurrent, "--clear-memory")
 
 
-def test_loss_by_position_of_a_model_that_carries_nothing(text, tmp_path, capsys):  # noqa: F811
-    train(*WINDOWED, "--vectors", 0, "--data", text, *BRIEF, "--out", tmp_path / "plain")
-    record = as_json(capsys, tmp_path / "plain", "--by-position")
-    assert list(record["by_position"]) == ["memory_carried"]
+def test_official_word_counts_are_used_and_named(runs, capsys, monkeypatch):
+    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {(str(runs.book), "valid"): 1000, (str(runs.book), "test"): 1})
+    record = as_json(capsys, runs.recurrent)
+    assert record["words"] == 1000 and record["words_are"] == "official count"
+    assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / 1000))
+    assert "1000 words of the original text, official count" in printed(capsys, runs.recurrent)
+    assert as_json(capsys, runs.recurrent, "--split", "test")["word_perplexity"] is None, "JSON has no infinity"
+    title = printed(capsys, "overlap", runs.windowed).splitlines()[0]
+    assert "valid 1,000 (official count), test 1 (official count)" in title
+    splits = as_json(capsys, "overlap", runs.windowed)["rows"][0]["splits"]
+    assert splits["test"]["words"] == 1 and splits["test"]["word_perplexity"] is None
+    monkeypatch.undo()
+    assert named_sets.words_of_split("wikitext-103", "test", []) == (245_569, "official count")
 
 
-def test_perplexity_by_frequency(run, text, capsys, tmp_path):  # noqa: F811
-    record, plain = as_json(capsys, run, "--by-frequency"), as_json(capsys, run)
-    rows = record["by_frequency"]
-    assert [row["name"] for row in rows] == ["more than 10,000", "1,000 to 10,000", "100 to 999", "fewer than 100", "all"]
-    assert rows[-1]["nats"] == pytest.approx(plain["nats"], rel=1e-6) and sum(r["words"] for r in rows[:-1]) == rows[-1]["words"]
-    content = text.read_bytes()
-    training = content[: len(content) * 90 // 100].split()
-    valid = content[len(content) * 90 // 100 : len(content) * 95 // 100].split()
-    common = [word for word in valid if training.count(word) >= 100]
-    assert abs(rows[2]["words"] - len(common)) <= 1 and common
+def test_other_data_and_splits_are_read(runs, tmp_path, capsys):
     other = tmp_path / "other.txt"
-    other.write_text("def = return if " * 99)
-    rows = as_json(capsys, run, "--by-frequency", "--data", other)["by_frequency"]
-    assert rows[2]["words"] > 0, "how often words stand in what the run was trained on"
-    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
-    assert "perplexity per word" in printed(capsys, run, "--by-frequency", "--plot", tmp_path / "a.svg")
-    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+    other.write_text("another text entirely " * 60)
+    lines = printed(capsys, runs.recurrent, "--data", other, "--split", "test", "--batch", 2)
+    assert f"test split of {other}" in lines and "tokens scored       65\n" in lines
+    (tmp_path / "short.txt").write_text("x" * 40)
+    assert "tokens scored       1\n" in printed(capsys, runs.recurrent, "--data", tmp_path / "short.txt")
+    (tmp_path / "nothing.txt").write_text("x")
+    assert "has nothing to predict" in refused(capsys, runs.recurrent, "--data", tmp_path / "nothing.txt")
 
 
-def test_dynamic_evaluation_goes_on_with_the_runs_optimiser(run, capsys, monkeypatch):
-    seen, evaluate_dynamically = [], evaluation_script.evaluate_dynamically
-
-    def watch(model, documents, tokenizer, lanes, optimizer, clip):
-        seen.append(
-            (optimizer.param_groups[0]["lr"], len(optimizer.state), clip, next(iter(optimizer.state.values()))["step"].item())
-        )
-        return evaluate_dynamically(model, documents, tokenizer, lanes, optimizer, clip)
-
-    monkeypatch.setattr(evaluation_script, "evaluate_dynamically", watch)
-    before = (run / "checkpoint.pt").read_bytes()
-    record, plain = as_json(capsys, run, "--dynamic-evaluation", 0.002), as_json(capsys, run)
-    assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
-    assert record["dynamic"]["nats"] < record["static"]["nats"], "a model that has hardly been trained learns on the way"
-    [(rate, states, clip, steps)] = seen
-    assert rate == 0.002 and states == len(saved(run)["parameters"]) and clip == 1.0 and steps == 2
-    lines = printed(capsys, run, "--dynamic-evaluation", 1e-12)
-    static, dynamic = re.findall(r"log-probability +(\S+)", lines)
-    assert float(static) == pytest.approx(float(dynamic), rel=1e-4) and "with dynamic evaluation at 1e-12:" in lines
-    assert (run / "checkpoint.pt").read_bytes() == before
+def test_recall_is_not_read_with_tokens_that_are_no_bytes(runs, tmp_path, capsys):
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    train("--data", runs.book, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")
+    line = refused(capsys, tmp_path / "run", "--data", "recall")
+    assert re.search(r"--data recall is made of bytes, the run's tokenizer is .*; give other --data", line)
 
 
-def test_other_measures_are_json_too(text, tmp_path, capsys):  # noqa: F811
-    train(*MEMFORMER, "--data", text, *BRIEF, "--out", tmp_path / "m")
-    rows = as_json(capsys, tmp_path / "m", "--temporal-range", 3)["temporal_range"]
-    assert [row["segments"] for row in rows] == [0, 1, 2] and all(row["bits_per_byte"] > 0 for row in rows)
-    train(*COMPRESSIVE, "--data", text, *BRIEF, "--out", tmp_path / "c")
-    record = as_json(capsys, tmp_path / "c", "--attention-buckets", "--sequences", 20)
-    assert {part: len(row["mean"]) for part, row in record["attention"].items()} == dict.fromkeys(record["attention"], 6)
-    assert sum(sum(row["mean"]) for row in record["attention"].values()) == pytest.approx(1, abs=1e-3)
-    assert len(as_json(capsys, tmp_path / "c", "--compression-by-layer", "--sequences", 20)["attention_reconstruction_loss"]) == 2
-    train(*WINDOWED, "--data", text, *BRIEF, "--out", tmp_path / "w")
-    rows = as_json(capsys, tmp_path / "w", "--overlap", "0,3")["rows"]
-    assert [row["config"]["overlap"] for row in rows] == [0, 3] and rows[1]["notes"] == ["trained with overlap 0"]
-    plain = as_json(capsys, tmp_path / "w")
-    assert rows[0]["splits"]["valid"]["nats"] == pytest.approx(plain["nats"], rel=1e-9)
+def test_text_that_changed_since_training_is_said(runs, text, tmp_path, capsys):
+    train("--data", text, *TINY, *BRIEF, "--out", tmp_path / "run")
+    capsys.readouterr()
+    evaluate(tmp_path / "run")
+    assert "warning" not in capsys.readouterr().err
+    text.write_bytes(text.read_bytes() + b"more")
+    evaluate(tmp_path / "run")
+    assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
 
 
-def test_samples_stream_and_come_from_files(run, tmp_path, capsys, monkeypatch):
+def test_the_checkpoint_is_that_of_its_step(runs, capsys):
+    first, last = (as_json(capsys, runs.recurrent, "--checkpoint", name) for name in ("step-1", "last"))
+    assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
+
+
+def test_memories_of_other_sizes_are_evaluated(runs, tmp_path, capsys):
+    assert "trained with" not in printed(capsys, runs.compressive)
+    lines = printed(capsys, runs.compressive, "--memory", 5, "--compressed-memory", 9)
+    assert "evaluated with memory 5, compressed_memory 9; trained with memory 8, compressed_memory 4" in lines
+    assert "temporal range 2 layers x (5 + 2 x 9) = 46 tokens" in lines and "bits per byte" in lines
+    assert "trained with" in printed(capsys, runs.compressive, "--compressed-memory", 0)
+    train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", tmp_path / "xl")
+    line = refused(capsys, tmp_path / "xl", "--compressed-memory", 4)
+    assert "trained with compressed_memory 0 and has learned no compression" in line
+
+
+def test_windows_that_differ_from_training_are_said(runs, capsys):
+    for options, words in (([], None), (["--segment", 9], "segment 8\n"), (["--pool", "advance"], "pool all\n")):
+        lines = printed(capsys, runs.windowed, *options)
+        assert f"trained with {words}" in lines if words else "trained with" not in lines
+    assert ", no memory\n" in printed(capsys, runs.plain)
+
+
+# sample
+
+
+def test_a_sample_streams_and_its_prompt_comes_from_a_file(runs, tmp_path, capsys, monkeypatch):
     shown = []
     monkeypatch.setattr("builtins.print", lambda *parts, **how: shown.append((parts, how.get("flush"))))
-    evaluate(run, "--sample", 5, "--prompt", "def ", "--temperature", 0)
+    evaluate("sample", runs.recurrent, "--tokens", 5, "--prompt", "def ", "--temperature", 0)
     monkeypatch.undo()
     assert len(shown) >= 6 and all(flush for _, flush in shown[:-1]), "a token at a time"
     streamed = "".join(parts[0] for parts, _ in shown[:-1])
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes("def é".encode()[:-1])
-    whole = as_json(capsys, run, "--sample", 5, "--prompt", "def ", "--temperature", 0)
+    whole = as_json(capsys, "sample", runs.recurrent, "--tokens", 5, "--prompt", "def ", "--temperature", 0)
     assert whole["prompt"] + whole["continuation"] == streamed
-    assert printed(capsys, run, "--sample", 5, "--prompt-file", prompt).startswith("def ")
-    long = tmp_path / "long.txt"
-    long.write_bytes(b"word " * 100)
-    assert as_json(capsys, run, "--sample", 2, "--prompt-file", long)["prompt"] == "word " * 100
+    assert printed(capsys, "sample", runs.recurrent, "--tokens", 5, "--prompt-file", prompt).startswith("def ")
+    prompt.write_bytes(b"word " * 100)
+    assert as_json(capsys, "sample", runs.recurrent, "--tokens", 2, "--prompt-file", prompt)["prompt"] == "word " * 100
+    invalid = printed(capsys, "sample", runs.recurrent, "--tokens", 2, "--prompt", os.fsdecode(b"caf\xe9"))
+    assert invalid.startswith("caf\N{REPLACEMENT CHARACTER}")
 
 
-def test_top_k_and_top_p_reach_the_sampling(run, capsys):
-    greedy = as_json(capsys, run, "--sample", 20, "--temperature", 0)
+def test_seed_and_sampling_reach_the_sample(runs, capsys):
+    argv = ["sample", runs.recurrent, "--tokens", 20]
+    greedy = as_json(capsys, *argv, "--temperature", 0)
     for option in (["--top-k", 1], ["--top-p", 1e-9]):
-        assert as_json(capsys, run, "--sample", 20, "--temperature", 1, *option) == greedy
-    assert as_json(capsys, run, "--sample", 20, "--temperature", 1) != greedy
+        assert as_json(capsys, *argv, "--temperature", 1, *option) == greedy
+    drawn = [as_json(capsys, *argv, "--seed", seed) for seed in (3, 3, 4)]
+    assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != greedy
 
 
-@pytest.mark.parametrize(
-    "argv,words",
-    [
-        (["--by-position", "--by-frequency"], "each replace the evaluation; give one"),
-        (["--by-position", "--clear-memory"], "--clear-memory leaves --by-position nothing to look into"),
-        (["--by-position", "--plot", "a.xyz"], r"cannot draw a.xyz: give a name that ends in one of .*\.png"),
-        (["--by-position", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
-        (["--sample", 2, "--temperature", 1e-320], "give 0 for the most probable token, or at least 0.001"),
-        (["--sample", 2, "--temperature", 0, "--top-p", 0.5], "--temperature 0 takes the most probable token"),
-        (["--data", "recall", "--sample", 2], "reads --prompt and no documents"),
-        (["--plot", "a.png"], "--plot goes with --by-position or --by-frequency"),
-        (["--dynamic-evaluation", 0], "--dynamic-evaluation is 0.0; it must be a positive learning rate"),
-        (["--dynamic-evaluation", "nan"], "it must be a positive learning rate"),
-        (["--sample", 2, "--top-p", 0], "--top-p is 0.0; it must be above 0 and at most 1"),
-        (["--sample", 2, "--top-p", 1.5], "at most 1"), (["--sample", 2, "--top-k", 0], "--top-k is 0; it must be at least 1"),
-        (["--sample", 2, "--temperature", "nan"], "--temperature is nan"),
-        (["--top-k", 3], "go with --sample N"), (["--prompt-file", "x"], "go with --sample N"),
-        (["--sample", 2, "--prompt", "a", "--prompt-file", "b"], "each say what to continue"),
-        (["--sample", 2, "--prompt-file", "nowhere"], "cannot read --prompt-file nowhere: No such file"),
-        (["--checkpoint", "best"], "--checkpoint best: .* has last, step-2"),
-        (["--data", "nowhere"], "--data nowhere: no such file or folder"),
-    ],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_in_one_line(run, argv, words, monkeypatch):
-    monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
-    with pytest.raises(InputError, match=words) as caught:
-        evaluate(run, *argv)
-    assert "\n" not in str(caught.value)
+def test_a_sample_in_a_new_window(runs, capsys, monkeypatch):
+    lengths, prompt = [], "def forward("  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
+    step = PretrainedRecurrence.step
+    monkeypatch.setattr(PretrainedRecurrence, "step", lambda model, *read: lengths.append(1) or step(model, *read))
+    for option, steps in (([], 6), (["--new-window"], 2)):
+        lengths.clear()
+        assert printed(capsys, "sample", runs.windowed, "--tokens", 1, "--prompt", prompt, *option).startswith(prompt)
+        assert len(lengths) == steps, "tokens of the prompt that are read one by one"
 
 
-def test_words_are_needed_for_their_frequency(tmp_path):
-    train(*WINDOWED, "--data", "recall", "--recall-distance", 8, *BRIEF, "--out", tmp_path / "run")
-    with pytest.raises(InputError, match="--by-frequency: recall has no words"):
-        evaluate(tmp_path / "run", "--by-frequency")
+# positions, frequency
 
 
-def test_an_empty_prompt_file_is_refused(run, tmp_path):
-    (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(InputError, match="is empty; give at least one character"):
-        evaluate(run, "--sample", 2, "--prompt-file", tmp_path / "empty")
+def test_loss_by_position(runs, capsys, tmp_path):
+    record, plain = as_json(capsys, "positions", runs.recurrent), as_json(capsys, runs.recurrent)
+    carried, cleared = record["by_position"]["memory_carried"], record["by_position"]["cleared"]
+    assert [row["start"] for row in carried][:4] == [0, 16, 32, 64] and record["attention_reach"] == 16
+    assert sum(row["nats"] for row in carried) == pytest.approx(plain["nats"], rel=1e-6)
+    nats = as_json(capsys, runs.recurrent, "--clear-memory")["nats"]
+    assert sum(row["nats"] for row in cleared) == pytest.approx(nats, rel=1e-6)
+    assert carried[0]["nats"] == pytest.approx(cleared[0]["nats"], rel=1e-6) and carried[1]["nats"] != cleared[1]["nats"]
+    assert list(as_json(capsys, "positions", runs.plain)["by_position"]) == ["memory_carried"], "it has nothing to clear"
+    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
+    lines = printed(capsys, "positions", runs.recurrent, "--plot", tmp_path / "a.png")
+    assert "attention reaches 16 tokens back" in lines and "memory carried" in lines
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_checkpoint_is_that_of_its_step(text, tmp_path, capsys):  # noqa: F811
-    train("--data", text, *TINY, *BRIEF, "--save-every", 1, "--keep", 2, "--out", tmp_path / "run")
-    first, last = (as_json(capsys, tmp_path / "run", "--checkpoint", name) for name in ("step-1", "last"))
-    assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
-    assert torch.load(tmp_path / "run" / "step-1.pt", weights_only=True)["step"] == 1
+def test_perplexity_by_frequency(runs, capsys, tmp_path):
+    record, plain = as_json(capsys, "frequency", runs.recurrent), as_json(capsys, runs.recurrent)
+    rows = record["by_frequency"]
+    assert [row["name"] for row in rows] == ["more than 10,000", "1,000 to 10,000", "100 to 999", "fewer than 100", "all"]
+    assert rows[0]["perplexity"] is None, "JSON has no NaN"
+    assert rows[-1]["nats"] == pytest.approx(plain["nats"], rel=1e-6) and sum(r["words"] for r in rows[:-1]) == rows[-1]["words"]
+    content = runs.book.read_bytes()
+    training = content[: len(content) * 90 // 100].split()
+    valid = content[len(content) * 90 // 100 : len(content) * 95 // 100].split()
+    common = [word for word in valid if training.count(word) >= 100]
+    assert abs(rows[2]["words"] - len(common)) <= 1 and common
+    other = tmp_path / "other.txt"
+    other.write_text("some def words return common " * 99)
+    rows = as_json(capsys, "frequency", runs.recurrent, "--data", other)["by_frequency"]
+    assert rows[2]["words"] > 0, "how often words stand in what the run was trained on"
+    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
+    assert "perplexity per word" in printed(capsys, "frequency", runs.recurrent, "--plot", tmp_path / "a.svg")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+
+
+# range, attention, compression, dynamic
+
+
+def test_loss_by_segments_carried(runs, capsys):
+    rows = as_json(capsys, "range", runs.memformer, "--segments", 3)["temporal_range"]
+    assert [row["segments"] for row in rows] == [0, 1, 2] and all(0 < row["bits_per_byte"] < 20 for row in rows)
+    lines = printed(capsys, "range", runs.memformer, "--segments", 3).splitlines()[-3:]
+    assert [line.split()[:2] for line in lines] == [[str(row["segments"]), f"{row['bits_per_byte']:.4f}"] for row in rows]
+    line = refused(capsys, "range", runs.memformer, "--segments", 9000)
+    assert "no document scores anything in its segments 9001 to 18000" in line
+    assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
+
+
+def test_attention_and_compression(runs, capsys):
+    lines = printed(capsys, "attention", runs.compressive, "--sequences", 20)
+    rows = [line for line in lines.splitlines() if line.startswith(("compressed memory", "memory ", "segment "))]
+    assert len(rows) == 3 and "20 segments" in lines
+    assert sum(float(row.split("sum")[1]) for row in rows) == pytest.approx(100, abs=0.2)
+    record = as_json(capsys, "attention", runs.compressive, "--sequences", 20)["attention"]
+    assert {part: len(row["mean"]) for part, row in record.items()} == dict.fromkeys(record, 6)
+    assert sum(sum(row["mean"]) for row in record.values()) == pytest.approx(1, abs=1e-3)
+    lines = printed(capsys, "compression", runs.compressive, "--sequences", 20)
+    assert len(re.findall(r"layer \d +attention-reconstruction loss \d\.\d{3}e", lines)) == 2
+    losses = as_json(capsys, "compression", runs.compressive, "--sequences", 20)["attention_reconstruction_loss"]
+    assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    assert "0 segments have full memories" in refused(capsys, "attention", runs.compressive, "--memory", 9000)
+
+
+def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
+    run, seen, evaluate_dynamically = runs.recurrent, [], dynamic.evaluate_dynamically
+
+    def watch(model, documents, tokenizer, lanes, optimizer, clip):
+        steps = next(iter(optimizer.state.values()))["step"].item()
+        seen.append((optimizer.param_groups[0]["lr"], len(optimizer.state), clip, steps))
+        return evaluate_dynamically(model, documents, tokenizer, lanes, optimizer, clip)
+
+    monkeypatch.setattr(dynamic, "evaluate_dynamically", watch)
+    before = checkpoint_path(run).read_bytes()
+    record, plain = as_json(capsys, "dynamic", run, "--learning-rate", 0.002), as_json(capsys, run)
+    assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
+    assert record["dynamic"]["nats"] < record["static"]["nats"], "a model that has hardly been trained learns on the way"
+    assert seen == [(0.002, len(saved(run)["parameters"]), 1.0, 2)]
+    lines = printed(capsys, "dynamic", run, "--learning-rate", 1e-12)
+    static, learning = re.findall(r"log-probability +(\S+)", lines)
+    assert float(static) == pytest.approx(float(learning), rel=1e-4) and "with dynamic evaluation at 1e-12:" in lines
+    assert checkpoint_path(run).read_bytes() == before
+
+
+# overlap
+
+
+def test_the_table_of_overlaps(runs, capsys):
+    lines = printed(capsys, "overlap", runs.plain, runs.windowed, "--overlaps", "0,2,7").splitlines()
+    rows = [line.split() for line in lines if line.startswith(("GPT-2", "recurrent"))]
+    assert [row[3] for row in rows] == ["0", "2", "7"] * 2 and "words of the original text" in lines[0]
+    assert sum(" ".join(row).endswith("(trained with overlap 2)") for row in rows) == 2
+    score = printed(capsys, runs.plain)
+    assert re.search(r"bits per byte +(\S+)", score)[1] == rows[0][5]
+    assert re.search(r"log-probability +(\S+)", score)[1].startswith(rows[0][6][:-2])
+    own = printed(capsys, "overlap", runs.windowed, "--split", "test").splitlines()[-1].split()
+    assert own[3] == "2" and own[4:6] == rows[4][7:9]
+    rows = as_json(capsys, "overlap", runs.windowed, "--overlaps", "0,2,0")["rows"]
+    assert [row["config"]["overlap"] for row in rows] == [0, 2] and rows[0]["notes"] == ["trained with overlap 2"]
+    assert rows[1]["splits"]["valid"]["nats"] == pytest.approx(as_json(capsys, runs.windowed)["nats"], rel=1e-9)
+
+
+def test_windows_of_another_length_are_evaluated(runs, capsys):
+    """Up to the position table; the run's own overlap does not stand in the way of a shorter window."""
+    for window, overlaps in ((12, "0,3"), (2, "0,1")):
+        lines = printed(capsys, "overlap", runs.windowed, "--segment", window, "--overlaps", overlaps)
+        assert lines.count(f"recurrent, window {window}") == 2
+    lines = printed(capsys, "overlap", runs.windowed, "--overlaps", "1", "--pool", "advance")
+    assert "(trained with overlap 2, trained with pool all)" in lines
+
+
+def test_runs_that_share_a_line_are_averaged(runs, tmp_path, capsys):
+    train(*WINDOWED, "--overlap", 2, "--data", runs.book, *BRIEF, "--seed", 1, "--out", tmp_path / "again")
+    lines = printed(capsys, "overlap", runs.windowed, tmp_path / "again").splitlines()
+    bits = [float(line.split()[5]) for line in lines if line.startswith("recurrent, window 8   ")]
+    [mean] = [line for line in lines if line.startswith("recurrent, window 8, overlap 2, 2 runs")]
+    shown = re.search(r"valid ppl.*?bits/byte (\S+) \((\S+) \.\. (\S+)\)", mean).groups()
+    assert [float(value) for value in shown] == pytest.approx([sum(bits) / 2, min(bits), max(bits)], abs=1e-4)
+
+
+def test_the_table_refuses_runs_of_different_data_and_counts_a_run_once(runs, tmp_path, capsys):
+    other = tmp_path / "other.txt"
+    other.write_text("another text entirely " * 60)
+    train(*WINDOWED, "--overlap", 2, "--data", other, *BRIEF, "--out", tmp_path / "b")
+    assert "the runs read different data" in refused(capsys, "overlap", runs.windowed, tmp_path / "b")
+    argv = [runs.windowed, tmp_path / "b", runs.windowed, "--overlaps", "0,0", "--data", other, "--clear-memory"]
+    lines = printed(capsys, "overlap", *argv)
+    assert lines.count("recurrent, window 8  ") == 2 and lines.count("memory cleared)") == 2 and "2 runs" in lines
+
+
+def test_recall_has_no_words(tmp_path, capsys):
+    """And its segments may ask nothing."""
+    run = tmp_path / "run"
+    train(*WINDOWED, "--data", "recall", "--recall-distance", 8, "--vectors", 0, *BRIEF, "--out", run)
+    lines = [line.split() for line in printed(capsys, "overlap", run, "--overlaps", "0,2").splitlines() if "GPT-2" in line]
+    assert [line[4] for line in lines] == ["-", "-"]
+    assert "frequency: recall has no words" in refused(capsys, "frequency", run)
+    assert "(chance 10%)" in printed(capsys, run)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from typing import NamedTuple
 
 import pytest
@@ -9,38 +10,22 @@ import torch
 from agreement import assert_agree, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_block_recurrent import SMALL, VARIANTS, variant
-from test_compressive import VARIANTS as COMPRESSIVE_VARIANTS
-from test_compressive import variant as compressive_variant
-from test_memformer import VARIANTS as MEMFORMER_VARIANTS
-from test_memformer import WITH_TASKS
-from test_memformer import variant as memformer_variant
-from test_pretrained_recurrence import VARIANTS as WINDOWED_VARIANTS
-from test_pretrained_recurrence import variant as windowed_variant
+from variants import EVERY_VARIANT, PAPERS, variant
+from variants import ONE_OF_EACH as ONE_OF_EACH_PAPER
 
 from accelerated import replay
 from accelerated.bench.timing import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.compressive import Compressive
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
-from accelerated.memformer import Memformer
-from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
+from accelerated.training.run import compile_forward
+from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-11  # float64, relative
-EVERY_MODEL = {f"block_recurrent {name}": (BlockRecurrent, variant(name)) for name in VARIANTS} | {
-    f"compressive {name}": (Compressive, compressive_variant(name)) for name in COMPRESSIVE_VARIANTS
-}
-EVERY_MODEL |= {f"memformer {name}": (Memformer, memformer_variant(name)) for name in MEMFORMER_VARIANTS}
-EVERY_MODEL |= {f"pretrained_recurrence {name}": (PretrainedRecurrence, windowed_variant(name)) for name in WINDOWED_VARIANTS}
-ONE_OF_EACH = [
-    "block_recurrent fixed-skip",
-    "compressive conv-bptt",
-    "memformer encoder-decoder",
-    "memformer decoder-only",
-    "pretrained_recurrence overlapping",
-]
+EVERY_MODEL = {f"{paper} {name}": (PAPERS[paper].model, variant(paper, name)) for paper, name in EVERY_VARIANT}
+ONE_OF_EACH = [f"{paper} {name}" for paper, name in ONE_OF_EACH_PAPER]
+SMALL = PAPERS["block_recurrent"].small
 
 
 def random_rollout(config, horizon, lanes=3, scored=0.7):
@@ -62,7 +47,7 @@ def random_task(config, lanes):
 def rollout_for(name, config, horizon):
     """A random rollout; every other segment of a model with tasks has one."""
     segments = random_rollout(config, horizon)
-    if name.startswith("memformer") and name.partition(" ")[2] in WITH_TASKS:
+    if name.startswith("memformer") and name.partition(" ")[2] in PAPERS["memformer"].tasks:
         segments[::2] = [segment._replace(task=random_task(config, 3)) for segment in segments[::2]]
     return segments
 
@@ -144,7 +129,7 @@ def test_a_broken_replay_function_is_noticed(fault, monkeypatch):
     if fault == "doubled loss":
         monkeypatch.setattr(replay, "run_segment", lambda *a: (lambda part, extra, after: (2 * part, extra, after))(*run(*a)))
     elif fault == "same seed for all":
-        monkeypatch.setattr(replay, "segment_seeds", lambda segments: [5] * len(segments))
+        monkeypatch.setattr(replay, "segment_seeds", lambda segments, rank: [5] * len(segments))
     elif fault == "another seed going back":
         monkeypatch.setattr(replay, "run_segment", lambda m, g, s, seed, n: run(m, g, s, seed + torch.is_grad_enabled(), n))
     else:
@@ -230,6 +215,30 @@ def test_every_segment_draws_from_its_own_seed():
     assert torch.equal(draws[0], draws[2]) and not torch.equal(draws[0], draws[1])
     first, second = replay.segment_seeds([None] * 50), replay.segment_seeds([None] * 50)
     assert len(set(first + second)) == 100
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_processes_draw_different_dropout_from_the_same_generator(method):
+    """One saved state of the generator is then that of all processes."""
+    model, rows, generators = BlockRecurrent(dataclasses.replace(SMALL, dropout=0.3)).train(), [], []
+    segments = random_rollout(SMALL, 2)
+    for rank in (0, 1, 1):
+        torch.manual_seed(5)
+        rows.append(replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)[0])
+        generators.append(torch.get_rng_state())
+    assert rows[0] != rows[1] == rows[2] and all(torch.equal(state, generators[0]) for state in generators)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("name", ["pretrained_recurrence one-layer-one-head"])
+def test_a_compiled_forward_drops_out_what_the_uncompiled_first_pass_does(name):
+    """Otherwise the states that memory replay stores are not those that it computes again, and its gradients are wrong."""
+    model_class, config = EVERY_MODEL[name]
+    model = model_class(dataclasses.replace(config, dropout=0.3)).train()
+    segments, state = random_rollout(config, 3), detach(model.initial_state(3))
+    expected = rows_of(replay.memory_replay, model, segments, state)
+    compile_forward(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
+    assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)

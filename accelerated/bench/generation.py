@@ -6,7 +6,8 @@ from argparse import Namespace
 import torch
 
 from accelerated.bench.timing import paired_ratios, print_table, spread
-from accelerated.evaluation.generation import Sampling, generating, go_on, read_prompt
+from accelerated.evaluation.generation import Sampling, go_on, read_prompt
+from accelerated.evaluation.score import evaluating
 from accelerated.models import MODELS
 from accelerated.training.settings import preset_settings
 
@@ -20,7 +21,7 @@ def report(options: Namespace) -> None:
     for name, model_class in MODELS.items():
         model = model_class(preset_settings(name, "tiny").model_config)
         generator, times = torch.Generator().manual_seed(0), {position: [] for position in POSITIONS}
-        with generating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             text = torch.randint(256, (1, max(POSITIONS)), generator=generator)
             starts = {position: read_prompt(model, text[:, :position]) for position in POSITIONS}
             for _ in range(options.repeats):

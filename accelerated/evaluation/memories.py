@@ -1,58 +1,60 @@
-"""What a Compressive Transformer's memories are good for: attention by age (Figure 2), compression loss by layer (Figure 6)."""
+"""eval.py attention and compression: attention by age of the memory (Figure 2), compression loss by layer (Figure 6)."""
 
+import argparse
 import itertools
+from collections.abc import Iterator
 
 import torch
+from torch.nn import Module
 
-from accelerated.data.lanes import one_pass
 from accelerated.errors import InputError
-from accelerated.protocol import keep_lanes, replace_lanes
+from accelerated.evaluation.score import Report, Run, at_least, read
+from accelerated.protocol import keep_lanes
+from accelerated.training.options import changed
 
 BUCKETS = 6  # of each of compressed memory, memory and segment
 PARTS = ("compressed memory", "memory", "segment")
 
 
-def segments_to_fill(config):
+def segments_to_fill(config) -> int:
     """Segments that must have been read before no memory can hold zeros of the document's start."""
     compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
     return -(-config.memory // config.segment) + compressed
 
 
-@torch.no_grad()
-def full_memories(model, documents, lanes, sequences):
+def full_memories(model: Module, documents, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
     """Yield (tokens, state) of the lanes whose memories are full, `sequences` lanes and segments in all or as many as there are.
 
-    Segments with positions that are not scored, such as a padded last one, are left out. Raises InputError where fewer than two
-    are found.
+    Segments with positions that are not scored, such as a padded last one, are left out. Raises InputError if fewer than two are
+    found.
     """
-    config, device = model.config, next(model.parameters()).device
-    need, found = segments_to_fill(config), 0
-    state, age = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
-    for segment, kept in one_pass(documents, lanes, config.segment):
-        segment = segment.to(device)
-        state = replace_lanes(segment.starts, model.initial_state(len(kept)), keep_lanes(state, kept))
-        age = torch.where(segment.starts, 0, age[kept] + 1)
-        own = ((age >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
+    need, found = segments_to_fill(model.config), 0
+
+    def advance(tokens: torch.Tensor, state: tuple) -> tuple:
+        return None, model.advance(tokens, state), None  # nobody asks for logits
+
+    for segment, number, state, _ in read(model, documents, lanes, forward=advance):
+        own = ((number >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
         if len(own):
             yield segment.tokens[own], keep_lanes(state, own)
         found += len(own)
         if found >= sequences:
             return
-        state = model.advance(segment.tokens, state)
     if found < 2:
         raise InputError(
             f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments of "
-            f"{config.segment} scored tokens; give longer documents (--data) or smaller memories (--memory, --compressed-memory)"
+            f"{model.config.segment} scored tokens; give longer documents (--data) or smaller memories (--memory, "
+            f"--compressed-memory)"
         )
 
 
-def bucket_edges(size):
+def bucket_edges(size: int) -> list[int]:
     """Where the buckets of a part of `size` rows begin and end: BUCKETS of equal width, to a row."""
     return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
 
 
 @torch.no_grad()
-def attention_by_bucket(model, documents, lanes, sequences):
+def attention_by_bucket(model: Module, documents, lanes: int, sequences: int) -> torch.Tensor:
     """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18).
 
     Buckets run from old to new, as the keys do: compressed memory, memory, segment.
@@ -67,32 +69,70 @@ def attention_by_bucket(model, documents, lanes, sequences):
     return torch.cat(rows)
 
 
-def bucket_table(weights):
-    """Lines of a table of attention_by_bucket's rows: mean and one standard error of the mean, in percent."""
-    mean, error = weights.mean(0) * 100, weights.std(0) / len(weights) ** 0.5 * 100
-    lines = [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
-    for index, part in enumerate(PARTS):
-        if not weights[:, index * BUCKETS : (index + 1) * BUCKETS].any():
-            lines.append(f"{part:<18} none")
-            continue
-        cells = [f"{mean[at]:6.2f} ({error[at]:.2f})" for at in range(index * BUCKETS, (index + 1) * BUCKETS)]
-        total = mean[index * BUCKETS : (index + 1) * BUCKETS].sum()
-        lines.append(f"{part:<18}{''.join(f'{cell:>15}' for cell in cells)}   sum {total:.1f}")
-    return lines
-
-
-def bucket_records(weights):
-    """attention_by_bucket's rows as plain values: for each part of what is attended to, mean and standard error by age."""
+def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
+    """attention_by_bucket's rows as means and standard errors of the mean by age: (record, lines in percent)."""
     mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
-    spans = {part: slice(index * BUCKETS, (index + 1) * BUCKETS) for index, part in enumerate(PARTS)}
-    return {part: {"mean": mean[at].tolist(), "standard_error": error[at].tolist()} for part, at in spans.items()}
+    record, lines = {}, [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
+    for index, part in enumerate(PARTS):
+        at = slice(index * BUCKETS, (index + 1) * BUCKETS)
+        record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
+        pairs = zip((mean[at] * 100).tolist(), (error[at] * 100).tolist(), strict=True)
+        cells = "".join(f"{f'{percent:6.2f} ({spread:.2f})':>15}" for percent, spread in pairs)
+        lines.append(f"{part:<18}" + (f"{cells}   sum {mean[at].sum() * 100:.1f}" if weights[:, at].any() else " none"))
+    return record, lines
 
 
 @torch.no_grad()
-def compression_by_layer(model, documents, lanes, sequences):
+def compression_by_layer(model: Module, documents, lanes: int, sequences: int) -> torch.Tensor:
     """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""
     total, count = 0.0, 0
     for tokens, state in full_memories(model, documents, lanes, sequences):
         losses = model(tokens, state).auxiliary.values()
         total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
     return total / count
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sequences", type=at_least(2), default=1000, metavar="N", help="segments to average over (default 1000)"
+    )
+
+
+def reconstructing(config, sizes: dict, options: argparse.Namespace):
+    """The config with other sizes, whose auxiliary losses are those of attention reconstruction."""
+    config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
+    if not config.compressed_memory:
+        raise InputError("compression: compressed_memory is 0, so nothing is compressed; give --compressed-memory or another run")
+    return config
+
+
+def check_untrained(config) -> None:
+    """Raise InputError if config's compression would have had to be trained, for a run that has compressed nothing."""
+    if config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding":
+        raise InputError(
+            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0 and has learned no "
+            f"compression to fill it with; leave the option out, or train with --compressed-memory"
+        )
+
+
+def report_attention(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """How much attention goes to six ages each of compressed memory, memory and segment."""
+    record, lines = bucket_table(attention_by_bucket(run.model, run.documents, run.lanes, options.sequences))
+    return {"attention": record}, lines
+
+
+def report_compression(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """The attention-reconstruction loss of every layer."""
+    losses = compression_by_layer(run.model, run.documents, run.lanes, options.sequences).tolist()
+    lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
+    return {"attention_reconstruction_loss": losses}, lines
+
+
+ATTENTION = Report(
+    "how much attention goes to each age of a compressive model's memories", "RUN --sequences 200", report_attention,
+    add_options, model="compressive", exact=True,
+)  # fmt: skip
+COMPRESSION = Report(
+    "the attention-reconstruction loss of each layer of a compressive model", "RUN --sequences 200", report_compression,
+    add_options, reconstructing, model="compressive", exact=True,
+)  # fmt: skip

@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything, refused in one line when they do not fit.
+"""Checkpoints: written whole or not at all, read without executing anything, refused in one line if they do not fit.
 
-A run folder holds checkpoint.pt, the last one; step-N.pt, those of the last few iterations that had one, the last among them;
-and best.pt, the one with the lowest validation loss.
+For run.py, options.py and eval.py. A run folder holds checkpoint.pt, the last one; step-N.pt, those of the last few iterations
+that had one, the last among them; and best.pt, the one with the lowest validation loss.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.errors import InputError
+from accelerated.errors import InputError, written_whole
 
 FORMAT = "palimpsest"
 VERSION = 1
@@ -19,54 +19,24 @@ SETTINGS = ("model", "model_config", "training_config", "data_config")
 FIELDS = (*SETTINGS, "parameters", "optimizer", "state", "lanes", "random", "step")
 
 
-def checkpoint_path(run):
+def checkpoint_path(run: str | Path) -> Path:
     """The last checkpoint of a run folder."""
     return Path(run) / "checkpoint.pt"
 
 
-def best_path(run):
+def best_path(run: str | Path) -> Path:
     """The checkpoint of a run folder with the lowest validation loss."""
     return Path(run) / "best.pt"
 
 
-def numbered_checkpoints(run):
+def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
     """{step: path} of the step-N.pt in a run folder, by step."""
     found = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
     return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
 
 
-def copy_checkpoint(path, other):
-    """The checkpoint at path at another place too, whole or not at all; takes no room where the disk has hard links."""
-    temporary = other.with_name(other.name + ".writing")
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(path, temporary)
-        except OSError:
-            shutil.copyfile(path, temporary)
-        os.replace(temporary, other)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {other}: {error}; {path} is whole") from None
-
-
-def save_in_run(run, contents, keep, best=False):
-    """Save the checkpoint of contents["step"]: the last, one of the `keep` last, and where it is the best that too."""
-    path = checkpoint_path(run)
-    save_checkpoint(path, contents)
-    if keep > 1:
-        copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
-    if best:
-        copy_checkpoint(path, best_path(run))
-    steps = numbered_checkpoints(run)
-    kept = sorted(step for step in steps if step <= contents["step"])[-keep:] if keep > 1 else []  # later ones are of before
-    for step, old in steps.items():
-        if step not in kept:
-            old.unlink(missing_ok=True)
-
-
-def chosen_checkpoint(run, name):
-    """The checkpoint of a run folder that `name` means: last, best or step-N; InputError says which there are."""
+def chosen_checkpoint(run: str | Path, name: str) -> Path:
+    """The checkpoint of a run folder that `name` means: last, best or step-N; raises InputError that says which there are."""
     path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
     if not path.is_file() and checkpoint_path(run).is_file():
         others = ["last", *(["best"] if best_path(run).is_file() else []), *(p.stem for p in numbered_checkpoints(run).values())]
@@ -74,23 +44,40 @@ def chosen_checkpoint(run, name):
     return path
 
 
-def save_checkpoint(path, contents):
-    """Write contents beside path, flush it to the disk, then rename: a crash in mid-write leaves the old file whole."""
-    path = Path(path)
-    temporary = path.with_name(path.name + ".writing")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save({"format": FORMAT, "version": VERSION} | contents, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error}; the checkpoint before it, if any, is untouched") from None
+def save_checkpoint(path: str | Path, contents: dict) -> None:
+    """Write a checkpoint; a crash in mid-write leaves the old file whole."""
+    with written_whole(path, "the checkpoint before it, if any, is untouched") as temporary, open(temporary, "wb") as file:
+        torch.save({"format": FORMAT, "version": VERSION} | contents, file)
 
 
-def load_checkpoint(path, device="cpu"):
-    """The contents of a checkpoint; raises InputError where it is missing, broken, or not this project's."""
+def copy_checkpoint(path: Path, other: Path) -> None:
+    """Put the checkpoint at path at another place too; takes no room if the disk has hard links."""
+    with written_whole(other, f"{path} is whole") as temporary:
+        temporary.unlink(missing_ok=True)  # a link to an older checkpoint that a crash left must not be written through
+        try:
+            os.link(path, temporary)
+        except OSError:
+            shutil.copyfile(path, temporary)
+
+
+def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) -> None:
+    """Save the checkpoint of contents["step"] as the last, as one of the `keep` last, and as the best if it is."""
+    path = checkpoint_path(run)
+    save_checkpoint(path, contents)
+    if keep > 1:
+        copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
+    if best:
+        copy_checkpoint(path, best_path(run))
+    steps = numbered_checkpoints(run)
+    earlier = [step for step in steps if step <= contents["step"]]  # later ones are of a run that went on from here before
+    kept = earlier[-keep:] if keep > 1 else []
+    for step, old in steps.items():
+        if step not in kept:
+            old.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dict:
+    """The contents of a checkpoint; raises InputError if it is missing, broken, or not this project's."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
@@ -112,7 +99,9 @@ def load_checkpoint(path, device="cpu"):
     return contents
 
 
-def load_parameters(model, parameters, path, unused=None, fresh=None):
+def load_parameters(
+    model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None, fresh: str | None = None
+) -> None:
     """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs.
 
     unused: parameters with this in their names may be in the checkpoint without the model having them.

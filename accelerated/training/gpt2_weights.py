@@ -1,4 +1,4 @@
-"""Reading a published GPT-2 from a safetensors file into a pretrained_recurrence model.
+"""A published GPT-2 from a safetensors file for a pretrained_recurrence model: what --init checks (run.py) and loads.
 
 The file names its tensors wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn (D, 3D: query, key
 and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj, then ln_f, each with weight and bias; a prefix
@@ -9,6 +9,7 @@ and lm_head.weight is absent or equal to wte.weight.
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,104 +19,77 @@ from accelerated.training.settings import GPT2_SIZES
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 NORMS = {"ln_1": "norm", "ln_2": "mlp_norm"}
 MATRICES = {"attn.c_proj": "output", "mlp.c_fc": "mlp_hidden", "mlp.c_proj": "mlp_output"}
+# The fields of config.json that change what GPT-2 computes: the values that compute what the model here does
+COMPUTED = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
+}  # fmt: skip
+DTYPES = ("F16", "BF16", "F32", "F64")
+LOOK_ALIKES = {  # what a file is instead, by its first bytes
+    b"version https://git-lfs": "it is a Git LFS pointer: git lfs pull fetches the file", b"<": "it is an HTML page",
+    b"PK\x03\x04": "it is a pickle, which could run code", b"\x80": "it is a pickle, which could run code",
+    b"\x89HDF": "it is an HDF5 file, TensorFlow's",
+}  # fmt: skip
 EXPECTED = "expected GPT-2 in safetensors, the file model.safetensors that openai-community/gpt2 and its larger siblings publish"
 
 
-def checkpoint_file(path):
-    """The safetensors file that path names: itself, or model.safetensors in a folder."""
+def open_file(path: str | Path) -> tuple[Path, Any]:
+    """(file, safetensors' reader of it) of the file that path names: itself, or model.safetensors in a folder.
+
+    The reader has read the header alone. Raises InputError for what is no whole safetensors file.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise InputError("--init of a safetensors file needs the package safetensors: pip install safetensors") from None
     path = Path(path)
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         missing = "neither model.safetensors nor checkpoint.pt in this folder" if path.is_dir() else "no such file"
         raise InputError(f"--init {path}: {missing}; {EXPECTED}, or a run of train.py")
-    return file
-
-
-def kind_of(head):
-    """What a file that is no safetensors file is, by its first bytes."""
-    if not head:
-        return "an empty file"
-    if head.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer (fetch the file itself: git lfs pull, or download it)"
-    if head.lstrip().startswith(b"<"):
-        return "an HTML page (the download went wrong)"
-    if head.startswith((b"PK\x03\x04", *(bytes([0x80, protocol]) for protocol in range(2, 6)))):
-        return "a pickle (pytorch_model.bin or the like, which could run code)"
-    if head.startswith(b"\x89HDF"):
-        return "an HDF5 file (TensorFlow's)"
-    return "no safetensors file, or one cut off in its header"
-
-
-def read_header(path):
-    """(file, {tensor: shape}) of the safetensors file that path names: eight bytes of its header's length, the header, tensors.
-
-    Raises InputError for what is no such file, and for one that is not as long as its header says.
-    """
-    file = checkpoint_file(path)
     try:
-        size = file.stat().st_size
-        with open(file, "rb") as opened:
-            head = opened.read(512)
-            opened.seek(8)
-            header = int.from_bytes(head[:8], "little")
-            text = opened.read(header) if 8 + header <= size else b""
+        return file, safe_open(file, "pt")
     except OSError as error:
-        raise InputError(f"--init {file} cannot be read: {error.strerror}; {EXPECTED}") from None
-    try:
-        entries = {name: entry for name, entry in json.loads(text).items() if name != "__metadata__"}
-        end = 8 + header + max(entry["data_offsets"][1] for entry in entries.values())
-        shapes = {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    except (ValueError, TypeError, LookupError, AttributeError):
-        raise InputError(f"--init {file} is {kind_of(head)}, of {size} bytes; {EXPECTED}") from None
-    if size != end:
-        what = "truncated" if size < end else "longer than it should be"
-        raise InputError(f"--init {file} is {what}: it has {size} bytes and its header says {end}; download it again")
-    return file, shapes
+        raise InputError(f"--init {file} cannot be read: {error.strerror or error}; {EXPECTED}") from None
+    except SafetensorError as error:
+        with open(file, "rb") as opened:
+            head = opened.read(32).lstrip()
+        reason = next((kind for start, kind in LOOK_ALIKES.items() if head.startswith(start)), error)
+        raise InputError(f"--init {file} is not a whole safetensors file ({reason}); {EXPECTED}") from None
 
 
-def of_gpt2(named):
+def of_gpt2(named: dict) -> dict:
     """{GPT-2's name: value} of what a file holds: without the prefix transformer., the masks and the output's copy of wte."""
     named = {name.removeprefix("transformer."): value for name, value in named.items()}
     return {name: value for name, value in named.items() if name != "lm_head.weight" and not BUFFERS.fullmatch(name)}
 
 
-def check_gpt2(path, config):
+def check_gpt2(path: str | Path, config) -> Path:
     """The file that path names, if its header says that it is a GPT-2 of config's sizes; raises InputError otherwise.
 
     Of the tensors nothing is read.
     """
-    file, shapes = read_header(path)
-    shapes = of_gpt2(shapes)
+    file, reader = open_file(path)
+    slices = of_gpt2({name: reader.get_slice(name) for name in reader.keys()})  # noqa: SIM118  it is no dict
+    shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
     if "wte.weight" not in shapes or not any(name.startswith("h.0.") for name in shapes):
         raise InputError(f"--init {file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}")
     check_size(path, shapes, config)
-    check_heads(file, config)
+    check_described(file, config)
     wanted = gpt2_shapes(config)
     for name in sorted(wanted.keys() | shapes.keys()):
         expected, found = wanted.get(name, "absent"), shapes.get(name, "absent")
         if expected != found:
             raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {found}; {EXPECTED}")
+    for name, found in slices.items():
+        if found.get_dtype() not in DTYPES:
+            raise InputError(
+                f"--init {path}: {name} is stored as {found.get_dtype()}; give the weights in one of {', '.join(DTYPES)}"
+            )
     return file
 
 
-def read_tensors(file):
-    """{GPT-2's name: tensor} of a safetensors file; raises InputError where its output is not its embedding."""
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise InputError("--init of a safetensors file needs the package safetensors: pip install safetensors") from None
-    try:
-        tensors = safetensors.torch.load_file(file)
-    except (safetensors.SafetensorError, OSError, KeyError) as error:
-        raise InputError(f"--init {file} cannot be read ({error}); {EXPECTED}") from None
-    heads = [tensor for name, tensor in tensors.items() if name.endswith("lm_head.weight")]
-    tensors = of_gpt2(tensors)
-    if any(not torch.equal(head, tensors["wte.weight"]) for head in heads):
-        raise InputError(f"--init {file}: lm_head.weight differs from wte.weight, and GPT-2 has one for both; {EXPECTED}")
-    return tensors
-
-
-def gpt2_shapes(config):
+def gpt2_shapes(config) -> dict[str, tuple]:
     """{GPT-2's name: shape} of a model of config's sizes."""
     d, f = config.width, config.feed_forward
     shapes = {"wte.weight": (config.vocabulary, d), "wpe.weight": (config.max_positions, d)}
@@ -128,7 +102,7 @@ def gpt2_shapes(config):
     return shapes
 
 
-def renamed(tensors, config):
+def renamed(tensors: dict[str, torch.Tensor], config) -> dict[str, torch.Tensor]:
     """{our name: tensor} of tensors that have gpt2_shapes: matrices turned, query, key and value taken apart."""
     ours = {"embedding": tensors["wte.weight"], "positions": tensors["wpe.weight"]}
     ours |= {"final_norm.scale": tensors["ln_f.weight"], "final_norm.bias": tensors["ln_f.bias"]}
@@ -145,22 +119,13 @@ def renamed(tensors, config):
     return ours
 
 
-def published_size(layers, width):
+def published_size(layers: int, width: int) -> str | None:
     """The name of the published GPT-2 of so many layers of that width, None if there is none."""
     return next((name for name, size in GPT2_SIZES.items() if size == (layers, width)), None)
 
 
-def size_name(sizes):
-    """'gpt2-medium (24 layers of width 1024)' of published sizes, or the numbers alone."""
-    layers, width, positions, inner = sizes.values()
-    usual = published_size(layers, width) if (positions, inner) == (1024, 4 * width) else None
-    if usual:
-        return f"{usual} ({layers} layers of width {width})"
-    return f"{layers} layers of width {width}, feed-forward {inner}, {positions} positions"
-
-
-def check_size(path, shapes, config):
-    """Raise InputError where a GPT-2 of these shapes is of another size than config; it says all that should be given."""
+def check_size(path: str | Path, shapes: dict[str, tuple], config) -> None:
+    """Raise InputError if a GPT-2 of these shapes is of another size than config; it says all that should be given."""
     layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
     table, inner = shapes.get("wpe.weight", ()), shapes.get("h.0.mlp.c_fc.bias", ())
     if len(shapes["wte.weight"]) != 2 or len(table) != 2 or len(inner) != 1:
@@ -175,35 +140,51 @@ def check_size(path, shapes, config):
         )
     found = {"layers": layers, "width": width, "max_positions": table[0], "feed_forward": inner[0]}
     other = {name: size for name, size in found.items() if size != getattr(config, name)}
+    asked = {name: getattr(config, name) for name in other}
     if not other:
         return
     do = " ".join(f"{option_name(name)} {size}" for name, size in other.items())
     do += " and its --heads" if "width" in other else ""
     if "layers" in other and (published := published_size(layers, width)):
         do = f"--preset {published}"
-    asked = {name: getattr(config, name) for name in other}
-    raise InputError(f"--init {path} holds {size_name(found)}; {size_name(found | asked)} was asked for; give {do}")
+    theirs, ours = (", ".join(f"{name} {size}" for name, size in sizes.items()) for sizes in (other, asked))
+    raise InputError(f"--init {path} has {theirs}, the model has {ours}; give {do}")
 
 
-def check_heads(file, config):
-    """Raise InputError where the number of heads, which no shape shows, is not that of config.json or of the published GPT-2."""
-    described = file.parent / "config.json"
+def check_described(file: Path, config) -> None:
+    """Raise InputError if the config.json beside a GPT-2 says that it computes something else than a model of config.
+
+    The number of heads, which no shape shows, is that of config.json or else of the published GPT-2 of this size.
+    """
     try:
-        heads = json.loads(described.read_text()).get("n_head") if described.is_file() else None
-    except (OSError, ValueError, AttributeError):
-        heads = None
+        described = json.loads((file.parent / "config.json").read_text())
+    except (OSError, ValueError):
+        described = None
+    described = described if isinstance(described, dict) else {}
+    heads = described.get("n_head")
     if heads is None and published_size(config.layers, config.width):
         heads = config.width // 64
     if heads not in (None, config.heads):
         raise InputError(f"--init {file} has {heads} heads, the model's heads are {config.heads}; give --heads {heads}")
+    for name, values in COMPUTED.items():
+        if described.get(name, values[0]) not in values:
+            raise InputError(
+                f"--init {file}: its config.json has {name} {described[name]!r}, and the model here computes with "
+                f"{' or '.join(map(repr, values))}; another GPT-2 is needed"
+            )
 
 
-def load_gpt2(model, path):
-    """Put a checkpoint's weights into a pretrained_recurrence model, whose recurrence module stays as it starts.
+def load_gpt2(model: torch.nn.Module, path: str | Path) -> None:
+    """Put a GPT-2's weights into a pretrained_recurrence model, whose recurrence module stays as it starts.
 
-    Raises InputError where the file is no checkpoint, is of another architecture or size than model.config, or is not finite.
+    Raises InputError if the file is no GPT-2, is of another architecture or size than model.config, or is NaN or infinite.
     """
-    tensors = read_tensors(check_gpt2(path, model.config))
+    _, reader = open_file(check_gpt2(path, model.config))
+    tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  it is no dict
+    heads = [tensor for name, tensor in tensors.items() if name.endswith("lm_head.weight")]
+    tensors = of_gpt2(tensors)
+    if any(not torch.equal(head, tensors["wte.weight"]) for head in heads):
+        raise InputError(f"--init {path}: lm_head.weight differs from wte.weight, and GPT-2 has one for both; {EXPECTED}")
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise InputError(f"--init {path}: {name} has values that are not finite; download it again")

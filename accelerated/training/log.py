@@ -1,28 +1,27 @@
-"""What a run was measured at as it went, a JSON object a line, and curves of it."""
+"""What a run was measured at, a JSON object a line, and its curves; the figures of train.py and of evaluation/.
 
-import contextlib
+A run folder holds metrics.jsonl, and curves.png with --plot.
+"""
+
 import json
 import math
-import os
 import sys
 import time
 from pathlib import Path
 
-from accelerated.errors import InputError, disk_errors
+from accelerated.errors import InputError, disk_errors, written_whole
 
 REDRAW = 30.0  # seconds
+ADVICE = "free some space, then --resume"
 
 
-def metrics_path(run):
+def metrics_path(run: str | Path) -> Path:
+    """Where a run folder keeps its measurements."""
     return Path(run) / "metrics.jsonl"
 
 
-def curves_path(run):
-    return Path(run) / "curves.png"
-
-
-def read_metrics(run):
-    """The records of a run's metrics.jsonl, [] where there is none; a line cut off by a crash is left out."""
+def read_metrics(run: str | Path) -> list[dict]:
+    """The records of a run's metrics.jsonl, [] if there is none; a line cut off by a crash is left out."""
     records = []
     path = metrics_path(run)
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -33,53 +32,52 @@ def read_metrics(run):
     return records
 
 
-class Metrics:
-    """Writes a run's metrics.jsonl; what a run that goes on from `step` had written after it is dropped.
+class Log:
+    """Writes a run's metrics.jsonl; drops what a run resumed at `step` had written after it.
 
-    Losses are added up until `record`, which writes their means.
+    Losses are added up until `record`, which writes their means. If not `writing`, as in all processes but the first, they are
+    added up alone.
     """
 
-    def __init__(self, run, step=0, plot=False, pending=(0.0, 0, 0)):
-        self.run, self.plot, self.drawn = run, plot, time.monotonic()
-        kept = [record for record in read_metrics(run) if record["step"] <= step]
+    def __init__(self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True):
+        self.path, self.plot, self.writing, self.drawn = metrics_path(run), plot, writing, time.monotonic()
         self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
-        with disk_errors(metrics_path(run), "free some space, then --resume"):
-            temporary = metrics_path(run).with_suffix(".writing")
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
-            os.replace(temporary, metrics_path(run))
+        if writing:
+            kept = [record for record in read_metrics(run) if record["step"] <= step]
+            with written_whole(self.path, ADVICE) as temporary:
+                temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
-    def add(self, nats, scored, text_bytes):
-        """An iteration's summed -log p of so many scored tokens, which spell so many bytes."""
+    def add(self, nats: float, scored: int, text_bytes: int) -> None:
+        """Add an iteration's summed -log p of so many scored tokens, which spell so many bytes."""
         self.pending = tuple(a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True))
 
-    def record(self, step, **others):
+    def record(self, step: int, **others: float) -> None:
         """Write the means of what was added since the last record, with other numbers of this moment."""
         nats, scored, text_bytes = self.pending
         self.write(step=step, loss=nats / max(1, scored), bits_per_byte=nats / math.log(2) / max(1, text_bytes), **others)
         self.pending = (0.0, 0, 0)
 
-    def write(self, **record):
-        with disk_errors(metrics_path(self.run), "free some space, then --resume"), open(metrics_path(self.run), "a") as file:
+    def write(self, **record: float) -> None:
+        """Write one line; redraw the curves if they are old."""
+        if not self.writing:
+            return
+        with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
             file.write(json.dumps(record) + "\n")
-        if self.plot and time.monotonic() - self.drawn > REDRAW:
+        if time.monotonic() - self.drawn > REDRAW:
             self.draw()
 
-    def close(self):
-        """Draw the curves to their end."""
-        if self.plot:
-            self.draw()
-
-    def draw(self):
-        """Refresh the run's curves.png; a run goes on without it."""
+    def draw(self) -> None:
+        """Refresh the run's curves.png if it has one; the run continues without it if it cannot be written."""
         self.drawn = time.monotonic()
         try:
-            draw_curves(read_metrics(self.run), curves_path(self.run))
+            if self.plot and self.writing:
+                draw_curves(read_metrics(self.path.parent), self.path.with_name("curves.png"))
         except InputError as error:
             print(f"warning: {error}", file=sys.stderr)
 
 
-def draw_curves(records, path):
-    """A PNG of training and validation loss, learning rate and gradient norm against steps."""
+def draw_curves(records: list[dict], path: Path) -> None:
+    """Write a PNG of training and validation loss, learning rate and gradient norm against steps."""
     figure = figure_class()(figsize=(8, 6), dpi=120, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     training = [record for record in records if "loss" in record]
@@ -101,7 +99,7 @@ def draw_curves(records, path):
 
 
 def figure_class():
-    """matplotlib's Figure; InputError where it is not installed."""
+    """matplotlib's Figure; raises InputError if it is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -117,13 +115,13 @@ def plain_axes(axes):
     return axes
 
 
-def new_figure():
+def new_figure() -> tuple:
     """An empty Figure and its axes."""
     figure = figure_class()(figsize=(7, 4.2), dpi=150, layout="constrained")
     return figure, plain_axes(figure.add_subplot())
 
 
-def check_figure(path):
+def check_figure(path: str | Path) -> None:
     """Raise InputError unless a figure can be written to path, in the format that its suffix names."""
     path, formats = Path(path), figure_class()().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
@@ -133,15 +131,8 @@ def check_figure(path):
         raise InputError(f"cannot draw {path}: there is no folder {path.parent}")
 
 
-def save_figure(figure, path):
-    """Write a figure beside path, then rename; raises InputError where that fails."""
+def save_figure(figure, path: str | Path) -> None:
+    """Write a figure whole or not at all; raises InputError if that fails."""
     check_figure(path)
-    path = Path(path)
-    temporary = path.with_name(path.name + ".writing")
-    try:
-        with disk_errors(path, "free some space, or give another place"):
-            figure.savefig(temporary, format=path.suffix[1:].lower())
-            os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with written_whole(path, "free some space, or give another place") as temporary:
+        figure.savefig(temporary, format=Path(path).suffix[1:].lower())

@@ -1,19 +1,21 @@
-"""Optimisers and learning-rate schedules of the papers' recipes."""
+"""Optimisers, learning-rate schedules and the limits of gradients, for train.py, run.py and evaluation/dynamic.py."""
 
 import math
 
 import torch
 
+from accelerated.errors import InputError
+
 OPTIMIZERS = ("adamw", "adam", "adafactor")
 SCHEDULES = ("cosine", "inverse_square_root", "constant")
 
 
-def learning_rate(step, config):
+def learning_rate(step: int, config) -> float:
     """The rate of iteration `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
 
     The warm-up starts from config.initial_fraction of it at step 0. cosine falls to config.final_fraction of it at config.steps;
     inverse_square_root is learning_rate / sqrt(max(step, warmup)), the Block-Recurrent Transformer's, whose peak is
-    learning_rate / sqrt(warmup); constant stays.
+    learning_rate / sqrt(warmup); constant stays. config is a TrainingConfig.
     """
     warm = config.initial_fraction + (1 - config.initial_fraction) * min(1.0, step / max(1, config.warmup))
     if config.schedule == "inverse_square_root":
@@ -25,7 +27,7 @@ def learning_rate(step, config):
     return config.learning_rate * fraction
 
 
-def update_due(step, config):
+def update_due(step: int, config) -> bool:
     """Whether the gradients gathered so far are applied after iteration `step`, counted from 1.
 
     Every time until iteration update_every_from, every update_every iterations from there on (Compressive Transformer, 5.5.1),
@@ -35,7 +37,7 @@ def update_due(step, config):
     return late <= 0 or late % config.update_every == 0 or step == config.steps
 
 
-def prepare_gradients(model, iterations, limit):
+def prepare_gradients(model: torch.nn.Module, iterations: int, limit: float) -> float:
     """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
 
     Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps. A group
@@ -51,7 +53,7 @@ def prepare_gradients(model, iterations, limit):
     return math.hypot(*(norm.item() for norm in norms))
 
 
-def make_optimizer(model, config):
+def make_optimizer(model: torch.nn.Module, config) -> torch.optim.Optimizer:
     """The optimiser of a TrainingConfig; weight decay acts on parameters of two axes, not on vectors."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
@@ -66,6 +68,14 @@ def make_optimizer(model, config):
         return kind(groups, **options)
 
 
-def set_learning_rate(optimizer, rate):
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group of parameters this rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def check_finite(step: int, **values: float) -> None:
+    """Stop the run if a loss, a gradient or a parameter is NaN or infinite; raises InputError."""
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise InputError(f"the {name} is {value} at step {step}; what was saved before stands; try a lower --learning-rate")

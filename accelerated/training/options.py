@@ -1,11 +1,16 @@
-"""The command line of train.py: an option for every field of every config, and what cannot go together."""
+"""The command line of train.py: an option for every field of every config, and what cannot go together.
+
+eval.py and the bench build their own parsers from OptionParser.
+"""
 
 import argparse
 import dataclasses
 import difflib
 import inspect
+import itertools
 import sys
 from pathlib import Path
+from typing import Any
 
 from accelerated.data.corpus import check_data, default_data_dir
 from accelerated.data.tasks import TaskConfig
@@ -15,11 +20,12 @@ from accelerated.training.checkpoint import checkpoint_path, load_checkpoint
 from accelerated.training.settings import (
     DEFAULT_MODEL,
     GPT2_MODEL,
+    PREFIXES,
     PRESETS,
     TASK_MODEL,
     Settings,
+    by_config,
     check_choice,
-    default_preset,
     preset_settings,
     settings_from,
 )
@@ -31,13 +37,13 @@ OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "modu
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, naming the nearest option where one is unknown."""
+    """An ArgumentParser whose errors are one line, naming the nearest option if one is unknown."""
 
-    def error(self, message):
+    def error(self, message: str) -> None:
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv, elsewhere=None):
+    def parse(self, argv: list[str], elsewhere: dict[str, str] | None = None) -> argparse.Namespace:
         """Options of argv; elsewhere {option: model} are those that only another model has."""
         options, unknown = self.parse_known_args(argv)
         if unknown and (model := (elsewhere or {}).get(unknown[0].split("=")[0])):
@@ -49,15 +55,15 @@ class OptionParser(argparse.ArgumentParser):
         return options
 
 
-def field_help(config_class):
+def field_help(config_class: type) -> dict[str, str]:
     """{field: help} from the Fields part of a config's docstring; every field must be described."""
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
-    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # deeper lines go on
+    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # deeper lines continue
     described = dict(" ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line)
     return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
 
 
-def layer_numbers(text):
+def layer_numbers(text: str) -> tuple[int, ...]:
     """'4,10' -> (4, 10); 'none' -> ()."""
     if text == "none":
         return ()
@@ -67,8 +73,8 @@ def layer_numbers(text):
         raise argparse.ArgumentTypeError(f"{text!r}; give numbers joined by commas, like 4,10, or none") from None
 
 
-def add_options(parser, title, config, prefix="", leave_out=()):
-    """An option for each field of the dataclass instance config, whose values are shown as the defaults."""
+def add_options(parser: OptionParser, title: str, config: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> None:
+    """Add an option for each field of the dataclass instance config, whose values are shown as the defaults."""
     group = parser.add_argument_group(title)
     for field in dataclasses.fields(config):
         if field.name in leave_out:
@@ -85,13 +91,15 @@ def add_options(parser, title, config, prefix="", leave_out=()):
         group.add_argument(option_name(prefix + field.name), **option)
 
 
-def given(options, config, prefix=""):
-    """The fields of config that the command line set."""
-    names = (field.name for field in dataclasses.fields(config))
-    return {name: getattr(options, prefix + name) for name in names if hasattr(options, prefix + name)}
+def add_data_dir(parser: OptionParser) -> None:
+    """Add --data-dir."""
+    parser.add_argument(
+        "--data-dir", metavar="FOLDER", type=Path, default=default_data_dir(),
+        help=f"where data sets are looked for and tokenised texts kept (default {default_data_dir()})",
+    )  # fmt: skip
 
 
-def changed(config, values, prefix=""):
+def changed(config: Any, values: dict, prefix: str = "") -> Any:
     """dataclasses.replace, with an impossible value as InputError that names its option; prefix is that of the options."""
     try:
         return dataclasses.replace(config, **values)
@@ -101,61 +109,46 @@ def changed(config, values, prefix=""):
         raise InputError(f"{option_name(prefix + field)} {rest}" if field in known else str(error)) from None
 
 
-def named_on(argv):
-    """--model, --preset, --data, --resume and --init as a command line has them, None where it does not; not both of the last."""
+def first_options(argv: list[str]) -> argparse.Namespace:
+    """--model, --preset, --data, --resume and --init as argv has them, None if it does not: they decide the others' defaults."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
     for name in ("model", "preset", "data", "resume", "init"):
         parser.add_argument(f"--{name}")
-    chosen = parser.parse_known_args(argv)[0]
+    first = parser.parse_known_args(argv)[0]
     for name in ("init", "resume"):
-        if getattr(chosen, name) == "":
+        if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
-    if chosen.init and chosen.resume:
-        raise InputError("--init begins a new run and --resume goes on with one; give one of them")
-    return chosen
+    if first.init and first.resume:
+        raise InputError("--init begins a new run and --resume continues one; give one of them")
+    if first.init and Path(first.init).name == checkpoint_path("").name:
+        raise InputError(f"--init {first.init} is a run's checkpoint; give its folder, {Path(first.init).parent}")
+    return first
 
 
-def choose_model_and_preset(argv):
-    """What named_on gives, with the model and the preset that it implies: they decide what the other options' defaults are.
-
-    `initial` holds the Settings of the run that --init names, None where it names a GPT-2, which implies a model and a preset.
-    """
-    chosen = named_on(argv)
-    if chosen.init and Path(chosen.init).name == checkpoint_path("").name:
-        raise InputError(f"--init {chosen.init} is a run's checkpoint; give its folder, {Path(chosen.init).parent}")
-    chosen.initial = run_settings(chosen.init) if chosen.init else None
-    implied = (chosen.initial.model if chosen.initial else GPT2_MODEL) if chosen.init else DEFAULT_MODEL
-    chosen.model = chosen.model or implied
-    try:
-        check_choice("model", chosen.model, tuple(MODELS))
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    if chosen.initial and chosen.model != implied:
-        raise InputError(f"--init {chosen.init} holds a {implied}; leave --model {chosen.model} out, or --init")
-    if chosen.init and chosen.model != implied:
-        raise InputError(f"--init {chosen.init} is no run of train.py, and only --model {implied} begins with anything else")
-    try:
-        chosen.preset = chosen.preset or implied_preset(chosen)
-        check_choice("preset", chosen.preset, tuple(PRESETS[chosen.model]))
-    except ValueError as error:
-        raise InputError(str(error)) from None
-    return chosen
+def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
+    """(Settings that the options change, contents of the checkpoint that --resume or --init names or None)."""
+    path = checkpoint_path(first.resume or first.init or "")
+    saved = load_checkpoint(path) if first.resume or (first.init and path.is_file()) else None
+    held = saved and settings_from(saved, path)
+    if first.resume:
+        return held, saved
+    implied = held.model if held else GPT2_MODEL if first.init else DEFAULT_MODEL
+    model = first.model or implied
+    check_choice("model", model, MODELS, InputError)
+    if held and model != implied:
+        raise InputError(f"--init {first.init} holds a {implied}; leave --model {model} out, or --init")
+    if first.init and model != implied:
+        raise InputError(f"--init {first.init} is no run of train.py, and only --model {implied} begins with anything else")
+    usual = "recall" if first.data == "recall" else "tiny"
+    if first.init:
+        usual = "gpt2" if not held else "fine-tune" if "fine-tune" in PRESETS[model] else usual
+    preset = first.preset or usual
+    check_choice("preset", preset, PRESETS[model], InputError)
+    defaults = preset_settings(model, preset)
+    return held._replace(training=defaults.training) if held else defaults, saved
 
 
-def implied_preset(chosen):
-    """The preset where none is named."""
-    if chosen.init and not chosen.initial:
-        return "gpt2"
-    return "fine-tune" if chosen.initial and "fine-tune" in PRESETS[chosen.model] else default_preset(chosen.data)
-
-
-def run_settings(run):
-    """The Settings of a run folder; None where it holds no checkpoint."""
-    path = checkpoint_path(run)
-    return settings_from(load_checkpoint(path), path) if path.is_file() else None
-
-
-def training_parser(defaults):
+def training_parser(defaults: Settings) -> OptionParser:
     """The parser of train.py, with an option for every field of defaults."""
     parser = OptionParser(
         prog="train.py", allow_abbrev=False, usage="python train.py [options]",
@@ -172,7 +165,9 @@ def training_parser(defaults):
         "--out", metavar="RUN", help="folder for all that is kept (default a new one, runs/MODEL-DATA-1 and so on)"
     )
     add_data_dir(parser)
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder where it stopped, with its settings")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="continue the run in this folder from where it stopped, with its settings"
+    )
     parser.add_argument(
         "--init", metavar="PATH",
         help="begin with the weights of another run, its model and its data (training as --preset says); or with a GPT-2 in "
@@ -187,7 +182,7 @@ def training_parser(defaults):
     return parser
 
 
-def options_elsewhere(defaults):
+def options_elsewhere(defaults: Settings) -> dict[str, str]:
     """{option: model} of what other models' configs have and this one's does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
     others = [(name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config)]
@@ -197,110 +192,131 @@ def options_elsewhere(defaults):
     return elsewhere
 
 
-def parse_training(argv, resumed=None):
-    """(Settings, options) of a train.py command line.
+def parse_training(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
+    """(Settings, options) of a train.py command line; raises InputError for what can be refused without looking at data.
 
-    resumed gives the Settings of a run to go on with, whose model and data then must not be changed.
+    options has, besides out, data_dir, resume and init: folder, where the run is kept, and saved, the contents of the checkpoint
+    that --resume or --init names, or None.
     """
-    chosen = choose_model_and_preset(argv)
-    defaults = resumed or preset_settings(chosen.model, chosen.preset)
-    if chosen.initial:
-        defaults = chosen.initial._replace(training=defaults.training)
+    first = first_options(argv)
+    defaults, saved = choose_defaults(first)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
-    data, recall = given(options, defaults.data), given(options, defaults.recall, "recall_")
-    model, tasks = given(options, defaults.model_config), given(options, defaults.tasks, "task_")
-    training = given(options, defaults.training)
+    options.saved = saved
+    asked = by_config(defaults.model, vars(options))
+    if options.resume:
+        check_resumed(options, defaults, asked)
+    elif saved:
+        check_initial(options.init, defaults.model_config, asked)
+    check_asked(defaults, asked)
+    adjust(asked)
+    if not saved:
+        asked["model_config"]["vocabulary"] = changed(defaults.data, asked["data"]).vocabulary
+    parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
+    settings = Settings(defaults.model, *parts)
+    check_together(settings)
+    options.folder = run_folder(options, settings)
+    return settings, options
+
+
+def adjust(asked: dict[str, dict]) -> None:
+    """Take back the defaults that an option given makes meaningless."""
+    training, data = asked["training"], asked["data"]
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
-    check_used(training, changed(defaults.training, training))
-    if data.get("tokenizer", "bytes") != "bytes" and data.get("train_bpe"):
-        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
     if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
     if data.get("train_bpe"):
         data.setdefault("tokenizer", "bytes")
-    if resumed and options.out:
-        raise InputError(f"--resume {options.resume} goes on in its own folder; leave --out out, or begin a new run with --init")
-    if resumed and (data or recall or tasks or model or options.preset or options.model != resumed.model):
+    if "data" in data:
+        data.setdefault("documents", "files")
+
+
+def run_folder(options: argparse.Namespace, settings: Settings) -> Path:
+    """The folder of a run: of --resume, of --out, or a new one; never a new run in one that already holds a checkpoint."""
+    if options.resume:
+        return Path(options.resume)
+    if options.out is None:
+        names = (f"runs/{settings.model}-{Path(settings.data.data).stem}-{number}" for number in itertools.count(1))
+        return next(folder for folder in map(Path, names) if not folder.exists())
+    if checkpoint_path(options.out).exists():
+        raise InputError(
+            f"--out {options.out} already holds a run; give another folder, or --resume {options.out} to continue it"
+        )
+    return Path(options.out)
+
+
+def check_resumed(options: argparse.Namespace, resumed: Settings, asked: dict[str, dict]) -> None:
+    """Raise InputError for options that would change the run that --resume continues, or for steps that it already has."""
+    if options.out:
+        raise InputError(
+            f"--resume {options.resume} continues in its own folder; leave --out out, or begin a new run with --init"
+        )
+    others = [part for part in PREFIXES if part != "training" and asked[part]]
+    if others or options.preset or options.model != resumed.model:
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
-    if chosen.initial:
-        check_initial(chosen.init, defaults.model_config, model)
-        if data.keys() & {"tokenizer", "train_bpe"}:
-            raise InputError(
-                f"--init {chosen.init} keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out"
-            )
-    if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
-        useless = sorted(model.keys() & OF_THE_MODULE)
-        if useless:
-            raise InputError(f"{option_name(useless[0])} is of the recurrence module, and --vectors 0 has none; give --vectors 1")
-    fixed = sorted(given(options, defaults.training).keys() & FIXED_IN_A_RUN) if resumed else []
+    fixed = sorted(asked["training"].keys() & FIXED_IN_A_RUN)
     if fixed:
         raise InputError(f"--resume keeps the run's {fixed[0]}; leave {option_name(fixed[0])} out, or start a new run")
-    if recall and data.get("data", defaults.data.data) != "recall":
-        raise InputError(f"--recall-{next(iter(recall))} needs --data recall; add it or leave the option out")
-    data_config = changed(defaults.data, data)
-    vocabulary = {} if resumed or chosen.initial else {"vocabulary": data_config.vocabulary}
-    settings = Settings(
-        defaults.model,
-        changed(defaults.model_config, model | vocabulary),
-        changed(defaults.training, training),
-        data_config,
-        changed(defaults.recall, recall, "recall_"),
-        changed(defaults.tasks, tasks, "task_"),
-    )
-    check_together(settings)
-    return settings, options
+    if options.saved["step"] >= asked["training"].get("steps", resumed.training.steps):
+        raise InputError(f"--resume {options.resume} stands at step {options.saved['step']}; give --steps above that")
 
 
-def check_used(given, config):
-    """Raise InputError for a training option, of those given, that the others leave nothing to do."""
-    idle = {
-        "beta2": (config.optimizer == "adafactor", "--optimizer adafactor has none"),
-        "final_fraction": (config.schedule != "cosine", f"--schedule {config.schedule} does not end in one"),
-        "update_every_from": (config.update_every == 1, "--update-every is 1"),
-    }
-    for name in idle.keys() & given.keys():
-        if idle[name][0] and given[name]:
-            raise InputError(f"{option_name(name)} has no effect: {idle[name][1]}; leave it out")
-
-
-def check_initial(init, config, model):
-    """Raise InputError where the options, {field: value}, ask for another shape than that of the run that --init names."""
-    for name in OF_THE_WEIGHTS & model.keys():
-        if model[name] != getattr(config, name):
+def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:
+    """Raise InputError for options that ask for another shape or tokenizer than those of the run that --init names."""
+    for name, value in asked["model_config"].items():
+        if name in OF_THE_WEIGHTS and value != getattr(config, name):
             own = getattr(config, name)
-            raise InputError(f"{option_name(name)} is {model[name]}, the weights of --init {init} have {own}; leave it out")
+            raise InputError(f"{option_name(name)} is {value}, the weights of --init {init} have {own}; leave it out")
+    if asked["data"].keys() & {"tokenizer", "train_bpe"}:
+        raise InputError(f"--init {init} keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out")
 
 
-def check_together(settings):
+def check_asked(defaults: Settings, asked: dict[str, dict]) -> None:
+    """Raise InputError for an option that the others leave nothing to do, or that contradicts another."""
+    training, data, model = asked["training"], asked["data"], asked["model_config"]
+    optimizer, schedule, update_every = (
+        training.get(name, getattr(defaults.training, name)) for name in ("optimizer", "schedule", "update_every")
+    )
+    idle = {
+        "beta2": (optimizer == "adafactor", "--optimizer adafactor has none"),
+        "final_fraction": (schedule != "cosine", f"--schedule {schedule} does not end in one"),
+        "update_every_from": (update_every == 1, "--update-every is 1"),
+    }
+    for name, (useless, why) in idle.items():
+        if useless and training.get(name):
+            raise InputError(f"{option_name(name)} has no effect: {why}; leave it out")
+    if data.get("tokenizer", "bytes") != "bytes" and data.get("train_bpe"):
+        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
+    if asked["recall"] and data.get("data", defaults.data.data) != "recall":
+        raise InputError(f"--recall-{next(iter(asked['recall']))} needs --data recall; add it or leave the option out")
+    if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
+        for name in sorted(model.keys() & OF_THE_MODULE):
+            raise InputError(f"{option_name(name)} is of the recurrence module, and --vectors 0 has none; give --vectors 1")
+
+
+def check_together(settings: Settings) -> None:
     """Raise InputError for settings that are possible each by itself but not together."""
-    if getattr(settings.model_config, "compression_loss", None) == "bptt" and settings.training.horizon == 1:
+    data, tasks, config = settings.data, settings.tasks, settings.model_config
+    if settings.model == "compressive" and config.compression_loss == "bptt" and settings.training.horizon == 1:
         raise InputError(
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
-    data = settings.data
     if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):
         other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
         raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")
-    check_data(data.data)
-    tasks, config = settings.tasks, settings.model_config
+    check_data(data.data, data.documents)
     if tasks.continuation_alone:
         return
     if config.encoder_layers == 0:
         raise InputError(
             "--task-infilling and --task-recall need an encoder, and --encoder-layers 0 is the decoder-only model; leave them out"
         )
+    if tasks.infilling and config.segment == 1:
+        raise InputError("--task-infilling masks a part of every segment, and --segment 1 has no parts; give --segment 2 or more")
     if tasks.infilling and not 0 < tasks.budget(config.segment) < config.segment:
         what = "nothing" if tasks.budget(config.segment) == 0 else "everything"
         raise InputError(
             f"--task-masked {tasks.masked} of a segment of {config.segment} tokens masks {what}; "
             f"give between {1 / config.segment:.3g} and {1 - 1 / config.segment:.3g}, or another --segment"
         )
-
-
-def add_data_dir(parser):
-    parser.add_argument(
-        "--data-dir", metavar="FOLDER",
-        help=f"where data sets are looked for and tokenised texts kept (default {default_data_dir()})",
-    )  # fmt: skip

@@ -1,22 +1,25 @@
-"""The process: its device, its number among several, signals and memory."""
+"""The process that trains: its device, its number among several, signals and memory. For train.py, run.py, eval.py and bench."""
 
 import contextlib
 import ctypes
 import datetime
-import gc
 import os
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from accelerated.errors import InputError
 
+PATIENCE = datetime.timedelta(hours=24)  # others wait while the first process tokenises or validates
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
+LARGEST_INT = 2**31 - 1
 
-def choose_device(name):
-    """The torch device of --device, of its own for each process of torchrun; raises InputError for a GPU that is not there."""
+
+def choose_device(name: str) -> torch.device:
+    """The torch device of --device, one for each process of torchrun; raises InputError for a GPU that is not there."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
@@ -28,27 +31,24 @@ def choose_device(name):
     return torch.device("cuda", local)
 
 
-def autocast(dtype, device):
+def autocast(dtype: str, device: torch.device) -> torch.autocast:
     """The autocast context of --dtype: bfloat16 computes in it over float32 parameters, the others change nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-PATIENCE = datetime.timedelta(hours=24)  # others wait while rank 0 tokenises or validates
-
-
-def ranks():
+def ranks() -> int:
     """How many processes train together."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def rank():
+def rank() -> int:
     """The number of this process among them."""
     return int(os.environ.get("RANK", 0))
 
 
 @contextlib.contextmanager
-def joined(device):
-    """Connected to the other ranks inside: by NCCL where they have GPUs, by gloo otherwise."""
+def joined(device: torch.device) -> Iterator[None]:
+    """Connect to the other processes, inside: by NCCL if they have GPUs, otherwise by gloo."""
     if ranks() == 1:
         yield
         return
@@ -57,47 +57,37 @@ def joined(device):
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield
-        torch.distributed.barrier()  # none leaves while another may still want to speak to it
+        wait_for_all()  # none leaves while another may still want to speak to it
     finally:
-        gc.collect()  # a DistributedDataParallel that outlives the connection aborts the process at its end
         torch.distributed.destroy_process_group()
 
 
-@contextlib.contextmanager
-def first_rank_first():
-    """Rank 0 runs what is inside before the others do."""
-    if ranks() > 1 and rank() > 0:
-        torch.distributed.barrier()
-    yield
-    if ranks() > 1 and rank() == 0:
-        torch.distributed.barrier()
-
-
-def agreed(value):
-    """The first rank's value."""
-    if ranks() == 1:
-        return value
-    values = [value]
-    torch.distributed.broadcast_object_list(values)
-    return values[0]
-
-
-def wait_for_all():
-    """Until every rank has come here."""
+def wait_for_all() -> None:
+    """Wait until every process has come here."""
     if ranks() > 1:
         torch.distributed.barrier()
 
 
-def own_lanes(batch):
-    """The lanes of this rank, a slice of all; InputError where they cannot be dealt evenly."""
+@contextlib.contextmanager
+def first_process_first() -> Iterator[None]:
+    """The first process runs what is inside before the others do."""
+    if rank() > 0:
+        wait_for_all()
+    yield
+    if rank() == 0:
+        wait_for_all()
+
+
+def own_lanes(batch: int) -> slice:
+    """The lanes of this process, a slice of all; raises InputError if they cannot be dealt evenly."""
     if batch % ranks():
         raise InputError(f"--batch {batch} cannot be dealt to {ranks()} processes evenly; give a multiple of {ranks()}")
     size = batch // ranks()
     return slice(rank() * size, (rank() + 1) * size)
 
 
-def summed(values, device):
-    """The sums over all ranks of a list of numbers."""
+def summed(values: list, device: torch.device) -> list:
+    """The sums over all processes of a list of numbers."""
     if ranks() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -105,8 +95,8 @@ def summed(values, device):
     return total.tolist()
 
 
-def all_lanes(state):
-    """The states of all ranks' lanes, in the lanes' order."""
+def all_lanes(state: tuple) -> tuple:
+    """The state of all processes' lanes, in the lanes' order."""
     if ranks() == 1:
         return state
 
@@ -118,38 +108,17 @@ def all_lanes(state):
     return type(state)(*map(gathered, state))
 
 
-class Touch(torch.nn.Module):
-    """Uses every parameter of a model without computing anything: 0, whose gradient is zero."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self):
-        return sum(p.flatten()[:0].sum() for p in self.model.parameters())
-
-
-class GradientAverage:
-    """Averages the ranks' gradients, once per update, whatever made them.
-
-    DistributedDataParallel reduces in the one backward pass that follows a forward of its own. Memory replay has a backward pass
-    for every segment and calls more of the model than its forward, so all of them run outside; then a pass that only touches the
-    parameters lets DistributedDataParallel average what they have gathered.
-    """
-
-    def __init__(self, model):
-        self.model = model
-        self.touch = DistributedDataParallel(Touch(model)) if ranks() > 1 else None
-
-    def __call__(self, device):
-        if self.touch is None:
-            return
-        parameters = list(self.model.parameters())
-        used = summed([float(p.grad is not None) for p in parameters], device)
-        self.touch().backward()
-        for parameter, users in zip(parameters, used, strict=True):
-            if not users:  # in no rank: the optimiser is to leave it alone, as with one process
-                parameter.grad = None
+def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> None:
+    """Replace every gradient by its mean over all processes; a parameter that has none in any process keeps none."""
+    if ranks() == 1:
+        return
+    parameters = list(parameters)
+    users = summed([float(parameter.grad is not None) for parameter in parameters], device)
+    used = [parameter for parameter, count in zip(parameters, users, strict=True) if count]
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in used])
+    torch.distributed.all_reduce(flat)
+    for parameter, mean in zip(used, (flat / ranks()).split([p.numel() for p in used]), strict=True):
+        parameter.grad = mean.view_as(parameter)
 
 
 class Interruption:
@@ -171,19 +140,13 @@ class Interruption:
         self.signal = signal.Signals(number).name
 
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
-LARGEST_INT = 2**31 - 1
-
-
-def keep_freed_memory():
-    """Ask glibc to serve large blocks from its heap and never to trim it; does nothing where there is no glibc.
+def keep_freed_memory() -> None:
+    """Ask glibc to serve large blocks from its heap and never to trim it; does nothing if there is no glibc.
 
     A training step frees and allocates the same activations over and over. By default glibc maps each large block anew, and
     the kernel's zeroing of fresh pages then costs more than many of the operations that fill them.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, LARGEST_INT)

@@ -1,9 +1,14 @@
-"""Every setting of a run with its default, and the presets of the papers."""
+"""Every setting of a run with its default, and the presets of the papers: the one place for both.
+
+options.py makes the command line of train.py from them; checkpoints keep them; eval.py and the bench read them.
+"""
 
 import dataclasses
 import difflib
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tasks import TaskConfig
@@ -18,14 +23,15 @@ TASK_MODEL = "memformer"  # the one that trains on several tasks
 GPT2_MODEL = "pretrained_recurrence"  # the one that takes GPT-2's weights
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("float32", "bfloat16", "float64")
-COMPILERS = ("none", "inductor", "aot_eager", "eager")  # the last two to find out where a fault lies
+COMPILERS = ("none", "inductor")
+PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of Settings' options
 
 
-def check_choice(name, value, choices):
-    """Raise ValueError naming the nearest of choices unless value is one of them."""
+def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
+    """Raise an error naming the nearest of choices unless value is one of them."""
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
-        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+        raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class TrainingConfig:
     Fields:
         steps: iterations, each reading `horizon` segments of every lane
         batch: B, lanes that each read a document of their own
-        horizon: K, segments per iteration, with gradient through the state that links them
+        horizon: K, segments per iteration, with gradient through the state that links them; none passes through the state of a
+            compressive model without --compression-loss bptt, nor of pretrained_recurrence with --vectors 0
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
         accumulate: groups that the lanes are read in, one after another, before their summed gradient is used: less memory
         optimizer: adamw, adam (without weight decay) or adafactor
@@ -50,9 +57,9 @@ class TrainingConfig:
         update_every: iterations whose gradients are averaged into one update, after --update-every-from
         update_every_from: iteration up to which every one is followed by an update
         seed: of weights, order of documents and dropout
-        device: auto takes a GPU where there is one
+        device: auto takes a GPU if there is one
         dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
-        compile: none, or a backend of torch.compile for the model's forward: inductor (needs a C++ compiler), aot_eager, eager
+        compile: none, or inductor: torch.compile makes the model's forward faster (on a CPU it needs a C++ compiler)
         save_every: iterations between checkpoints; one is always written at the end
         save_minutes: minutes after which a checkpoint is written whatever the iteration, 0 for never
         keep: checkpoints kept, the last one among them; the best is kept besides
@@ -93,14 +100,13 @@ class TrainingConfig:
     sample: int = 200
 
     def __post_init__(self):
-        for name in ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from",
-                     "save_minutes", "validate_every"):  # fmt: skip
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if not 0 < self.learning_rate < float("inf"):
+        positive = ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
+        others = ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from", "save_minutes",
+                  "validate_every")  # fmt: skip
+        for name in positive + others:
+            if not int(name in positive) <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {int(name in positive)}")
+        if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
         if self.batch % self.accumulate:
             raise ValueError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch} lanes")
@@ -113,12 +119,10 @@ class TrainingConfig:
             raise ValueError(f"beta2 is {self.beta2}; it must be at least 0 and below 1")
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
-        check_choice("backprop", self.backprop, tuple(BACKPROP))
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
-        check_choice("schedule", self.schedule, SCHEDULES)
-        check_choice("device", self.device, DEVICES)
-        check_choice("dtype", self.dtype, DTYPES)
-        check_choice("compile", self.compile, COMPILERS)
+        choices = {"backprop": tuple(BACKPROP), "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "device": DEVICES,
+                   "dtype": DTYPES, "compile": COMPILERS}  # fmt: skip
+        for name, possible in choices.items():
+            check_choice(name, getattr(self, name), possible)
 
 
 @dataclass(frozen=True)
@@ -127,26 +131,30 @@ class DataConfig:
 
     Fields:
         data: stdlib (the source of Python's standard library), recall (the synthetic task), enwik8, wikitext-103 or pg19 (fetched
-            if absent), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of them
+            if absent), hf:OWNER/NAME (a set of the Hugging Face hub, by the extra datasets), a text file, a .jsonl (field
+            `text`), .gz or .zip, or a folder of them, whose train/, valid/ and test/ are its splits
+        documents: what is one document of a folder: files, each file; or folders, all of a folder in it, such as a repository
         tokenizer: how text becomes tokens: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of ranks
         train_bpe: tokens of a byte-level BPE to learn from the training split instead (at least 257), 0 for none
     """
 
     data: str = "stdlib"
+    documents: str = "files"
     tokenizer: str = "bytes"
     train_bpe: int = 0
 
     def __post_init__(self):
+        check_choice("documents", self.documents, ("files", "folders"))
         if self.train_bpe and self.train_bpe < 257:
             raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0, or more than the 256 bytes")
 
     @property
-    def vocabulary(self):
+    def vocabulary(self) -> int:
         """How many ids the tokenizer has."""
         return self.train_bpe or vocabulary_of(self.tokenizer)
 
     @property
-    def own_ranks(self):
+    def own_ranks(self) -> bool:
         """Whether the run keeps its tokenizer's ranks beside its checkpoint."""
         return bool(self.train_bpe) or self.tokenizer not in ("bytes", *ENCODINGS)
 
@@ -155,259 +163,201 @@ class Settings(NamedTuple):
     """Everything a run is made of."""
 
     model: str
-    model_config: object
+    model_config: Any  # the model's own Config
     training: TrainingConfig
     data: DataConfig
     recall: RecallConfig
     tasks: TaskConfig
 
 
-# Block-Recurrent Transformer, section 4
-BLOCK_RECURRENT_TRAINING = {"optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0}
+# A preset sets options, named as on the command line. Several share what their paper gives:
+# Block-Recurrent Transformer, section 4, which has no weight decay. torch's Adafactor takes no rate above 1/sqrt(step), which is
+# the paper's own from step 1000 on: a learning_rate above 1.0 changes nothing there
+BLOCK_RECURRENT_TRAINING = {
+    "optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0, "weight_decay": 0.0,
+}  # fmt: skip
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
 COMPRESSIVE_TRAINING = {
     "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam", "beta2": 0.999,
     "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
 }  # fmt: skip
-CHARACTERS = COMPRESSIVE_TRAINING | {"warmup": 4000, "steps": 104_000}
-WORDS = COMPRESSIVE_TRAINING | {"warmup": 16_000, "steps": 516_000}
-WORD_MODEL = {
+WORDS = COMPRESSIVE_TRAINING | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
+    "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
-# Memformer, section 3.1: segments of 64, widths and heads of every model there, no dropout; 2.3: the tasks' shares. The paper has
-# no optimiser, rates, batch or number of steps: those are ours. The horizon of 32 is Figure 3b's longest
-MEMFORMER_MODEL = {
+# Memformer, section 3.1: segments of 64, widths and heads of every model there, no dropout. The paper has no optimiser, rates,
+# batch or number of steps: those are ours
+MEMFORMER = {
     "width": 512, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 64, "slots": 32, "max_distance": 64,
+    "batch": 64, "backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4, "weight_decay": 0.0,
 }  # fmt: skip
-MEMFORMER_TRAINING = {"backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4, "weight_decay": 0.0}
-MULTI_TASK = {"infilling": 0.3, "recall": 0.1}
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
 # 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
 # clipping (not mentioned) and dropout (GPT-2's 0.1). Sizes are GPT-2's published ones
 GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1280), "gpt2-xl": (48, 1600)}  # layers, width
-SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256}
-GPT2_TRAINING = {
+GPT2 = {
+    "max_positions": 1024, "segment": 300, "dropout": 0.1, "tokenizer": "gpt2",
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
     "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
 }  # fmt: skip
+SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
 
 
-def gpt2_preset(layers, width):
+def gpt2_preset(layers: int, width: int) -> dict:
     """A published GPT-2 with the paper's recurrence; its heads are 64 wide."""
-    model = {
-        "width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width, "max_positions": 1024, "segment": 300,
-        "dropout": 0.1,
-    }  # fmt: skip
-    return {"model": model, "training": GPT2_TRAINING, "data": {"tokenizer": "gpt2"}}
+    return GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
 
 
-def with_transformer_xl(presets, memories=None):
+def with_transformer_xl(presets: dict, memories: dict) -> dict:
     """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
 
-    memories {name: M} gives the Transformer-XL's memory where the paper's differs from that.
+    memories {name: M} gives the Transformer-XL's memory if the paper's differs from that.
     """
     both = {}
     for name, preset in presets.items():
-        model = preset["model"]
-        memory = (memories or {}).get(name, model["memory"] + model["compressed_memory"])
-        both[name] = preset
-        both[f"{name}-xl"] = preset | {"model": model | {"memory": memory, "compressed_memory": 0}}
+        memory = memories.get(name, preset["memory"] + preset["compressed_memory"])
+        both |= {name: preset, f"{name}-xl": preset | {"memory": memory, "compressed_memory": 0}}
     return both
 
 
 PRESETS = {
     "block_recurrent": {
         "tiny": {
-            "model": {
-                "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
-            },
-            "training": {"steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40},
+            "width": 128, "layers": 2, "window": 16, "segment": 256, "recurrent_layers": (2,), "states": 32, "dropout": 0.0,
+            "steps": 700, "batch": 16, "learning_rate": 4e-3, "validation_segments": 40,
         },
         "small": {
-            "model": {
-                "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "window": 256, "segment": 2048,
-                "recurrent_layers": (6,), "states": 256, "dropout": 0.05,
-            },
-            "training": {"steps": 20_000, "batch": 16, "learning_rate": 6e-4, "warmup": 1000},
+            "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "window": 256, "segment": 2048,
+            "recurrent_layers": (6,), "states": 256, "dropout": 0.05,
+            "steps": 20_000, "batch": 16, "learning_rate": 6e-4, "warmup": 1000,
         },
         # Section 4: 12 layers with recurrence on layer 10, 8 heads of 128, width 1024, MLP 4096, W = S = 512, N = 4096;
         # Adafactor at 1.0 / sqrt(step), 1000 warm-up steps, dropout 0.05, batch 32, 500k steps
-        "paper": {
-            "model": {
-                "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
-                "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
-            },
-            "training": BLOCK_RECURRENT_TRAINING | {"steps": 500_000, "batch": 32, "learning_rate": 1.0},
-            "data": {"data": "pg19", "train_bpe": 32_000},
+        "paper": BLOCK_RECURRENT_TRAINING | {
+            "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
+            "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
+            "steps": 500_000, "batch": 32, "learning_rate": 1.0, "data": "pg19", "train_bpe": 32_000,
         },
         "recall": {
-            "model": {
-                "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32, "segment": 64,
-                "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
-            },
-            "training": {"steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50},
+            "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32, "segment": 64,
+            "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
+            "steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50,
         },
     },
     "compressive": with_transformer_xl(
         {
             "tiny": {
-                "model": {
-                    "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
-                },
-                "training": {"steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160},
+                "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+                "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160,
             },
             "small": {
-                "model": {
-                    "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
-                    "compressed_memory": 512, "compression_rate": 4,
-                },
-                "training": {"steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25},
+                "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
+                "compressed_memory": 512, "compression_rate": 4,
+                "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
             },
             # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
-            "enwik8": {
-                "model": {
-                    "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
-                    "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
-                },
-                "training": CHARACTERS | {"batch": 32},
-                "data": {"data": "enwik8"},
+            "enwik8": COMPRESSIVE_TRAINING | {
+                "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
+                "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
+                "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8",
             },
             # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
-            "wikitext-103": {
-                "model": WORD_MODEL | {"layers": 18, "compression_rate": 4},
-                "training": WORDS | {"batch": 128},
-                "data": {"data": "wikitext-103", "train_bpe": 32_000},
-            },
+            "wikitext-103": WORDS | {"layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103"},
             # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
-            "pg19": {
-                "model": WORD_MODEL | {"layers": 36, "compression_rate": 2},
-                "training": WORDS | {"batch": 512},
-                "data": {"data": "pg19", "train_bpe": 32_000},
-            },
+            "pg19": WORDS | {"layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19"},
             "recall": {
-                "model": {
-                    "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
-                    "compressed_memory": 64, "compression_rate": 4,
-                },
-                "training": {"steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50},
-                "recall": {"distance": 192, "questions": 16},
+                "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+                "compressed_memory": 64, "compression_rate": 4,
+                "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
+                "recall_distance": 192, "recall_questions": 16,
             },
         },
         memories={"enwik8": 2304},
     ),
     "memformer": {
         "tiny": {
-            "model": {
-                "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,
-            },
-            "training": {
-                "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3, "warmup": 40,
-                "validation_segments": 160,
-            },
+            "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,
+            "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3, "warmup": 40,
+            "validation_segments": 160,
         },
-        "small": {
-            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 4, "retention": 4.0},
-            "training": MEMFORMER_TRAINING | {"steps": 20_000, "batch": 64, "horizon": 8, "learning_rate": 6e-4},
+        "small": MEMFORMER | {
+            "encoder_layers": 4, "decoder_layers": 4, "retention": 4.0, "steps": 20_000, "horizon": 8, "learning_rate": 6e-4,
         },
-        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots
-        "wikitext-103": {
-            "model": MEMFORMER_MODEL | {"encoder_layers": 4, "decoder_layers": 8},
-            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 32},
-            "data": {"data": "wikitext-103", "tokenizer": "gpt2"},
-            "tasks": MULTI_TASK,
+        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the tasks' shares. The horizon is
+        # Figure 3b's longest
+        "wikitext-103": MEMFORMER | {
+            "encoder_layers": 4, "decoder_layers": 8, "steps": 150_000, "horizon": 32,
+            "data": "wikitext-103", "tokenizer": "gpt2", "task_infilling": 0.3, "task_recall": 0.1,
         },
         # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4
-        "decoder": {
-            "model": MEMFORMER_MODEL | {"encoder_layers": 0, "decoder_layers": 12},
-            "training": MEMFORMER_TRAINING | {"steps": 150_000, "batch": 64, "horizon": 4},
-        },
+        "decoder": MEMFORMER | {"encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4},
         "recall": {
-            "model": {
-                "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
-                "slots": 8, "max_distance": 16, "retention": 4.0,
-            },
-            "training": {
-                "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay", "learning_rate": 2e-3, "warmup": 50,
-            },
-            "recall": {"distance": 136, "questions": 16},
+            "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
+            "slots": 8, "max_distance": 16, "retention": 4.0,
+            "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay", "learning_rate": 2e-3, "warmup": 50,
+            "recall_distance": 136, "recall_questions": 16,
         },
     },
     "pretrained_recurrence": {
-        "tiny": {
-            "model": SMALL_GPT2,
-            "training": {
-                "steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3, "warmup": 100, "validation_segments": 160,
-            },
-        },
+        "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},
         # The paper's way in the small: a plain GPT-2 first, recurrence added when it is fine-tuned with --init
-        "pretrain": {
-            "model": SMALL_GPT2 | {"vectors": 0},
-            "training": {"steps": 1200, "batch": 64, "learning_rate": 2e-3, "warmup": 100, "validation_segments": 160},
-        },
-        "fine-tune": {
-            "model": SMALL_GPT2,
-            "training": {
-                "steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3, "warmup": 100, "validation_segments": 160,
-            },
-        },
+        "pretrain": SMALL_GPT2 | {"vectors": 0, "steps": 1200, "batch": 64, "learning_rate": 2e-3},
+        "fine-tune": SMALL_GPT2 | {"steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3},
         "small": {
-            "model": {"width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024},
-            "training": {
-                "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
-            },
+            "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024,
+            "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
         },
-        "recall": {
-            "model": {"width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64},
-            "training": {"steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50},
-            "recall": {"pairs": 1, "distance": 8, "questions": 16},  # asked for in the same window first, then up to four later
+        "recall": {  # asked for in the same window first, then up to four later
+            "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,
+            "steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50,
+            "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
         },
     } | {name: gpt2_preset(*size) for name, size in GPT2_SIZES.items()},
 }  # fmt: skip
 
 
-def default_preset(data):
-    """The preset that --data implies where --preset is not given."""
-    return "recall" if data == "recall" else "tiny"
+def known_fields(config_class: type, values: dict) -> Any:
+    """A config of saved values: fields that are gone since are ignored, fields that are new have their defaults."""
+    return config_class(**{field.name: values[field.name] for field in dataclasses.fields(config_class) if field.name in values})
 
 
-def preset_settings(model, preset):
-    """The settings that a preset stands for."""
-    chosen = PRESETS[model][preset]
-    return Settings(
-        model,
-        MODELS[model].Config(**chosen["model"]),
-        TrainingConfig(**chosen["training"]),
-        DataConfig(**chosen.get("data", {})),
-        RecallConfig(**chosen.get("recall", {})),
-        TaskConfig(**chosen.get("tasks", {})),
-    )
-
-
-def settings_contents(settings):
-    """Settings as plain values, for a checkpoint."""
+def by_config(model: str, values: dict) -> dict[str, dict]:
+    """{field of Settings: {field of that config: value}} of values that are named as options are."""
+    classes = (MODELS[model].Config, TrainingConfig, DataConfig, RecallConfig, TaskConfig)
     return {
-        "model": settings.model,
-        "model_config": dataclasses.asdict(settings.model_config),
-        "training_config": dataclasses.asdict(settings.training),
-        "data_config": dataclasses.asdict(settings.data)
-        | {"recall": dataclasses.asdict(settings.recall), "tasks": dataclasses.asdict(settings.tasks)},
+        part: {f.name: values[prefix + f.name] for f in dataclasses.fields(config_class) if prefix + f.name in values}
+        for (part, prefix), config_class in zip(PREFIXES.items(), classes, strict=True)
     }
 
 
-def settings_from(contents, path):
-    """The Settings in a checkpoint's contents; raises InputError where this program cannot hold them."""
+def assembled(model: str, model_config: dict, training: dict, data: dict, recall: dict, tasks: dict) -> Settings:
+    """The Settings of these values. Of the model's, which decide what it computes, all must be known."""
+    configs = zip((TrainingConfig, DataConfig, RecallConfig, TaskConfig), (training, data, recall, tasks), strict=True)
+    return Settings(model, MODELS[model].Config(**model_config), *(known_fields(*pair) for pair in configs))
+
+
+def preset_settings(model: str, preset: str) -> Settings:
+    """The settings that a preset stands for."""
+    return assembled(model, **by_config(model, PRESETS[model][preset]))
+
+
+def settings_contents(settings: Settings) -> dict:
+    """Settings as plain values, for a checkpoint."""
+    model_config, training, data, recall, tasks = map(dataclasses.asdict, settings[1:])
+    return {
+        "model": settings.model, "model_config": model_config, "training_config": training,
+        "data_config": data | {"recall": recall, "tasks": tasks},
+    }  # fmt: skip
+
+
+def settings_from(contents: dict, path: Any) -> Settings:
+    """The Settings in a checkpoint's contents; raises InputError if this program cannot hold them."""
     if contents["model"] not in MODELS:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
-    data = dict(contents["data_config"])
-    recall, tasks = data.pop("recall"), data.pop("tasks", {})
+    training, data = dict(contents["training_config"]), contents["data_config"]
+    if training.get("compile") in ("eager", "aot_eager"):  # choices of before, which computed what none does
+        training["compile"] = "none"
     try:
-        return Settings(
-            contents["model"],
-            MODELS[contents["model"]].Config(**contents["model_config"]),
-            TrainingConfig(**contents["training_config"]),
-            DataConfig(**data),
-            RecallConfig(**recall),
-            TaskConfig(**tasks),
-        )
+        return assembled(contents["model"], contents["model_config"], training, data, data["recall"], data.get("tasks", {}))
     except (TypeError, ValueError) as error:
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None

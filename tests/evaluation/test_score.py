@@ -1,4 +1,4 @@
-"""Scores are sums: independent of lanes and order, equal to a document read whole."""
+"""Scores are sums: independent of lanes and order, equal to a document read whole; and every token's own loss."""
 
 import dataclasses
 import math
@@ -6,22 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
+from documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_block_recurrent import SMALL
-from test_corpus import documents_of
-from test_pretrained_recurrence import SMALL as WINDOWED
+from variants import PAPERS
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.corpus import text_document
-from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, count_words, cut
-from accelerated.evaluation.score import Score, carries_nothing, evaluate
-from accelerated.evaluation.temporal_range import temporal_range
+from accelerated.evaluation.score import Score, carries_nothing, evaluate, token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 
-BYTES = ByteTokenizer()
-CONFIG = SMALL.__class__(**{**SMALL.__dict__, "vocabulary": 256})
+WINDOWED = PAPERS["pretrained_recurrence"].small
+CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 
 
 def nats_of_whole_documents(model, documents, clear=False):
@@ -59,7 +55,7 @@ def test_order_of_documents_does_not_matter():
 
 
 def test_clearing_the_memory_matters_and_dropout_is_off():
-    model = BlockRecurrent(CONFIG.__class__(**{**CONFIG.__dict__, "dropout": 0.5})).train()
+    model = BlockRecurrent(dataclasses.replace(CONFIG, dropout=0.5)).train()
     documents = documents_of([60])
     carried, again, cleared = (evaluate(model, documents, BYTES, 1, clear_memory=c) for c in (False, False, True))
     assert carried == again and not math.isclose(carried.nats, cleared.nats, rel_tol=1e-6)
@@ -105,28 +101,6 @@ def test_measures():
     assert math.isclose(score.bits_per_token, 2) and math.isclose(score.bits_per_byte, 0.5)
     assert score.accuracy == pytest.approx(2 / 3)
     assert np.isfinite(score.nats)
-
-
-@pytest.mark.parametrize("reach", [2, 3])
-def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach):
-    """Against each document read alone: before segment i of it the state is cleared where reach divides i."""
-    documents, model, n = documents_of([70, 9, 45, 88]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
-    expected, counts = [0.0] * reach, [0] * reach
-    for document in documents:
-        state = model.initial_state(1)
-        for index, at in enumerate(range(0, len(document.inputs), n)):
-            piece = torch.tensor(document.inputs[at : at + n].astype(int))
-            if index % reach == 0:
-                state = model.initial_state(1)
-            logits, state, _ = model(torch.nn.functional.pad(piece, (0, n - len(piece)))[None], state)
-            if index >= reach:
-                targets = torch.tensor(document.targets[at : at + n].astype(int))
-                expected[index % reach] -= logits[0, : len(piece)].log_softmax(-1).gather(1, targets[:, None]).sum().item()
-                counts[index % reach] += len(piece)
-    for lanes in (1, 2, 3):
-        scores = temporal_range(model, documents, BYTES, lanes, reach)
-        assert [score.tokens for score in scores] == counts
-        assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
 
 
 def windowed(**changes):
@@ -226,3 +200,74 @@ def test_words_are_those_of_the_original_text():
     score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
     assert score.perplexity(4) == pytest.approx(math.exp(2.5)) and score.perplexity(30) == pytest.approx(math.exp(1 / 3))
     assert Score(1e9, 1, 0, 1).perplexity(1) == math.inf and math.isnan(Score(math.nan, 1, 0, 1).perplexity(1))
+
+
+def model_of(kind, tokenizer):
+    """A small model over the tokenizer's vocabulary, its weights large enough to make a difference."""
+    config = CONFIG if kind == "block-recurrent" else WINDOWED
+    changes = {"block-recurrent": {}, "overlapping": {"overlap": 4}, "disjoint": {"overlap": 0}, "plain": {"vectors": 0}}[kind]
+    config = dataclasses.replace(config, vocabulary=max(256, len(tokenizer.token_bytes)), **changes)
+    model = (BlockRecurrent if kind == "block-recurrent" else PretrainedRecurrence)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel())))
+    return model
+
+
+KINDS = ("block-recurrent", "overlapping", "disjoint", "plain")
+MODELS = {}  # built once, in double precision
+
+
+def model_for(kind, tokenizer):
+    key = (kind, type(tokenizer).__name__)
+    MODELS[key] = MODELS.get(key) or model_of(kind, tokenizer)
+    return MODELS[key]
+
+
+@torch.no_grad()
+def nats_one_by_one(model, document, clear):
+    """Each segment alone, each scored prediction alone."""
+    nats, config, state = [math.nan] * len(document.inputs), model.config, model.initial_state(1)
+    for w in cut(len(document.inputs) + 1, config.segment, getattr(config, "overlap", 0)):
+        tokens = torch.zeros(1, config.segment, dtype=torch.long)
+        for place in range(w.start, w.stop):
+            tokens[0, place - w.start] = int(document.inputs[place])
+        logits, state, _ = model(tokens, model.initial_state(1) if clear else state)
+        for place in range(w.first - 1, w.stop):
+            if document.scored[place]:
+                nats[place] = -logits[0, place - w.start].log_softmax(-1)[int(document.targets[place])].item()
+    return nats
+
+
+@settings(max_examples=40)
+@given(corpus=documents_and_tokenizer(least=1), kind=st.sampled_from(KINDS), lanes=st.integers(1, 5), clear=st.booleans())
+def test_every_token_has_the_loss_of_documents_read_one_by_one(corpus, kind, lanes, clear):
+    documents, tokenizer = corpus
+    model = model_for(kind, tokenizer)
+    nats = token_nats(model, documents, lanes, clear)
+    for actual, document in zip(nats, documents, strict=True):
+        assert actual.dtype == np.float64
+        np.testing.assert_allclose(actual, nats_one_by_one(model, document, clear), rtol=1e-9)
+    score = evaluate(model, documents, tokenizer, lanes, clear)
+    assert sum(np.nansum(own) for own in nats) == pytest.approx(score.nats, rel=1e-12)
+    assert sum(np.isfinite(own).sum() for own in nats) == score.tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("clear", [False, True])
+def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
+    """In two lanes one ends while the other is in the middle of its second document."""
+    documents = [document_from("the baa\n" * n + "é", MERGED) for n in (0, 6, 1, 0, 8, 5)] + [document_from("", MERGED)]
+    model = model_for(kind, MERGED)
+    expected = [nats_one_by_one(model, document, clear) for document in documents]
+    assert [len(own) for own in expected] == [0, *(len(MERGED.encode("the baa\n" * n + "é")) - 1 for n in (6, 1, 0, 8, 5)), 0]
+    for lanes in (1, 2, 3, 8):
+        for actual, own in zip(token_nats(model, documents, lanes, clear), expected, strict=True):
+            np.testing.assert_allclose(actual, own, rtol=1e-9)
+
+
+def test_token_losses_are_without_dropout_and_the_mode_is_put_back():
+    model = BlockRecurrent(dataclasses.replace(CONFIG, vocabulary=256, dropout=0.5)).train()
+    documents = [document_from("the theatre " * 4, BYTES)]
+    first, again = (token_nats(model, documents, 1)[0] for _ in range(2))
+    assert (first == again).all() and model.training and all(p.grad is None for p in model.parameters())

@@ -7,8 +7,16 @@ import pytest
 import torch
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.training.optimization import learning_rate, make_optimizer, prepare_gradients, set_learning_rate, update_due
-from accelerated.training.settings import PRESETS, TrainingConfig
+from accelerated.errors import InputError
+from accelerated.training.optimization import (
+    check_finite,
+    learning_rate,
+    make_optimizer,
+    prepare_gradients,
+    set_learning_rate,
+    update_due,
+)
+from accelerated.training.settings import TrainingConfig, preset_settings
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
 
@@ -39,7 +47,7 @@ def test_no_warmup_starts_at_the_peak():
 
 def test_the_compressive_papers_schedule():
     """Section 5: linear from 1e-6 to 3e-4 over 4,000 iterations, cosine back down to 1e-6 over 100,000."""
-    config = TrainingConfig(**PRESETS["compressive"]["enwik8"]["training"])
+    config = preset_settings("compressive", "enwik8").training
     for step, expected in ((0, 1e-6), (2000, (1e-6 + 3e-4) / 2), (4000, 3e-4), (54_000, (1e-6 + 3e-4) / 2), (104_000, 1e-6)):
         assert learning_rate(step, config) == pytest.approx(expected)
     assert (config.clip, config.weight_decay, config.beta2) == (0.1, 0.0, 0.999)
@@ -50,7 +58,7 @@ def test_updates_come_every_k_iterations_from_n_on():
     config = dataclasses.replace(BASE, steps=14, update_every=4, update_every_from=5)
     assert [step for step in range(1, 15) if update_due(step, config)] == [1, 2, 3, 4, 5, 9, 13, 14]
     assert all(update_due(step, BASE) for step in range(1, 1001))
-    paper = TrainingConfig(**PRESETS["compressive"]["enwik8"]["training"])
+    paper = preset_settings("compressive", "enwik8").training
     assert [s for s in range(59_998, 60_010) if update_due(s, paper)] == [59_998, 59_999, 60_000, 60_004, 60_008]
 
 
@@ -101,3 +109,10 @@ def test_optimisers_decay_matrices_only(name, kind):
     before = model.weight.clone()
     optimizer.step()
     assert not torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_nan_or_infinite_stops_a_run(value):
+    check_finite(3, loss=1e30)
+    with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; what was saved before stands; try a lower"):
+        check_finite(3, loss=2.0, **{"gradient's norm": value})

@@ -5,21 +5,14 @@ import itertools
 
 import pytest
 import torch
+from documents import BYTES, MERGED, documents_of
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_block_recurrent import SMALL
-from test_compressive import variant
-from test_corpus import documents_of
-from test_measures import BYTES, MERGED
-from test_memformer import variant as memformer_variant
-from test_pretrained_recurrence import SMALL as WINDOWED
+from variants import PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.compressive import Compressive
 from accelerated.evaluation.generation import (
-    GREEDY,
     Sampling,
-    continue_in_new_window,
     continue_text,
     most_probable,
     nucleus,
@@ -29,14 +22,15 @@ from accelerated.evaluation.generation import (
     show_text,
     stream_text,
 )
-from accelerated.memformer import Memformer
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 
+GREEDY = Sampling(temperature=0.0)
+SMALL, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
 WHOLE_SEGMENTS = {
-    f"{kind.__name__} {name}": (kind, config_of(name))
-    for kind, config_of, names in (
-        (Compressive, variant, ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
-        (Memformer, memformer_variant, ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
+    f"{paper} {name}": (PAPERS[paper].model, variant(paper, name))
+    for paper, names in (
+        ("compressive", ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
+        ("memformer", ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
     )
     for name in names
 }
@@ -168,16 +162,17 @@ def test_all_tokens_are_drawn_as_by_the_softmax_alone():
     assert Sampling() == (1.0, 0, 1.0) and GREEDY.temperature == 0
 
 
-def test_sampling_is_passed_on_and_greedy_in_a_new_window_unless_said():
+@pytest.mark.parametrize("new_window", [False, True])
+def test_sampling_is_passed_on(new_window):
     """A nucleus of next to nothing is greedy whatever the temperature."""
     model = PretrainedRecurrence(WINDOWED).eval()
     prompt = torch.randint(11, (1, 9))
-    for run in (continue_text, continue_in_new_window):
-        greedy = [token.item() for token in run(model, prompt, 20, GREEDY)]
-        for sampling in (Sampling(5.0, 1, 1.0), Sampling(5.0, 0, 1e-9)):
-            assert [token.item() for token in run(model, prompt, 20, sampling)] == greedy
-        assert [token.item() for token in run(model, prompt, 20, Sampling(5.0))] != greedy
-    assert [token.item() for token in continue_in_new_window(model, prompt, 20)] == greedy
+
+    def drawn(sampling):
+        return [token.item() for token in continue_text(model, prompt, 20, sampling, new_window=new_window)]
+
+    greedy = drawn(GREEDY)
+    assert drawn(Sampling(5.0, 1, 1.0)) == drawn(Sampling(5.0, 0, 1e-9)) == greedy != drawn(Sampling(5.0))
 
 
 STREAMS = WHOLE_SEGMENTS | {"BlockRecurrent": (BlockRecurrent, SMALL), "PretrainedRecurrence": (PretrainedRecurrence, WINDOWED)}
@@ -220,7 +215,7 @@ def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
 
 def test_a_text_without_end_begins_at_once():
     model, prompt = BlockRecurrent(SMALL), torch.randint(11, (2, 3))
-    assert next(continue_text(model, prompt, 10**15)).shape == (2,)
+    assert next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
 
 
 @given(text=st.text(max_size=30) | st.binary(max_size=30), tokenizer=st.sampled_from([BYTES, MERGED]))

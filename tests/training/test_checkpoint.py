@@ -7,8 +7,17 @@ import pytest
 import torch
 
 from accelerated.errors import InputError
-from accelerated.training import checkpoint as checkpoint
-from accelerated.training.checkpoint import FIELDS, load_checkpoint, load_parameters, save_checkpoint
+from accelerated.training import checkpoint
+from accelerated.training.checkpoint import (
+    FIELDS,
+    best_path,
+    checkpoint_path,
+    load_checkpoint,
+    load_parameters,
+    numbered_checkpoints,
+    save_checkpoint,
+    save_in_run,
+)
 
 CONTENTS = {field: {} for field in FIELDS} | {
     "step": 3,
@@ -76,6 +85,38 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, case):
     with pytest.raises(InputError, match=words) as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value) and not (tmp_path / "executed").exists()
+
+
+def test_going_back_to_an_earlier_checkpoint_drops_those_after_it(tmp_path):
+    for step in (3, 5, 9, 4):
+        save_in_run(tmp_path, CONTENTS | {"step": step}, 2)
+    assert list(numbered_checkpoints(tmp_path)) == [4]
+    save_in_run(tmp_path, CONTENTS | {"step": 6}, 2)
+    assert list(numbered_checkpoints(tmp_path)) == [4, 6]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("links", [True, False])
+def test_kept_checkpoints_are_links_or_copies(tmp_path, monkeypatch, keep, links):
+    def refuse(*_):
+        raise OSError(1, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    for step in (3, 5, 9):
+        save_in_run(tmp_path, CONTENTS | {"step": step}, keep, best=step == 5)
+    names = ["best.pt", "checkpoint.pt", *(["step-5.pt", "step-9.pt"] if keep == 2 else [])]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert load_checkpoint(best_path(tmp_path))["step"] == 5 and load_checkpoint(checkpoint_path(tmp_path))["step"] == 9
+
+
+def test_what_a_crash_left_is_not_written_through(tmp_path, monkeypatch):
+    """A link to a checkpoint that is kept, where the next copy is written."""
+    save_in_run(tmp_path, CONTENTS | {"step": 3}, 2)
+    os.link(tmp_path / "step-3.pt", tmp_path / "best.pt.writing")
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))
+    save_in_run(tmp_path, CONTENTS | {"step": 5}, 2, best=True)
+    assert [load_checkpoint(tmp_path / f"{name}.pt")["step"] for name in ("step-3", "step-5", "best")] == [3, 5, 5]
 
 
 def test_parameters_of_another_shape_are_refused():

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 from agreement import assert_agree
-from test_compressive import SMALL, variant
-from test_corpus import documents_of
+from documents import BYTES, documents_of, text_document
+from variants import PAPERS, variant
 
 from accelerated.compressive import Compressive
-from accelerated.data.corpus import text_document
 from accelerated.errors import InputError
-from accelerated.evaluation import memories as inspection
+from accelerated.evaluation import memories
+
+SMALL = PAPERS["compressive"].small
 
 
 def counting_documents(lengths):
@@ -34,7 +35,7 @@ def counting_documents(lengths):
 def test_segments_to_fill(change, expected, compression):
     """N 8, M 12, C 5, c 4: two segments fill memory; the five compressed rows come from three evicted segments."""
     config = dataclasses.replace(SMALL, compression=compression, **change)
-    assert inspection.segments_to_fill(config) == expected
+    assert memories.segments_to_fill(config) == expected
     for seed in range(8):
         model, rng = Compressive(config, seed=seed).eval(), np.random.default_rng(seed)
         state = model.initial_state(1)
@@ -56,24 +57,24 @@ def test_only_lanes_with_full_memories_are_read():
     """Lanes stop at the document's end and start again with the next; every state is that of reading its document alone."""
     model, lengths = Compressive(SMALL).eval(), [8 * 7 + 1, 8 * 7 + 1, 30, 8 * 6 + 4, 8 * 6 + 1]
     documents = counting_documents(lengths)
-    found = list(inspection.full_memories(model, documents, 2, 100))
+    found = list(memories.full_memories(model, documents, 2, 100))
     # segments 5 and 6 of the first two; 5 of the two that follow in their lanes, one of which has a short segment more
     assert [len(tokens) for tokens, _ in found] == [2, 2, 2]
     places = [(0, 40), (1, 40), (0, 48), (1, 48), (3, 40), (4, 40)]
     lanes = [(tokens[k], [field[k] for field in state]) for tokens, state in found for k in range(2)]
-    for (document, place), (tokens, memories) in zip(places, lanes, strict=True):
+    for (document, place), (tokens, held) in zip(places, lanes, strict=True):
         assert (tokens.numpy() == documents[document].inputs[place : place + 8]).all()
         state = model.initial_state(1)
         for at in range(0, place, 8):
             state = model.advance(torch.tensor(documents[document].inputs[at : at + 8].astype(int))[None], state)
-        assert_agree({"m": state.memory[0], "c": state.compressed[0]}, {"m": memories[0], "c": memories[1]}, 1e-12)
-    assert sum(len(tokens) for tokens, _ in inspection.full_memories(model, documents, 2, 3)) == 3
+        assert_agree({"m": state.memory[0], "c": state.compressed[0]}, {"m": held[0], "c": held[1]}, 1e-12)
+    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == 3
 
 
 def test_lanes_that_restart_apart_keep_their_own_states():
     """One lane begins a new document while the other is in the middle of one."""
     model, documents = Compressive(SMALL).eval(), counting_documents([8 * 9 + 1, 8 * 6 + 1, 8 * 6 + 1])
-    found = list(inspection.full_memories(model, documents, 2, 100))
+    found = list(memories.full_memories(model, documents, 2, 100))
     assert [len(tokens) for tokens, _ in found] == [2, 1, 1, 1, 1]
     state = model.initial_state(1)
     for at in range(0, 40, 8):
@@ -86,27 +87,27 @@ def test_lanes_that_restart_apart_keep_their_own_states():
 def test_short_documents_are_refused():
     for lengths, found in (([30, 40], 0), ([8 * 6 + 1, 30], 1)):
         with pytest.raises(InputError, match=f"{found} segments have full memories, .* more than 6 segments of 8 scored tokens"):
-            list(inspection.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
+            list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
 
 
 def test_buckets_cover_every_key_once():
-    assert inspection.bucket_edges(12) == [0, 2, 4, 6, 8, 10, 12]
-    assert inspection.bucket_edges(4) == [0, 0, 1, 2, 2, 3, 4] and inspection.bucket_edges(0) == [0] * 7
+    assert memories.bucket_edges(12) == [0, 2, 4, 6, 8, 10, 12]
+    assert memories.bucket_edges(4) == [0, 0, 1, 2, 2, 3, 4] and memories.bucket_edges(0) == [0] * 7
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
 def test_attention_by_bucket_equals_summing_the_weights(name):
-    model = Compressive(variant(name)).eval()
+    model = Compressive(variant("compressive", name)).eval()
     documents = counting_documents([8 * 8 + 1, 8 * 7 + 1])
-    weights = inspection.attention_by_bucket(model, documents, 2, 100)
+    weights = memories.attention_by_bucket(model, documents, 2, 100)
     assert not weights.requires_grad
     rows = []
-    for tokens, state in inspection.full_memories(model, documents, 2, 100):
+    for tokens, state in memories.full_memories(model, documents, 2, 100):
         for lane, usage in enumerate(model.usage(tokens, state)[0]):
             assert usage.shape[0] == 3 and lane < 2
             row, at = [], 0
             for size in (model.config.compressed_memory, 12, 8):
-                edges = inspection.bucket_edges(size)
+                edges = memories.bucket_edges(size)
                 row += [float(sum(usage[:, at + j].mean() for j in range(a, b))) for a, b in itertools.pairwise(edges)]
                 at += size
             rows.append(row)
@@ -116,30 +117,30 @@ def test_attention_by_bucket_equals_summing_the_weights(name):
 
 def test_bucket_table_shows_mean_and_standard_error():
     weights = torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
-    lines = inspection.bucket_table(weights)
+    record, lines = memories.bucket_table(weights)
     assert "2 segments" in lines[0] and len(lines) == 4
     assert lines[1].count("20.00 (10.00)") == 6 and lines[1].endswith("sum 120.0") and lines[2].endswith("none")
+    assert record["compressed memory"]["mean"] == pytest.approx([0.2] * 6)
+    assert record["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6) and record["segment"]["mean"] == [0.0] * 6
 
 
 def test_compression_by_layer_weighs_sequences_alike():
     model, documents = Compressive(SMALL).eval(), counting_documents([8 * 8 + 1, 8 * 6 + 1])
     losses = []
-    for tokens, state in inspection.full_memories(model, documents, 2, 100):
+    for tokens, state in memories.full_memories(model, documents, 2, 100):
         for lane in range(len(tokens)):
             one = type(state)(*(field[lane : lane + 1] for field in state))
             losses.append(torch.stack(list(model(tokens[lane : lane + 1], one).auxiliary.values())))
     expected = torch.stack(losses).mean(0)
     assert len(losses) == 4
-    found = inspection.compression_by_layer(model, documents, 2, 100)
+    found = memories.compression_by_layer(model, documents, 2, 100)
     assert not found.requires_grad
     assert_agree({"losses": expected}, {"losses": found}, 1e-12)
 
 
 def test_a_text_is_read_as_it_stands():
     """The documents that eval.py hands over are text documents."""
-    from accelerated.data.tokenizers import ByteTokenizer
-
     config = dataclasses.replace(SMALL, vocabulary=256)
-    document = text_document("a", bytes(range(1, 120)), ByteTokenizer())
-    (tokens, _), *_ = inspection.full_memories(Compressive(config).eval(), [document], 1, 2)
+    document = text_document("a", bytes(range(1, 120)), BYTES)
+    (tokens, _), *_ = memories.full_memories(Compressive(config).eval(), [document], 1, 2)
     assert tokens[0].tolist() == list(range(41, 49))

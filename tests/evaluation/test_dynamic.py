@@ -7,10 +7,8 @@ import math
 
 import pytest
 import torch
-from test_block_recurrent import SMALL as RECURRENT
-from test_compressive import variant
-from test_measures import BYTES, MERGED, document_from
-from test_pretrained_recurrence import SMALL as WINDOWED
+from documents import BYTES, MERGED, document_from
+from variants import PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
@@ -18,11 +16,12 @@ from accelerated.evaluation.dynamic import evaluate_dynamically
 from accelerated.evaluation.score import evaluate
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 
+RECURRENT, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
 KINDS = {
     "block-recurrent": (BlockRecurrent, RECURRENT),
     "overlapping": (PretrainedRecurrence, WINDOWED),
     "plain": (PretrainedRecurrence, dataclasses.replace(WINDOWED, vectors=0, overlap=0)),
-    "compressive": (Compressive, variant("conv-attention_reconstruction")),
+    "compressive": (Compressive, variant("compressive", "conv-attention_reconstruction")),
 }
 RATE = 0.3
 

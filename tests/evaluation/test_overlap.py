@@ -1,0 +1,114 @@
+"""The table of overlaps: what a row says, which runs are averaged, and what a token costs in FLOPs."""
+
+import dataclasses
+
+import pytest
+import torch
+from documents import documents_of
+from variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
+
+from accelerated.attention.content import content_attention_plain
+from accelerated.bench.timing import counted_flops
+from accelerated.evaluation.overlap import (
+    Row,
+    counted_flops_per_token,
+    differences,
+    mean_lines,
+    model_name,
+    overlap_table,
+    paper_flops,
+    window_flops,
+)
+from accelerated.evaluation.score import Score
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.training.settings import GPT2_SIZES, preset_settings
+
+SMALL = PAPERS["pretrained_recurrence"].small
+SCORE = Score(nats=20.0, tokens=50, right=3, text_bytes=40)
+
+
+def row(run, config=SMALL, notes=(), nats=20.0, words=4):
+    score = SCORE._replace(nats=nats)
+    return Row(run, config, notes, {"valid": (score, words), "test": (score, words)}, 1.75e8, 1.9e8)
+
+
+def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_every_split():
+    header, line = overlap_table([row("runs/a", notes=("trained with overlap 0", "memory cleared"))])
+    words = " ".join(header.split())
+    columns = "ppl/word bits/byte log p, nats"
+    assert words == f"model overlap valid {columns} test {columns} FLOPs/token counted run"
+    assert line.split()[:3] == ["recurrent,", "window", "6"] and line.split()[3] == "2"
+    assert line.split()[4:7] == line.split()[7:10] == ["148.41", "0.7213", "-20.0"]
+    assert line.split()[10:13] == ["1.75e+08", "1.90e+08", "runs/a"] and line.endswith("(trained with overlap 0, memory cleared)")
+
+
+def test_a_text_without_words_has_no_perplexity_per_word():
+    assert overlap_table([row("a", words=0)])[1].split()[4] == "-"
+    assert "ppl/word -," in mean_lines([row("a", words=0), row("b", words=0)])[1]
+
+
+def test_runs_of_one_config_are_averaged_and_no_others():
+    assert mean_lines([row("a"), row("b", dataclasses.replace(SMALL, overlap=0))]) == []
+    others = [dataclasses.replace(SMALL, **change) for change in ({"pooling": "max"}, {"layers": 4}, {"feed_forward": 9})]
+    assert mean_lines([row("a"), *(row("b", other) for other in others), row("c", notes=("memory cleared",))]) == []
+    head, line = mean_lines([row("a", nats=10.0), row("b", nats=20.0), row("c", nats=30.0), row("d", others[0])])
+    assert head == "mean (least .. most):" and line.startswith(
+        "recurrent, window 6, overlap 2, 3 runs: valid ppl/word 656.21 (12.182 .. 1808)"
+    )
+    assert "bits/byte 0.7213 (0.3607 .. 1.0820)" in line
+
+
+def test_what_differs_from_training_is_said():
+    other = dataclasses.replace(SMALL, segment=4, overlap=0, pool="advance")
+    assert differences(other, SMALL) == ("segment 6", "overlap 2", "pool all") and differences(SMALL, SMALL) == ()
+    plain = dataclasses.replace(SMALL, vectors=0)
+    assert differences(dataclasses.replace(plain, overlap=0, pool="advance"), plain) == ()
+    assert differences(dataclasses.replace(plain, segment=5), plain) == ("segment 6",)
+
+
+@pytest.mark.parametrize(
+    "vectors,name", [(0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")]
+)
+def test_models_are_named_by_what_the_papers_tables_compare(vectors, name):
+    assert model_name(dataclasses.replace(SMALL, vectors=vectors)) == name
+
+
+TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}
+
+
+@pytest.mark.parametrize("overlap,printed", TABLES.items())
+def test_the_papers_flops_per_token(overlap, printed):
+    """All nine values of Tables 1 and 2, as printed, x 10^8."""
+    for vectors in (0, 1):  # the paper has the same for its recurrent models
+        config = dataclasses.replace(
+            preset_settings("pretrained_recurrence", "gpt2").model_config, overlap=overlap, vectors=vectors
+        )
+        assert f"{paper_flops(config):.2e}" == f"{printed}e+08"
+
+
+@pytest.mark.parametrize("length", [6, 4, 1])
+@pytest.mark.parametrize("name", PRETRAINED_RECURRENCE_VARIANTS)
+def test_the_count_is_that_of_torchs_counter(name, length, monkeypatch):
+    """On the plain path: the counter knows nothing of torch's own attention on the CPU."""
+    monkeypatch.setattr("accelerated.pretrained_recurrence.content_attention", content_attention_plain)
+    config = variant("pretrained_recurrence", name)
+    model, length = PretrainedRecurrence(config).eval(), min(length, config.segment)
+    tokens, state = torch.zeros(1, length, dtype=torch.long), model.initial_state(1)
+    assert window_flops(config, length) == counted_flops(lambda: model(tokens, state))
+
+
+def test_flops_per_token_are_those_of_windows_run_over_tokens_scored():
+    """Documents of 15 and 3 tokens at T = 6, o = 2: windows of 6, 6 and 6, and of 2; 16 tokens are scored."""
+    expected = (3 * window_flops(SMALL, 6) + window_flops(SMALL, 2)) / 16
+    assert counted_flops_per_token(SMALL, documents_of([15, 3, 1])) == pytest.approx(expected, rel=1e-15)
+
+
+def test_presets_have_the_published_sizes():
+    """Parameters of GPT-2: 124, 355, 774 and 1558 million."""
+    for name, millions in (("gpt2", 124), ("gpt2-medium", 355), ("gpt2-large", 774), ("gpt2-xl", 1558)):
+        c = preset_settings("pretrained_recurrence", name).model_config
+        layer = 12 * c.width**2 + 13 * c.width
+        size = (50257 + c.max_positions) * c.width + c.layers * layer + 2 * c.width
+        assert round(size / 1e6) == millions and (c.layers, c.width) == GPT2_SIZES[name]
+        assert (c.heads, c.feed_forward, c.max_positions, c.segment) == (c.width // 64, 4 * c.width, 1024, 300)
+        assert (c.insertion_layers, c.module_layers, c.module_width, c.vectors) == ((2,), 3, 200, 1)

@@ -1,0 +1,118 @@
+"""Losses by position: sums that nothing is lost from, equal to counting token by token."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from documents import BYTES, document_from, documents_and_tokenizer, random_nats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated.errors import InputError
+from accelerated.evaluation import positions
+from accelerated.evaluation.positions import PositionRow, by_position, doubling_ranges, draw_positions, position_lines
+
+
+@given(first=st.integers(1, 9), length=st.integers(0, 200))
+def test_doubling_ranges(first, length):
+    ranges = list(doubling_ranges(first, length))
+    assert [place for start, stop in ranges for place in range(start, stop)] == list(range(length))
+    for index, (start, stop) in enumerate(ranges):
+        assert start == (0 if index == 0 else first * 2 ** (index - 1)) and stop == min(length, first * 2**index)
+
+
+@given(corpus=documents_and_tokenizer(), first=st.integers(1, 9), seed=st.integers(0, 3))
+def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, seed):
+    documents, tokenizer = corpus
+    nats = random_nats(documents, seed)
+    rows = by_position(nats, documents, tokenizer, first)
+    longest = max((len(document.inputs) for document in documents), default=0)
+    assert [(row.start, row.stop) for row in rows] == list(doubling_ranges(first, longest + 1 if longest else 0))
+    for row in rows:
+        total, tokens, text_bytes, reached = 0.0, 0, 0, set()
+        for number, document in enumerate(documents):
+            for place, target in enumerate(document.targets):
+                if row.start <= place + 1 < row.stop:
+                    reached.add(number)
+                    if document.scored[place]:
+                        total, tokens = total + nats[number][place], tokens + 1
+                        text_bytes += len(tokenizer.decode([target]))
+        assert (row.documents, row.tokens, row.text_bytes) == (len(reached), tokens, text_bytes)
+        assert row.nats == pytest.approx(total, rel=1e-12)
+        if tokens:
+            assert row.bits_per_token == pytest.approx(total / tokens / math.log(2))
+            assert row.bits_per_byte == pytest.approx(total / text_bytes / math.log(2))
+    assert sum(row.tokens for row in rows) == sum(int(document.scored.sum()) for document in documents)
+
+
+def test_positions_at_the_edges_of_ranges():
+    """A document of 10 tokens: its token p, p = 1 .. 9, has loss 10^p."""
+    documents = [document_from("0123456789", BYTES), document_from("01234", BYTES), document_from("0", BYTES)]
+    nats = [10.0 ** np.arange(1, 10), np.zeros(4), np.zeros(0)]
+    rows = by_position(nats, documents, BYTES, 4)
+    assert [(row.start, row.stop, row.documents, row.nats, row.tokens) for row in rows] == [
+        (0, 4, 2, 1110.0, 6), (4, 8, 2, 11110000.0, 5), (8, 10, 1, 1100000000.0, 2),
+    ]  # fmt: skip
+    assert by_position([], [], BYTES, 4) == by_position(nats[2:], documents[2:], BYTES, 4) == []
+
+
+def test_a_model_that_has_diverged_is_seen():
+    """NaN marks what is not scored; a scored token's NaN is not taken for that."""
+    documents = [document_from("the the", BYTES, [True, False])]
+    nats = [np.array([1.0, math.nan, math.nan, math.nan, 1.0, math.nan])]
+    assert math.isnan(by_position(nats, documents, BYTES, 64)[0].nats)
+    whole = [np.array([1.0, math.nan, 1.0, math.nan, 1.0, math.nan])]
+    assert by_position(whole, documents, BYTES, 64)[0].nats == 3.0
+
+
+BITS = math.log(2)
+ROWS = [
+    PositionRow(0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0),
+    PositionRow(512, 700, 1, 0.0, 0, 0, math.nan, math.nan),
+]
+
+
+def test_rows_hold_plain_numbers():
+    """Made of numbers that came out of arrays; JSON takes them."""
+    [row] = by_position([np.array([BITS])], [document_from("ab", BYTES)], BYTES, 8)
+    expected = {"start": 0, "stop": 2, "documents": 1, "nats": BITS, "tokens": 1, "text_bytes": 1}
+    assert json.loads(json.dumps(row._asdict())) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
+    [row] = by_position([np.array([math.nan])], [document_from("ab", BYTES, [False])], BYTES, 8)
+    assert math.isnan(row.bits_per_token) and math.isnan(row.bits_per_byte)
+
+
+def test_the_table():
+    cleared = [row._replace(bits_per_byte=row.bits_per_byte * 2) for row in ROWS]
+    assert position_lines({"carried": ROWS, "memory cleared": cleared}) == [
+        "bits per byte by the position of the predicted token in its document",
+        "             position  documents        tokens     carried   memory cleared",
+        "             0 to 511          3         1,024      1.0000           2.0000",
+        "           512 to 699          1             0           -                -",
+    ]
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match="plots need the package matplotlib; install the extra"):
+        draw_positions(tmp_path / "a.png", {"": ROWS}, reach=100)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_figure_shows(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    draw_positions(tmp_path / "positions.png", {"carried": ROWS}, reach=100)
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+    figures = []
+    monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
+    later = PositionRow(512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5)
+    draw_positions("a.png", {"carried": [*ROWS, later], "cleared": [ROWS[0]]}, reach=600)
+    [axes] = figures[0].axes
+    carried, cleared, reach = axes.lines
+    np.testing.assert_allclose(carried.get_xydata(), [(256, 1.0), (768, 0.5)])
+    np.testing.assert_allclose(cleared.get_xydata(), [(256, 1.0)])
+    assert list(reach.get_xdata()) == [600, 600]
+    assert axes.get_xscale() == "log" and axes.xaxis.get_transform().base == 2
+    shown = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert shown == ["carried", "cleared", "reach of attention, 600 tokens"]

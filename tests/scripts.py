@@ -1,0 +1,43 @@
+"""train.py and eval.py called as a user calls them, with options for runs of seconds: for the tests of both scripts."""
+
+from pathlib import Path
+
+import eval as evaluation_script
+import train as training_script
+from accelerated.training.checkpoint import checkpoint_path, load_checkpoint
+
+ROOT = Path(__file__).parent.parent
+
+TINY = [
+    *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
+    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--validation-segments", 0),
+]
+COMPRESSIVE = [
+    *("--model", "compressive", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
+    *("--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2, "--batch", 3, "--warmup", 2),
+    *("--sample", 0, "--validation-segments", 0),
+]
+MEMFORMER = [
+    *("--model", "memformer", "--width", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2, "--head-width", 8),
+    *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
+WINDOWED = [
+    *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
+    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, "--validation-segments", 0),
+]
+
+
+def train(*argv):
+    """Run train.py with these arguments."""
+    training_script.main([str(argument) for argument in argv])
+
+
+def evaluate(*argv):
+    """Run eval.py with these arguments."""
+    evaluation_script.main([str(argument) for argument in argv])
+
+
+def saved(run):
+    """The contents of a run's last checkpoint."""
+    return load_checkpoint(checkpoint_path(run))

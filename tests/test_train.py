@@ -1,0 +1,448 @@
+"""train.py as a user runs it: what it says and keeps, a run stopped and resumed, one shared by several processes."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
+
+import train as training_script
+from accelerated import replay
+from accelerated.errors import InputError
+from accelerated.training import optimization, process
+from accelerated.training import run as opening
+from accelerated.training.checkpoint import best_path, checkpoint_path, numbered_checkpoints, save_checkpoint
+from accelerated.training.log import metrics_path, read_metrics
+
+BRIEF = ["--sample", 0, "--validation-segments", 1]
+MODELS = {
+    "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": [*MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
+    "decoder-only": [*MEMFORMER, "--encoder-layers", 0], "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
+}  # fmt: skip
+
+
+def equal(first, second):
+    """Whether two saved values are the same to the bit."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return first == second
+
+
+def losses(run):
+    """{step: loss} of a run's log."""
+    return {record["step"]: record["loss"] for record in read_metrics(run) if "loss" in record}
+
+
+class StopAt:
+    """Stands in for Interruption: the signal comes while iteration `step` is under way."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def signal(self):
+        self.left -= 1
+        return "SIGTERM" if self.left <= 0 else None
+
+
+def test_training_saves_reports_and_samples(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    train("--data", text, *TINY, "--steps", 3, "--out", run, "--data-dir", tmp_path / "data")
+    printed = capsys.readouterr().out
+    reported = re.search(r"bits per byte: (\d\.\d{3}) with the memory, (\d\.\d{3}) with it cleared at every segment", printed)
+    assert "a sample after the opening" in printed
+    assert f"python eval.py {run} --data-dir {tmp_path / 'data'}\n" in printed, "which must be given again"
+    assert saved(run)["step"] == 3
+    evaluate("score", run)
+    evaluate("score", run, "--clear-memory")
+    evaluated = re.findall(r"bits per byte +(\S+)", capsys.readouterr().out)
+    assert [float(bits) for bits in reported.groups()] == pytest.approx([float(bits) for bits in evaluated], abs=6e-4)
+    assert evaluated[0] != evaluated[1]
+
+
+@pytest.mark.parametrize(
+    "model,method",
+    [
+        *((model, "memory_replay") for model in MODELS), ("block_recurrent", "through_time"), ("compressive", "checkpointed"),
+        ("pretrained_recurrence", "checkpointed"),
+    ],
+)  # fmt: skip
+def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, model, method, monkeypatch):
+    """Stopped by a signal in the third of five steps: all that is saved at the end, and every loss, is that of a whole run."""
+    options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
+    train(*options, "--steps", 5, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "Interruption", lambda: StopAt(3))
+        train(*options, "--steps", 5, "--out", tmp_path / "cut")
+    assert saved(tmp_path / "cut")["step"] == 3
+    train("--resume", tmp_path / "cut")
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert whole.keys() == cut.keys() and not [key for key in whole if not equal(whole[key], cut[key])]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and list(losses(tmp_path / "cut")) == [2, 4, 5]
+
+
+def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch):
+    """Gathered gradients would be lost: checkpoints of steps 4 and 8 come at 5 and 8, a signal in step 4 ends the run at 5."""
+    steps, keep = [], opening.save_in_run
+    monkeypatch.setattr(opening, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or keep(run, c, *a))
+    options = [*COMPRESSIVE, "--data", text, "--update-every", 3, "--update-every-from", 2, "--save-every", 4, "--steps", 8]
+    train(*options, *BRIEF, "--out", tmp_path / "whole")
+    assert steps == [5, 8]
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "Interruption", lambda: StopAt(4))
+        train(*options, *BRIEF, "--out", tmp_path / "cut")
+    assert steps == [5, 8, 5]
+    train("--resume", tmp_path / "cut")
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert equal(whole["parameters"], cut["parameters"]) and equal(whole["state"], cut["state"])
+
+
+def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, monkeypatch):
+    """Parameters stand still between updates, and the optimiser sees the mean of the gathered gradients."""
+    seen, prepare = [], optimization.prepare_gradients
+
+    def watch(model, iterations, limit):
+        before = model.embedding.grad.clone()
+        norm = prepare(model, iterations, limit)
+        seen.append((iterations, float((before / model.embedding.grad).nanmedian())))
+        return norm
+
+    monkeypatch.setattr(optimization, "prepare_gradients", watch)
+    train(*COMPRESSIVE, "--data", text, "--update-every", 3, "--steps", 7, "--clip", 0, *BRIEF, "--out", tmp_path / "run")
+    assert [count for count, _ in seen] == [3, 3, 1]
+    assert [ratio for _, ratio in seen] == pytest.approx([3, 3, 1])
+
+
+@pytest.mark.parametrize(
+    "model,method",
+    [
+        ("block_recurrent", "memory_replay"), ("compressive", "through_time"), ("memformer", "memory_replay"),
+        ("pretrained_recurrence", "checkpointed"),
+    ],
+)  # fmt: skip
+def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, model, method):
+    """Three lanes at once and one after another: the same losses and, after updates, the same parameters to rounding."""
+    options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", "--steps", 3]
+    options += ["--log-every", 1, "--dropout", 0, *BRIEF]
+    train(*options, "--out", tmp_path / "one")
+    train(*options, "--accumulate", 3, "--out", tmp_path / "three")
+    assert list(losses(tmp_path / "three").values()) == pytest.approx(list(losses(tmp_path / "one").values()), rel=1e-12)
+    one, three = saved(tmp_path / "one"), saved(tmp_path / "three")
+    for name, value in one["parameters"].items():
+        assert torch.allclose(value, three["parameters"][name], rtol=0, atol=1e-10), name
+    assert all(torch.allclose(a, b) for a, b in zip(one["state"], three["state"], strict=True))
+
+
+def run_together(argv):
+    """train.py in two processes under torchrun, as its help says."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model,method", [("compressive", "through_time"), ("memformer", "memory_replay")])
+def test_two_processes_are_one(text, tmp_path, model, method):
+    """The same losses, validation and parameters, in float64 to rounding; what one process began, two continue."""
+    options = [
+        *MODELS[model], "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", "--dropout", 0,
+        *BRIEF, "--log-every", 1, "--clip", 0.5, "--validate-every", 4, "--schedule", "constant",
+    ]  # fmt: skip
+    train(*options, "--steps", 8, "--out", tmp_path / "one")
+    train(*options, "--steps", 2, "--out", tmp_path / "two")
+    done = run_together(["--resume", tmp_path / "two", "--steps", 8])
+    assert done.returncode == 0, done.stderr
+    assert "2 processes" in done.stdout and done.stdout.count("saved in") == 1
+    assert list(losses(tmp_path / "two").values()) == pytest.approx(list(losses(tmp_path / "one").values()), rel=1e-9)
+    validated = [[r["validation_loss"] for r in read_metrics(tmp_path / run) if "validation_loss" in r] for run in ("one", "two")]
+    assert validated[0] == pytest.approx(validated[1], rel=1e-9) and len(validated[0]) == 2
+    one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
+    assert one["lanes"] == two["lanes"]
+    for name, value in one["parameters"].items():
+        assert torch.allclose(value, two["parameters"][name], rtol=0, atol=1e-8), name
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(one["state"], two["state"], strict=True))
+
+
+def test_two_processes_begin_a_run_with_a_learned_tokenizer(text, tmp_path):
+    """The first makes the folder, learns and keeps the ranks; the other reads them."""
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    done = run_together(
+        ["--data", text, *TINY, *BRIEF, "--batch", 2, "--train-bpe", 300, "--steps", 1, "--out", tmp_path / "run"]
+    )
+    assert done.returncode == 0, done.stderr
+    assert saved(tmp_path / "run")["model_config"]["vocabulary"] == 300
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_exits_cleanly(text, tmp_path, number):
+    run = tmp_path / "run"
+    argv = [sys.executable, "train.py", "--data", text, *TINY, "--steps", 100_000, "--save-every", 100_000, "--out", run]
+    process = subprocess.Popen([str(a) for a in argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not losses(run):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in err
+    assert f"stopped by {signal.Signals(number).name} and saved; continue with: python train.py --resume {run}\n" in out
+    assert saved(run)["step"] >= max(losses(run))
+
+
+def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
+    bits, evaluation = iter([5.0, 3.0, 4.0, 3.5]), training_script.score.evaluate
+
+    def scored(*read):
+        return evaluation(*read)._replace(nats=next(bits) * 0.6931471805599453 * 100, text_bytes=100)
+
+    monkeypatch.setattr(training_script, "report", lambda *_: None)
+    monkeypatch.setattr(training_script.score, "evaluate", scored)
+    options = ["--data", text, *TINY, "--save-every", 1, "--keep", 3, "--validate-every", 2, "--steps", 8, *BRIEF]
+    run = tmp_path / "run"
+    train(*options, "--out", run)
+    assert list(numbered_checkpoints(run)) == [6, 7, 8] and saved(run)["step"] == 8
+    assert torch.load(best_path(run), weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    rows = [r for r in read_metrics(run) if "validation_bits_per_byte" in r]
+    assert [(r["step"], round(r["validation_bits_per_byte"], 6)) for r in rows] == [(2, 5.0), (4, 3.0), (6, 4.0), (8, 3.5)]
+
+
+def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path):
+    run = tmp_path / "run"
+    train("--data", text, *TINY, "--validate-every", 1, *BRIEF, "--steps", 2, "--out", run)
+    save_checkpoint(checkpoint_path(run), saved(run) | {"best": 0.5})
+    before = best_path(run).read_bytes()
+    train("--resume", run, "--steps", 3)
+    assert best_path(run).read_bytes() == before and saved(run)["best"] == 0.5
+
+
+@pytest.mark.parametrize(
+    "options,expected",
+    [(["--save-every", 2], [2, 3]), (["--save-minutes", 1e-9], [1, 2, 3]), (["--save-minutes", 0], [3])],
+)
+def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch, options, expected):
+    steps, keep = [], opening.save_in_run
+    monkeypatch.setattr(opening, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or keep(run, c, *a))
+    train("--data", text, *TINY, "--steps", 3, *options, *BRIEF, "--out", tmp_path / "run")
+    assert steps == expected
+
+
+def test_metrics_are_means_over_the_iterations_between_them(text, tmp_path):
+    options = ["--data", text, *TINY, "--schedule", "constant", *BRIEF, "--steps", 6]
+    train(*options, "--log-every", 1, "--out", tmp_path / "each")
+    train(*options, "--log-every", 4, "--out", tmp_path / "mean")
+    each, mean = losses(tmp_path / "each"), losses(tmp_path / "mean")
+    assert list(mean) == [4, 6] and mean[4] == pytest.approx(sum(each[s] for s in (1, 2, 3, 4)) / 4, rel=0.02)
+    [record] = [r for r in read_metrics(tmp_path / "mean") if r["step"] == 4]
+    assert record.keys() == {"step", "loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second"}
+    assert record["bits_per_byte"] == pytest.approx(record["loss"] / 0.6931471805599453) and record["gradient_norm"] > 0
+    assert len(metrics_path(tmp_path / "mean").read_text().splitlines()) == 2
+
+
+def test_the_schedule_reaches_the_optimiser(text, tmp_path):
+    options = ["--steps", 3, "--learning-rate", 0.01, "--final-fraction", 0.25, *BRIEF]
+    train("--data", text, *TINY, *options, "--out", tmp_path / "run")
+    groups = saved(tmp_path / "run")["optimizer"]["param_groups"]
+    assert [group["lr"] for group in groups] == pytest.approx([0.0025, 0.0025])
+
+
+def test_the_seed_decides_everything(text, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train("--data", text, *TINY, "--steps", 2, "--seed", seed, "--dropout", 0.1, *BRIEF, "--out", tmp_path / name)
+    a, b, c = (saved(tmp_path / name)["parameters"]["embedding"] for name in "abc")
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def watch(monkeypatch, method, look):
+    """Let look(segments) see every rollout that method is given."""
+    backprop = replay.BACKPROP[method]
+    monkeypatch.setitem(
+        replay.BACKPROP, method, lambda model, segments, *others: look(segments) or backprop(model, segments, *others)
+    )
+
+
+def test_overlapping_windows_score_every_token_once_in_training(text, tmp_path, monkeypatch):
+    scored = []
+    watch(monkeypatch, "through_time", lambda segments: scored.extend(int(segment.scored.sum()) for segment in segments))
+    options = ["--overlap", 3, "--batch", 1, "--horizon", 4, "--data", text, "--steps", 2, *BRIEF]
+    train(*WINDOWED, *options, "--out", tmp_path / "run")
+    assert scored == [8, *[5] * 7]
+
+
+def test_tasks_reach_the_training(text, tmp_path, monkeypatch):
+    kinds = []
+    watch(monkeypatch, "memory_replay", lambda segments: kinds.extend(s.task and s.task.kind.tolist() for s in segments))
+    train(*MEMFORMER, "--data", text, "--steps", 2, *BRIEF, "--out", tmp_path / "plain")
+    assert kinds == [None] * 6
+    kinds.clear()
+    tasks = ["--task-infilling", 0.4, "--task-recall", 0.5]
+    train(*MEMFORMER, "--data", text, "--steps", 6, *tasks, *BRIEF, "--out", tmp_path / "run")
+    assert {kind for lanes in kinds for kind in lanes} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient's norm", "parameters", "layers.0.compression"])
+def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, tmp_path, monkeypatch, broken):
+    options = COMPRESSIVE if broken.startswith("layers") else TINY
+    train("--data", text, *options, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
+    before, nan = checkpoint_path(tmp_path / "run").read_bytes(), float("nan")
+    if broken == "loss":
+        monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, *_: (torch.tensor(nan), state))
+    elif broken == "gradient's norm":
+        monkeypatch.setattr(optimization, "prepare_gradients", lambda *_: nan)
+    elif broken == "parameters":
+        update = training_script.update
+        monkeypatch.setattr(
+            training_script, "update", lambda run: update(run) or next(run.model.parameters()).data.view(-1)[3:4].fill_(nan)
+        )
+    else:
+        monkeypatch.setattr("accelerated.compressive.Layer.compression_loss", lambda *_: torch.tensor(nan))
+    with pytest.raises(InputError, match=f"the {broken} is nan at step 3; what was saved before stands"):
+        train("--resume", tmp_path / "run", "--steps", 3)
+    assert checkpoint_path(tmp_path / "run").read_bytes() == before
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(text, tmp_path, monkeypatch):
+    train("--data", text, *TINY, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
+    before = checkpoint_path(tmp_path / "run").read_bytes()
+
+    def full(contents, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        train("--resume", tmp_path / "run", "--steps", 3)
+    assert checkpoint_path(tmp_path / "run").read_bytes() == before
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.pt", "metrics.jsonl", "step-2.pt"]
+
+
+def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):
+    """The command sequence of docs/pretrained_recurrence.md: pretrain, fine-tune twice; a module comes whole or not at all."""
+    base, plain, recurrent = (tmp_path / name for name in ("base", "plain", "recurrent"))
+    train(*WINDOWED, "--vectors", 0, "--horizon", 1, "--data", text, "--steps", 3, "--out", base)
+    begun = saved(base)["parameters"]
+    assert not any(name.startswith("module.") for name in begun)
+    train("--init", base, "--steps", 1, "--learning-rate", 1e-12, "--weight-decay", 0, "--sample", 0, "--out", plain)
+    for name, value in saved(plain)["parameters"].items():
+        assert torch.allclose(value, begun[name], rtol=0, atol=1e-9), name
+    train("--init", base, "--vectors", 1, "--module-width", 8, "--overlap", 2, "--steps", 2, "--sample", 0, "--out", recurrent)
+    contents = saved(recurrent)
+    config = contents["model_config"]
+    assert (config["vectors"], config["overlap"], config["width"], config["module_width"]) == (1, 2, 16, 8)
+    assert contents["data_config"]["data"] == str(text) and "module.hidden_1" in contents["parameters"]
+    assert all(torch.isfinite(value).all() for value in contents["parameters"].values())
+    with pytest.raises(InputError, match=r"module\.hidden_3 should be absent"):
+        train("--init", recurrent, "--module-layers", 2, "--steps", 1, "--out", tmp_path / "x")
+    train("--init", recurrent, "--vectors", 0, "--steps", 1, "--sample", 0, "--out", tmp_path / "without")
+    assert not any(name.startswith("module.") for name in saved(tmp_path / "without")["parameters"])
+
+
+def test_a_gpt2_is_fine_tuned(text, tmp_path):
+    """--init with a file of another project's weights: they are what training begins with, and recurrence is added."""
+    safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
+    torch.set_default_dtype(torch.float32)
+    tensors = {"wte.weight": (256, 16), "wpe.weight": (12, 16), "ln_f.weight": (16,), "ln_f.bias": (16,)}
+    for i in range(2):
+        shapes = {"ln_1.weight": (16,), "ln_1.bias": (16,), "ln_2.weight": (16,), "ln_2.bias": (16,)}
+        shapes |= {"attn.c_attn.weight": (16, 48), "attn.c_attn.bias": (48,), "attn.c_proj.weight": (16, 16)}
+        shapes |= {"attn.c_proj.bias": (16,), "mlp.c_fc.weight": (16, 32), "mlp.c_fc.bias": (32,)}
+        shapes |= {"mlp.c_proj.weight": (32, 16), "mlp.c_proj.bias": (16,)}
+        tensors |= {f"h.{i}.{name}": shape for name, shape in shapes.items()}
+    tensors = {name: torch.randn(shape) * 0.1 for name, shape in tensors.items()}
+    (tmp_path / "gpt2").mkdir()
+    path = tmp_path / "gpt2" / "model.safetensors"
+    safetensors.save_file(tensors, path)
+    options = [*WINDOWED[2:], "--tokenizer", "bytes", "--data", text, "--steps", 1, "--learning-rate", 1e-12, *BRIEF]
+    for init in (path, path.parent):
+        train("--init", init, "--preset", "tiny", *options, "--out", tmp_path / f"run of {init.name}")
+        learned = saved(tmp_path / f"run of {init.name}")["parameters"]
+        assert torch.allclose(learned["layers.1.output"], tensors["h.1.attn.c_proj.weight"].t(), atol=1e-6)
+        assert torch.allclose(learned["layers.0.key"], tensors["h.0.attn.c_attn.weight"].t()[16:32], atol=1e-6)
+        assert "module.inserted" in learned
+    with pytest.raises(InputError, match="has layers 2, the model has layers 3; give --layers 2"):
+        train("--init", path, "--preset", "tiny", *options, "--layers", 3, "--out", tmp_path / "deep")
+    assert not (tmp_path / "deep").exists()
+
+
+@pytest.mark.parametrize("option", [["--train-bpe", 300], ["--tokenizer", "ranks"]])
+def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
+    """Beside its checkpoint: it is resumed, evaluated, sampled from and begun from without the file that it came from."""
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    if option[1] == "ranks":
+        train("--data", text, *TINY, "--train-bpe", 300, "--steps", 1, *BRIEF, "--out", tmp_path / "learned")
+        (tmp_path / "ranks").write_bytes((tmp_path / "learned" / "tokenizer.tiktoken").read_bytes())
+        option = ["--tokenizer", tmp_path / "ranks"]
+    run = tmp_path / "run"
+    train("--data", text, *TINY, *option, "--steps", 1, "--sample", 3, "--out", run)
+    (tmp_path / "ranks").unlink(missing_ok=True)
+    assert saved(run)["model_config"]["vocabulary"] == 300
+    train("--resume", run, "--steps", 2)
+    run = run.rename(tmp_path / "moved")
+    capsys.readouterr()
+    evaluate("score", run)
+    printed = capsys.readouterr().out
+    per_byte, per_token = (float(re.search(f"{name} +(\\S+)", printed)[1]) for name in ("bits per byte", "bits per token"))
+    assert per_byte < per_token
+    train("--init", run, "--data", text, "--steps", 1, *BRIEF, "--out", tmp_path / "begun")
+    assert (tmp_path / "begun" / "tokenizer.tiktoken").read_bytes() == (run / "tokenizer.tiktoken").read_bytes()
+
+
+def test_data_that_changed_between_stop_and_resume_is_refused(text, tmp_path):
+    run, original = tmp_path / "run", text.read_bytes()
+    train("--data", text, *TINY, "--steps", 1, *BRIEF, "--out", run)
+    before = checkpoint_path(run).read_bytes()
+    text.write_bytes(original.replace(b"gate", b"gait"))
+    with pytest.raises(InputError, match=r"is no longer what .* was trained on; bring it back as it was"):
+        train("--resume", run, "--steps", 2)
+    assert checkpoint_path(run).read_bytes() == before
+    text.write_bytes(original)
+    train("--resume", run, "--steps", 2)
+    assert saved(run)["step"] == 2
+
+
+def test_recall_reports_right_answers_or_that_nothing_was_scored(tmp_path, capsys):
+    """The recall task's first segments ask nothing; a plain model carries nothing."""
+    options = ["--data", "recall", "--recall-distance", 8, "--steps", 1]
+    train(*TINY, *options, "--out", tmp_path / "run")
+    assert re.search(r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)", capsys.readouterr().out)
+    train(*COMPRESSIVE, *options, "--validation-segments", 1, "--out", tmp_path / "brief")
+    printed = capsys.readouterr().out
+    assert "the first 1 segments of every lane score nothing; give more --validation-segments" in printed
+    assert f"saved in {tmp_path / 'brief'}" in printed
+    train(*WINDOWED, *options, "--vectors", 0, "--horizon", 1, "--out", tmp_path / "plain")
+    assert re.search(r"validation on 1024 tokens: \d\.\d{3} bits per byte; this model carries no memory", capsys.readouterr().out)
+
+
+def test_scripts_exit_with_2_and_one_line():
+    done = subprocess.run([sys.executable, "train.py", "--data", "nowhere"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: "), done.stderr
+
+
+def test_documents_without_tokens_are_passed_over(tmp_path, capsys):
+    """In training, and for the sample, whose prompt is the opening of the first that has some."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(60):
+        (folder / f"{i}.txt").write_text("" if i % 2 else f"some text number {i}. " * 40)
+    train(*WINDOWED, "--data", folder, "--steps", 1, "--sample", 3, "--out", tmp_path / "run")
+    assert "a sample after the opening of a validation document:\nsome text number" in capsys.readouterr().out
+
+
+def test_readme_commands_pin_torch_and_make_their_environment():
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+    assert len(lines) == 2 and all("torch==2.13.0" in line for line in lines)
+    assert "train.py" in lines[0] and "pytest" in lines[1]

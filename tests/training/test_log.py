@@ -1,0 +1,74 @@
+"""The log of a run: means that weigh by tokens, and the curves."""
+
+import math
+import sys
+
+import pytest
+
+from accelerated.errors import InputError
+from accelerated.training import log
+from accelerated.training.log import Log, check_figure, metrics_path, read_metrics
+
+
+def test_means_weigh_by_tokens(tmp_path):
+    record = Log(tmp_path)
+    record.add(10.0, 5, 20)
+    record.add(2.0, 1, 4)
+    record.record(2, learning_rate=0.1)
+    record.add(3.0, 1, 1)
+    record.record(3)
+    first, second = read_metrics(tmp_path)
+    assert first == {"step": 2, "loss": 2.0, "bits_per_byte": pytest.approx(0.5 / math.log(2)), "learning_rate": 0.1}
+    assert second["loss"] == 3.0, "each record begins anew"
+
+
+def test_what_a_resumed_run_had_written_after_its_checkpoint_is_dropped(tmp_path):
+    """With the line that a crash cut off; what was added up and not yet written is kept."""
+    metrics_path(tmp_path).write_text('{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
+    record = Log(tmp_path, step=6, pending=(10.0, 5, 20))
+    record.add(2.0, 1, 4)
+    record.record(7)
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(6, 2.0), (7, 2.0)]
+
+
+def test_only_the_first_process_writes(tmp_path):
+    record = Log(tmp_path, writing=False)
+    record.add(10.0, 5, 20)
+    assert record.pending == (10.0, 5, 20)
+    record.record(1)
+    record.draw()
+    assert not list(tmp_path.iterdir()) and record.pending == (0.0, 0, 0)
+
+
+def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
+    drawn, draw = [], log.draw_curves
+    monkeypatch.setattr(log, "draw_curves", lambda records, path: drawn.append(len(records)) or draw(records, path))
+    for redraw, expected in ((0.0, [1, 2, 2]), (1e9, [2])):
+        monkeypatch.setattr(log, "REDRAW", redraw)
+        record = Log(tmp_path, plot=True)
+        record.add(10.0, 5, 20)
+        record.record(1, learning_rate=0.1, gradient_norm=2.0)
+        record.write(step=1, validation_bits_per_byte=2.5)
+        record.draw()
+        assert drawn == expected, "the whole curves at the end, however short the run"
+        drawn.clear()
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*writing*"))
+
+
+def test_a_curve_that_cannot_be_drawn_is_warned_of(tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
+    (tmp_path / "curves.png").mkdir()
+    Log(tmp_path, plot=True).draw()
+    assert "warning: cannot write" in capsys.readouterr().err
+
+
+def test_figures_that_cannot_be_drawn_are_refused(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
+    check_figure(tmp_path / "figure.svg")
+    for path, words in ((tmp_path / "figure.doc", "give a name that ends in one of"), (tmp_path / "no" / "a.png", "no folder")):
+        with pytest.raises(InputError, match=words):
+            check_figure(path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match="plots need the package matplotlib; install the extra"):
+        check_figure(tmp_path / "figure.svg")

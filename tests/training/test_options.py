@@ -1,0 +1,223 @@
+"""The command line of train.py: every field has an option; what cannot work is refused in one line that names what can."""
+
+import dataclasses
+
+import pytest
+
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.training.checkpoint import checkpoint_path, save_checkpoint
+from accelerated.training.options import parse_training
+from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
+
+
+def test_help_names_every_field(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_training(["--help"])
+    assert caught.value.code == 0
+    printed = capsys.readouterr().out
+    names = [
+        f.name for config in (TrainingConfig, DataConfig, MODELS["block_recurrent"].Config) for f in dataclasses.fields(config)
+    ]
+    names = [
+        *(f"--{name.replace('_', '-')}" for name in names if name != "vocabulary"),
+        "--recall-pairs",
+        "--out",
+        "--resume",
+        "--preset",
+    ]
+    assert not [name for name in names if name not in printed]
+
+
+def test_options_override_presets():
+    chosen, _ = parse_training(
+        ["--steps", "7", "--layers", "4", "--recurrent-layers", "2,4", "--gate=lstm", "--no-feedback", "--learning-rate", "0.5"]
+    )
+    assert chosen.training.steps == 7 and chosen.training.learning_rate == 0.5
+    assert chosen.model_config.recurrent_layers == (2, 4) and chosen.model_config.gate == "lstm"
+    assert parse_training(["--recurrent-layers", "none"])[0].model_config.recurrent_layers == ()
+    assert parse_training(["--preset", "paper"])[0].model_config.layers == 12
+    recall = parse_training(["--data", "recall", "--recall-pairs", "3"])[0]
+    assert recall.recall.pairs == 3 and recall.model_config == preset_settings("block_recurrent", "recall").model_config
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--model", "block_recurent"], "nearest: block_recurrent"),
+        (["--preset", "tinny"], "nearest: tiny"),
+        (["--backprop", "memory_reply"], "nearest: memory_replay"),
+        (["--optimizer", "adafactr"], "nearest: adafactor"),
+        (["--dtype", "float16"], "nearest: "),
+        (["--schedule", "cosin"], "nearest: cosine"),
+        (["--tokenizer", "byte"], "nearest: bytes"),
+        (["--gate", "gru"], "gate is 'gru'"),
+        (["--segment", "100"], "segment 100 is not a multiple of window 16"),
+        (["--steps", "0"], "steps is 0"),
+        (["--learning-rate", "-1"], "--learning-rate is -1.0"),
+        (["--clip", "nan"], "clip is nan"),
+        (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
+        (["--data", "recall", "--recall-pairs", "99"], "pairs is 99"),
+        (["--model", "memformer", "--slots", "0"], "slots is 0"),
+        (["--data", "recall", "--tokenizer", "gpt2"], "recall is made of bytes, --tokenizer is gpt2"),
+        (["--model", "pretrained_recurrence", "--overlap", "64"], r"overlap is 64; it must lie in 0..63 for segment 64"),
+        (["--model", "pretrained_recurrence", "--segment", "300"], "segment 300 is longer than the position table"),
+        (["--model", "pretrained_recurrence", "--insertion-layers", "5"], r"--insertion-layers \(5,\) must lie in 1..4"),
+        (["--model", "memformer", "--task-span", "0"], "span is 0"),
+        (["--model", "memformer", "--task-masked", "1"], "masked is 1.0"),
+        (["--model", "memformer", "--task-infilling", "0.8", "--task-recall", "0.3"], "more than 1 together"),
+        (
+            ["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.001"],
+            "masks nothing; give between 0.0156 and 0.984",
+        ),
+        (["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.999"], "masks everything"),
+        (["--model", "memformer", "--encoder-layers", "0", "--task-recall", "0.1"], "decoder-only model; leave them out"),
+        (["--model", "memformer", "--segment", "1", "--task-infilling", "0.5"], "--segment 1 has no parts; give --segment 2"),
+        (["--documents", "folder"], "--documents is 'folder'; it must be one of files, folders"),
+        (["--tokenizer", "gpt2", "--train-bpe", "300"], "--tokenizer names a tokenizer and --train-bpe learns one"),
+        (["--train-bpe", "256"], "--train-bpe is 256; it must be 0, or more than the 256 bytes"),
+        (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
+        (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
+        (["--batch", "3", "--accumulate", "2"], "--accumulate is 2; it must divide the batch of 3 lanes"),
+        (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor"),
+        (["--keep", "0"], "--keep is 0; it must be at least 1"),
+        (["--save-minutes", "-1"], "--save-minutes is -1.0; it must be at least 0"),
+        (["--learning-rate", "inf"], "must be positive and finite"),
+        (["--beta2", "1"], "--beta2 is 1.0; it must be at least 0 and below 1"),
+        (["--seed", str(2**63)], r"it must be below 2\^63"),
+        (["--optimizer", "adafactor", "--beta2", "0.9"], "--beta2 has no effect: --optimizer adafactor has none"),
+        (["--schedule", "constant", "--final-fraction", "0.1"], "--final-fraction has no effect: --schedule constant"),
+        (["--update-every-from", "3"], "--update-every-from has no effect: --update-every is 1"),
+        (["--weight-decay", "inf"], "--weight-decay is inf"),
+        (["--model", "compressive", "--compression-loss", "bptt"], "--horizon 1 has none; give --horizon 2"),
+        (["--model", "compressive", "--compression-rate", "3"], "--compression-rate 3 does not divide segment 64"),
+        (["--model", "pretrained_recurrence", "--vectors", "0", "--pool", "all"], "--pool is of the recurrence module"),
+        (["--init", ""], "--init is empty"),
+        (["--resume", ""], "--resume is empty"),
+        (["--init", "x", "--resume", "y"], "give one of them"),
+        (["--init", "x", "--model", "memformer"], "--init x is no run"),
+        (["--data", "nowhere"], "no such file or folder"),
+    ],
+)
+def test_impossible_values_are_refused_in_one_line(argv, words):
+    with pytest.raises(InputError, match=words) as caught:
+        parse_training(argv)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--stepz", "3"], "did you mean --steps"),
+        (["--learning_rate", "3"], "did you mean --learning-rate"),
+        (["--steps", "many"], "invalid int value"),
+        (["--recurrent-layers", "x"], "numbers joined by commas"),
+        (["--steps"], "expected one argument"),
+    ],
+)
+def test_unknown_options_exit_with_2_and_one_line(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_training(argv)
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
+
+
+def test_recall_options_of_a_preset_hold():
+    assert parse_training(["--model", "compressive", "--data", "recall"])[0].recall.distance == 192
+    assert parse_training(["--model", "compressive", "--data", "recall", "--recall-distance", "9"])[0].recall.distance == 9
+
+
+@pytest.mark.parametrize(
+    "argv,words",
+    [
+        (["--model", "compressive", "--gate", "lstm"], "--gate is an option of --model block_recurrent"),
+        (["--memory", "64"], "--memory is an option of --model compressive"),
+        (["--slots", "4"], "--slots is an option of --model memformer"),
+        (["--vectors=2"], "--vectors is an option of --model pretrained_recurrence"),
+        (["--task-recall", "0.1"], "--task-recall is an option of --model memformer"),
+    ],
+)
+def test_options_of_another_model_are_named(argv, words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_training(argv)
+    printed = capsys.readouterr().err
+    assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
+
+
+def test_what_an_option_implies():
+    """A preset's tokenizer and decay give way to an option that rules them out."""
+    adam = parse_training(["--optimizer", "adam"])[0]
+    assert (adam.training.optimizer, adam.training.weight_decay) == ("adam", 0.0)
+    learned = ["--model", "compressive", "--preset", "wikitext-103", "--data", "stdlib"]
+    assert parse_training(learned)[0].data == DataConfig(train_bpe=32_000)
+    assert parse_training([*learned, "--tokenizer", "bytes"])[0].data == DataConfig()
+    assert parse_training([*learned, "--data", "recall"])[0].data == DataConfig(data="recall")
+    named = ["--model", "memformer", "--preset", "wikitext-103", "--data", "stdlib", "--train-bpe", "300"]
+    assert parse_training(named)[0].data == DataConfig(train_bpe=300)
+
+
+def test_the_vocabulary_is_the_tokenizers():
+    assert parse_training(["--model", "pretrained_recurrence", "--preset", "gpt2-xl"])[0].model_config.vocabulary == 50257
+    assert parse_training(["--model", "pretrained_recurrence"])[0].model_config.vocabulary == 256
+
+
+def test_a_gpt2_implies_its_model_and_preset():
+    chosen, options = parse_training(["--init", "some/gpt2.safetensors"])
+    assert chosen == preset_settings("pretrained_recurrence", "gpt2")._replace(model_config=chosen.model_config)
+    assert (chosen.model_config.layers, chosen.model_config.vocabulary, options.saved) == (12, 50257, None)
+    assert parse_training(["--init", "x", "--preset", "gpt2-medium"])[0].model_config.layers == 24
+
+
+def keep(settings, run, step=1):
+    """A checkpoint with these settings in a run folder, without any tensors."""
+    contents = {key: {} for key in ("parameters", "optimizer", "state", "lanes", "random")}
+    run.mkdir()
+    save_checkpoint(checkpoint_path(run), settings_contents(settings) | contents | {"step": step})
+    return run
+
+
+def test_resuming_keeps_model_and_data(tmp_path):
+    chosen, _ = parse_training(["--gate", "lstm", "--steps", "9"])
+    run = str(keep(chosen, tmp_path / "run", step=3))
+    resumed, options = parse_training(["--resume", run, "--steps", "20"])
+    assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
+    assert str(options.folder) == run and options.saved["step"] == 3
+    for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"], ["--batch", "2"], ["--weight-decay", "0.5"],
+                 ["--model", "compressive"]):  # fmt: skip
+        with pytest.raises(InputError, match="--resume keeps"):
+            parse_training(["--resume", run, *argv])
+    with pytest.raises(InputError, match="continues in its own folder; leave --out out"):
+        parse_training(["--resume", run, "--out", "elsewhere"])
+    for steps in ("2", "3"):
+        with pytest.raises(InputError, match="stands at step 3; give --steps above"):
+            parse_training(["--resume", run, "--steps", steps])
+
+
+def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
+    chosen, _ = parse_training(
+        ["--model", "pretrained_recurrence", "--width", "16", "--data", "recall", "--recall-distance", "8"]
+    )
+    run = str(keep(chosen, tmp_path / "run"))
+    begun, options = parse_training(["--init", run])
+    assert begun == chosen._replace(training=preset_settings("pretrained_recurrence", "fine-tune").training)
+    assert options.saved["step"] == 1 and options.folder.name == "pretrained_recurrence-recall-1"
+    assert parse_training(["--init", run, "--recall-distance", "9"])[0].recall.distance == 9
+    for argv, words in (
+        (["--width", "24"], "--width is 24, the weights of --init .* have 16; leave it out"),
+        (["--tokenizer", "bytes"], "keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out"),
+        (["--model", "compressive"], "holds a pretrained_recurrence; leave --model compressive out"),
+        (["--init", f"{run}/checkpoint.pt"], "is a run's checkpoint; give its folder, "),
+        (["--vectors", "0", "--pooling", "max"], "--pooling is of the recurrence module, and --vectors 0 has none"),
+    ):
+        with pytest.raises(InputError, match=words):
+            parse_training(["--init", run, *argv])
+
+
+def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    chosen, options = parse_training(["--data", "recall"])
+    (tmp_path / options.folder.parent).mkdir()
+    keep(chosen, tmp_path / options.folder)
+    assert parse_training(["--data", "recall"])[1].folder.name == "block_recurrent-recall-2"
+    with pytest.raises(InputError, match="already holds a run"):
+        parse_training(["--data", "recall", "--out", str(options.folder)])

@@ -1,0 +1,64 @@
+"""Devices, signals, and the numbers that processes share."""
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from accelerated.errors import InputError
+from accelerated.training import process
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert process.choose_device("auto").type == "cpu"
+    with pytest.raises(InputError, match="torch finds no GPU"):
+        process.choose_device("cuda")
+
+
+def test_a_second_signal_stops_at_once_and_the_handlers_come_back():
+    before = signal.getsignal(signal.SIGINT)
+    with process.Interruption() as interruption:
+        assert interruption.signal is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_lanes_are_dealt_evenly_or_not_at_all(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    assert process.own_lanes(6) == slice(2, 4)
+    with pytest.raises(InputError, match="--batch 4 cannot be dealt to 3 processes evenly; give a multiple of 3"):
+        process.own_lanes(4)
+
+
+def average(rank, port, results):
+    """One of two processes: a gradient in both, one in the second alone, one in neither."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (5,))]
+    parameters[0].grad = torch.arange(6.0).view(2, 3) + rank
+    if rank:
+        parameters[1].grad = torch.full((4,), 8.0)
+    with process.joined(torch.device("cpu")):
+        process.average_gradients(parameters, torch.device("cpu"))
+    results.put((rank, [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]))
+
+
+def test_gradients_are_averaged_over_processes():
+    context = multiprocessing.get_context("fork")
+    results, port = context.Queue(), 20000 + os.getpid() % 20000
+    workers = [context.Process(target=average, args=(rank, port, results)) for rank in (0, 1)]
+    for worker in workers:
+        worker.start()
+    found = dict(results.get(timeout=60) for _ in workers)
+    for worker in workers:
+        worker.join(60)
+    expected = [[[0.5, 1.5, 2.5], [3.5, 4.5, 5.5]], [4.0] * 4, None]
+    assert found == {0: expected, 1: expected}

@@ -1,0 +1,99 @@
+"""Opening a run: what a machine or a corpus cannot do is refused first, and checkpoints of earlier releases continue."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
+
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.training import run as opening
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_checkpoint_of_the_first_layout_of_this_project_continues_as_it_did_then(tmp_path, model):
+    """Written at step 3 by the code before it was sorted into rooms, with the parameters that the same code had at step 6."""
+    run = tmp_path / "run"
+    shutil.copytree(CHECKPOINTS / model, run)
+    expected = torch.load(run / "expected.pt", weights_only=True)
+    train("--resume", run, "--steps", 6)
+    parameters = saved(run)["parameters"]
+    assert parameters.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (parameters[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ([*MEMFORMER, "--horizon", 25], None),
+        ([*MEMFORMER, "--horizon", 26], "--horizon 26 is longer than the longest training document (25 segments)"),
+        ([*COMPRESSIVE, "--horizon", 1], None),
+        ([*COMPRESSIVE, "--horizon", 2], "--horizon 2 only takes memory: no gradient passes between segments"),
+        ([*COMPRESSIVE, "--horizon", 2, "--compression-loss", "bptt"], None),
+        ([*WINDOWED, "--horizon", 3], None),
+        ([*WINDOWED, "--horizon", 3, "--vectors", 0], "--horizon 3 only takes memory"),
+        ([*TINY, "--horizon", 2], None),
+    ],
+)
+def test_a_horizon_that_wastes_work_is_warned_of(tmp_path, capsys, options, words):
+    """The recall task's documents have 200 tokens, 25 segments of 8."""
+    recall = ["--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2, "--sample", 0]
+    train(*options, *recall, "--validation-segments", 1, "--out", tmp_path / "run")
+    printed = capsys.readouterr().err
+    assert f"warning: {words}" in printed if words else "warning" not in printed
+
+
+def refused(monkeypatch, *argv):
+    """The one line that refuses to train, before any data is read."""
+    monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
+    with pytest.raises(InputError) as caught:
+        train(*argv)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, monkeypatch):
+    options, run = [*TINY, "--data", "stdlib"], tmp_path / "run"
+    (tmp_path / "file").write_text("in the way")
+    for option in ("--out", "--data-dir"):
+        message = refused(monkeypatch, *options, "--out", run, option, tmp_path / "file" / "deep")
+        assert re.match(f"cannot write to .*file; give another {option} than", message)
+    with monkeypatch.context() as patch:
+        patch.setattr(opening.shutil, "which", lambda name: None)
+        message = refused(patch, *options, "--compile", "inductor", "--device", "cpu", "--out", run)
+        assert "--compile inductor needs a C++ compiler on a CPU, and there is none" in message
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        assert "plots need the package matplotlib; install the extra" in refused(patch, *options, "--plot", "--out", run)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "tokenizers", None)
+        assert "--train-bpe needs the package tokenizers" in refused(patch, *options, "--train-bpe", 300, "--out", run)
+    message = refused(monkeypatch, "--init", tmp_path / "nowhere", "--data", "stdlib", "--out", run)
+    assert "no such file; expected GPT-2 in safetensors" in message
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        message = refused(patch, *options, "--batch", 4, "--accumulate", 4, "--out", run)
+        assert "--accumulate 4 does not divide the 2 lanes a process" in message
+        assert "--batch 3 cannot be dealt to 2 processes evenly" in refused(patch, *options, "--out", run)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+
+
+def test_a_text_that_cannot_be_read_leaves_no_empty_run(text, tmp_path):
+    text.write_bytes(b"\xff" * 999)
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        train("--data", text, *TINY, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        train("--data", text, *TINY, "--steps", 1, "--sample", 0, "--validation-segments", 1)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["block_recurrent-book-1", "block_recurrent-book-2"]

@@ -1,0 +1,151 @@
+"""Settings: every field is described, every preset is possible and has its paper's sizes; checkpoints of before are read."""
+
+import dataclasses
+
+import pytest
+
+from accelerated.data.recall import RecallConfig
+from accelerated.data.tasks import TaskConfig
+from accelerated.errors import InputError
+from accelerated.models import MODELS
+from accelerated.training.options import field_help
+from accelerated.training.settings import (
+    PRESETS,
+    DataConfig,
+    TrainingConfig,
+    by_config,
+    preset_settings,
+    settings_contents,
+    settings_from,
+)
+
+CONFIGS = [TrainingConfig, DataConfig, RecallConfig, TaskConfig, *(model.Config for model in MODELS.values())]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_field_is_described(config):
+    described = field_help(config)
+    assert set(described) == {field.name for field in dataclasses.fields(config)}
+    assert all(len(text) > 8 for text in described.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_preset_is_possible(model):
+    for preset in PRESETS[model]:
+        chosen = preset_settings(model, preset)
+        assert isinstance(chosen.model_config, MODELS[model].Config)
+        values = by_config(model, PRESETS[model][preset])
+        assert sum(map(len, values.values())) == len(PRESETS[model][preset]), "each is one field's"
+    assert {"tiny", "small", "recall"} <= PRESETS[model].keys()
+
+
+def test_the_papers_sizes():
+    """Section 4 of the Block-Recurrent Transformer."""
+    chosen = preset_settings("block_recurrent", "paper")
+    c, t = chosen.model_config, chosen.training
+    assert (c.layers, c.heads, c.head_width, c.width, c.feed_forward) == (12, 8, 128, 1024, 4096)
+    assert (c.window, c.states, c.segment, c.recurrent_layers, c.dropout, c.attention_scale) == (512, 512, 4096, (10,), 0.05, 1.0)
+    assert (c.gate, c.configuration, c.buckets, c.max_distance) == ("fixed", "skip", 32, 128)
+    assert (t.optimizer, t.schedule, t.warmup, t.learning_rate, t.steps, t.batch) == (
+        "adafactor", "inverse_square_root", 1000, 1.0, 500_000, 32,
+    )  # fmt: skip
+    assert (t.clip, t.weight_decay) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [("warmup", -1), ("seed", -1), ("final_fraction", 1.5), ("beta2", -0.1), ("batch", 0), ("horizon", 0), ("device", "tpu")],
+)
+def test_training_config_names_the_field(field, value):
+    with pytest.raises(ValueError, match=field):
+        TrainingConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "preset,expected",
+    [
+        # sections 5.1 to 5.3: L, N, M, C, c, and the Transformer-XL's M
+        ("enwik8", (24, 768, 768, 1152, 3, 2304)), ("wikitext-103", (18, 512, 512, 512, 4, 1024)),
+        ("pg19", (36, 512, 512, 512, 2, 1024)),
+    ],
+)  # fmt: skip
+def test_the_compressive_papers_sizes(preset, expected):
+    model, longer = (preset_settings("compressive", name).model_config for name in (preset, f"{preset}-xl"))
+    sizes = (model.layers, model.segment, model.memory, model.compressed_memory, model.compression_rate)
+    assert (*sizes, longer.memory) == expected and longer.compressed_memory == 0
+    assert dataclasses.replace(longer, memory=model.memory, compressed_memory=model.compressed_memory) == model
+
+
+def test_every_compressive_preset_has_its_transformer_xl():
+    """Which attends to at least as many rows; for recall, within reach of the pairs only for the compressive model."""
+    presets = PRESETS["compressive"]
+    assert {f"{name}-xl" for name in presets if not name.endswith("-xl")} == {name for name in presets if name.endswith("-xl")}
+    for name in ("tiny", "small", "recall"):
+        ours, longer = (preset_settings("compressive", n).model_config for n in (name, f"{name}-xl"))
+        assert longer.memory == ours.memory + ours.compressed_memory and longer.compressed_memory == 0
+    chosen, longer = preset_settings("compressive", "recall"), preset_settings("compressive", "recall-xl").model_config
+    task, config = chosen.recall, chosen.model_config
+    assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
+    assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+
+
+def test_the_memformer_papers_sizes():
+    """Sections 2.3, 3.1 and 3.4.2: both models, the three tasks' shares."""
+    chosen, decoder = (preset_settings("memformer", name) for name in ("wikitext-103", "decoder"))
+    for c in (chosen.model_config, decoder.model_config):
+        assert (c.width, c.feed_forward, c.heads, c.head_width, c.segment, c.slots) == (512, 2048, 8, 64, 64, 32)
+        assert (c.dropout, c.retention, c.positions) == (0.0, 0.0, "simplified")
+    assert (chosen.model_config.encoder_layers, chosen.model_config.decoder_layers) == (4, 8)
+    assert (decoder.model_config.encoder_layers, decoder.model_config.decoder_layers) == (0, 12)
+    assert chosen.tasks.shares == pytest.approx((0.6, 0.3, 0.1)) and (chosen.tasks.span, chosen.tasks.masked) == (3.5, 0.3)
+    assert (chosen.training.horizon, decoder.training.horizon) == (32, 4)
+    assert chosen.training.backprop == decoder.training.backprop == "memory_replay"
+
+
+def test_the_pretrained_recurrence_papers_settings():
+    """Section 5: windows of 300, 20 of them, insertion at layer 2, Adam with 100 steps of warm-up; GPT-2's tokens."""
+    chosen = preset_settings("pretrained_recurrence", "gpt2")
+    c, t = chosen.model_config, chosen.training
+    assert (c.segment, c.overlap, c.vectors, c.insertion_layers, c.pooling, c.pool) == (300, 0, 1, (2,), "mean", "all")
+    assert (c.module_layers, c.module_width, c.dropout) == (3, 200, 0.1)
+    assert (t.horizon, t.warmup, t.schedule, t.optimizer, t.weight_decay) == (20, 100, "constant", "adam", 0.0)
+    assert chosen.data.tokenizer == "gpt2"
+
+
+def test_the_pretrained_recurrence_recall_preset_asks_in_every_window():
+    """From the first, without which it is not learned, to the fifth; a rollout holds a document."""
+    chosen = preset_settings("pretrained_recurrence", "recall")
+    task, window = chosen.recall, chosen.model_config.segment
+    asked = {(2 * task.pairs + task.distance + task.spacing * i + 1) // window for i in range(task.questions)}
+    assert asked == {0, 1, 2, 3, 4} and chosen.training.horizon * window >= task.length
+
+
+def test_the_recall_preset_asks_at_least_eight_segments_later():
+    chosen = preset_settings("memformer", "recall")
+    assert chosen.recall.distance >= 8 * chosen.model_config.segment
+    assert chosen.training.horizon * chosen.model_config.segment >= chosen.recall.length, "a rollout holds a document"
+
+
+def test_settings_survive_a_checkpoint():
+    chosen = preset_settings("memformer", "wikitext-103")
+    chosen = chosen._replace(recall=RecallConfig(distance=7), data=DataConfig(data="a folder", documents="folders"))
+    assert settings_from(settings_contents(chosen), "run") == chosen
+
+
+@pytest.mark.parametrize("change", [{"model": "other"}, {"model_config": {"width": 0}}, {"model_config": {"unknown": 1}}])
+def test_settings_of_another_program_are_refused(change):
+    contents = settings_contents(preset_settings("memformer", "tiny")) | change
+    with pytest.raises(InputError, match="run"):
+        settings_from(contents, "run")
+
+
+def test_settings_of_earlier_releases_are_read():
+    """What is gone is ignored, what is new has its default; two backends of torch.compile are gone."""
+    chosen = preset_settings("block_recurrent", "recall")
+    contents = settings_contents(chosen)
+    contents["training_config"] |= {"compile": "aot_eager", "gone": 1}
+    del contents["data_config"]["tasks"], contents["data_config"]["documents"], contents["training_config"]["log_every"]
+    assert settings_from(contents, "run") == chosen
+    contents["training_config"]["compile"] = "unheard of"
+    with pytest.raises(InputError, match="run has settings that this program cannot use: compile is 'unheard of'"):
+        settings_from(contents, "run")
