@@ -46,7 +46,7 @@ OF_MODEL = {"memory": "compressive", "compressed_memory": "compressive", "segmen
 def overview() -> str:
     """What eval.py --help prints."""
     rows = [(f"python eval.py {name} {report.example}", report.help) for name, report in REPORTS.items()]
-    lines = "\n".join(f"  {example:<53} {text}" for example, text in rows)
+    lines = "\n".join(f"  {example:<55} {text}" for example, text in rows)
     return f"""Report what a trained model predicts of documents, its state carried through each; or continue a text.
 RUN is a folder that train.py wrote.
 

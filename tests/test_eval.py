@@ -286,6 +286,22 @@ def test_text_that_changed_since_training_is_said(runs, text, tmp_path, capsys):
     assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
 
 
+def test_a_folder_is_read_in_the_documents_that_the_run_was_trained_on(tmp_path, capsys):
+    for folder in range(40):
+        (tmp_path / "texts" / str(folder)).mkdir(parents=True)
+        for file in "ab":
+            (tmp_path / "texts" / str(folder) / f"{file}.txt").write_text(f"some text {file} of number {folder}. " * 9)
+    run, counts = tmp_path / "run", {}
+    for documents in ("files", "folders"):
+        train("--data", tmp_path / "texts", "--documents", documents, *TINY, *BRIEF, "--out", run / documents)
+        rows = as_json(capsys, "positions", run / documents)["by_position"]["memory_carried"]
+        counts[documents] = rows[0]["documents"]
+        as_json(capsys, "frequency", run / documents)
+        evaluate(run / documents)
+        assert "warning" not in capsys.readouterr().err
+    assert counts["files"] != counts["folders"]
+
+
 def test_the_checkpoint_is_that_of_its_step(runs, capsys):
     first, last = (as_json(capsys, runs.recurrent, "--checkpoint", name) for name in ("step-1", "last"))
     assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
@@ -398,6 +414,18 @@ def test_loss_by_segments_carried(runs, capsys):
     line = refused(capsys, "range", runs.memformer, "--segments", 9000)
     assert "no document scores anything in its segments 9001 to 18000" in line
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
+
+
+@pytest.mark.parametrize("name,dtype", [("score", "bfloat16"), ("attention", "float32"), ("compression", "float32")])
+def test_small_differences_are_not_measured_in_bfloat16(name, dtype, runs, capsys, tmp_path, monkeypatch):
+    shutil.copytree(runs.compressive, tmp_path / "run")
+    path = checkpoint_path(tmp_path / "run")
+    contents = torch.load(path)
+    contents["training_config"]["dtype"] = "bfloat16"
+    torch.save(contents, path)
+    seen, autocast = [], evaluation_script.autocast
+    monkeypatch.setattr(evaluation_script, "autocast", lambda dtype, device: seen.append(dtype) or autocast(dtype, device))
+    assert printed(capsys, name, tmp_path / "run") and seen == [dtype]
 
 
 def test_attention_and_compression(runs, capsys):

@@ -111,7 +111,7 @@ def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
         axes.annotate(as_cell(row.perplexity, ",.5g"), (index, height), (0, 3), textcoords="offset points", ha="center")
     axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
     axes.set_yscale("log")
-    axes.set_ylim(1, 2 * max(10, *heights))
+    axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
     axes.set(title="Perplexity by frequency of the word", xlabel="times that the word stands in the training split")
     axes.set_ylabel("perplexity per word")
     save_figure(figure, path)

@@ -59,7 +59,7 @@ def test_every_function_the_chapter_names_exists(path):
     chapter = (ROOT / "docs" / f"{path.stem}.md").read_text()
     cells = re.findall(r"`([a-z_]+_(?:forward|backward))`", chapter)
     assert cells and not [name for name in cells if name not in functions_of(path)]
-    named = re.findall(r"`((?:accelerated|tests)/[a-z_/]+\.py)::([A-Za-z_]+)`", chapter)
+    named = re.findall(r"`((?:accelerated|tests)/[a-z_0-9/]+\.py)::(\w+)`", chapter)
     assert named and not [f"{file}::{name}" for file, name in named if name not in functions_of(ROOT / file)]
 
 
