@@ -151,7 +151,8 @@ def open_documents(run: Run, options: argparse.Namespace, splits: tuple[str, ...
     data = options.data or trained.data
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
-    corpus = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir, trained.documents)
+    documents = trained.documents if Path(data).is_dir() else "files"  # other data than the run's may be a file
+    corpus = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir, documents)
     if data == trained.data and run.contents.get("corpus") not in (None, corpus.digest):
         print(f"warning: {data} is no longer what the run was trained on; its splits may be others", file=sys.stderr)
     read = {split: corpus.splits[split] for split in ((options.split,) if options.split else splits)}

@@ -66,7 +66,7 @@ def next_segments(run: Run) -> list:
     """The next `horizon` segments of this process's lanes."""
     training = run.settings.training
     own = process.own_lanes(training.batch)
-    segments = [segment.lanes(own).to(run.device) for segment in run.lanes.rollout(training.horizon)]
+    segments = [segment.keep_lanes(own).to(run.device) for segment in run.lanes.rollout(training.horizon)]
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
     return segments
 
@@ -84,7 +84,7 @@ def forward_and_backward(run: Run, segments: list) -> tuple[float, int, int]:
     loss, states = 0.0, []
     for rows in torch.arange(lanes).chunk(training.accumulate):
         rows = slice(rows[0], rows[-1] + 1)
-        group = [segment.lanes(rows) for segment in segments]
+        group = [segment.keep_lanes(rows) for segment in segments]
         with process.autocast(training.dtype, run.device):
             part, state = backprop(
                 run.model, group, keep_lanes(run.state, rows), divisor, 1 / training.accumulate, process.rank()
@@ -100,7 +100,7 @@ def update(run: Run) -> None:
     """Change the parameters by the mean of the gathered gradients, over iterations and processes."""
     training = run.settings.training
     process.average_gradients(run.model.parameters(), run.device)
-    run.gradient_norm = optimization.prepare_gradients(run.model, run.gathered, training.clip)
+    run.gradient_norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
     optimization.check_finite(run.step, **{"gradient's norm": run.gradient_norm})
     optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, training))
     run.optimizer.step()

@@ -1,7 +1,7 @@
 """Finite differences for the references' hand-written backward passes, in float64."""
 
 import numpy as np
-from agreement import assert_agree
+from comparison import assert_agree
 
 STEP = 1e-5  # of central differences of operations
 MODEL_STEP = 3e-6  # of those along directions through models, whose entries all move at once

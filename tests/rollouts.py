@@ -7,7 +7,7 @@ losses of every segment.
 
 import numpy as np
 import torch
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from tolerances import LADDER
 from variants import PAPERS, random_task
 

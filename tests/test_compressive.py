@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from gradients import draw
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,7 +7,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from rollouts import check_rollout, dropout_from, filled, random_segments, rows_of_state
 from tolerances import LADDER, TOLERANCE
 from variants import (

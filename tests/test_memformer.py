@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from definitions import brute_force_softmax
 from hypothesis import given
 from hypothesis import strategies as st

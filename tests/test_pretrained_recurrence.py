@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from documents import documents_of
 from gradients import draw
 from hypothesis import given

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from variants import EVERY_VARIANT, PAPERS, variant

@@ -114,7 +114,7 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch
 
 def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, monkeypatch):
     """Parameters stand still between updates, and the optimiser sees the mean of the gathered gradients."""
-    seen, prepare = [], optimization.prepare_gradients
+    seen, prepare = [], optimization.average_and_clip
 
     def watch(model, iterations, limit):
         before = model.embedding.grad.clone()
@@ -122,7 +122,7 @@ def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, mon
         seen.append((iterations, float((before / model.embedding.grad).nanmedian())))
         return norm
 
-    monkeypatch.setattr(optimization, "prepare_gradients", watch)
+    monkeypatch.setattr(optimization, "average_and_clip", watch)
     train(*COMPRESSIVE, "--data", text, "--update-every", 3, "--steps", 7, "--clip", 0, *BRIEF, "--out", tmp_path / "run")
     assert [count for count, _ in seen] == [3, 3, 1]
     assert [ratio for _, ratio in seen] == pytest.approx([3, 3, 1])
@@ -303,7 +303,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, t
     if broken == "loss":
         monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, *_: (torch.tensor(nan), state))
     elif broken == "gradient's norm":
-        monkeypatch.setattr(optimization, "prepare_gradients", lambda *_: nan)
+        monkeypatch.setattr(optimization, "average_and_clip", lambda *_: nan)
     elif broken == "parameters":
         update = training_script.update
         monkeypatch.setattr(

@@ -56,7 +56,7 @@ def release(documents: Sequence) -> None:
         documents.release()
 
 
-def enough_for(lanes: int, documents: Sequence) -> Sequence:
+def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
     """The documents, in parts if there are fewer of them than lanes."""
     return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
 
@@ -74,7 +74,7 @@ class Segment(NamedTuple):
     def to(self, device: torch.device) -> "Segment":
         return Segment(*(None if field is None else field.to(device) for field in self))
 
-    def lanes(self, rows: slice | list[int]) -> "Segment":
+    def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The lanes in rows, a slice or numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
         fields = (self.tokens, self.targets, self.scored, self.starts)
@@ -195,4 +195,4 @@ def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> 
     for segment in reader:
         kept = [row for row, lane in enumerate(rows) if lane in reader.busy]
         rows = reader.busy
-        yield segment.lanes(rows), kept
+        yield segment.keep_lanes(rows), kept

@@ -10,7 +10,7 @@ from accelerated.data.lanes import Segment
 from accelerated.errors import InputError
 from accelerated.evaluation.score import EMPTY, Report, Run, Score, add_segment, evaluate, number, read, score_lines, score_record
 from accelerated.replay import through_time
-from accelerated.training.optimization import make_optimizer, prepare_gradients, set_learning_rate
+from accelerated.training.optimization import make_optimizer, average_and_clip, set_learning_rate
 
 
 def evaluate_dynamically(
@@ -36,7 +36,7 @@ def update(model: Module, segment: Segment, state: tuple, optimizer: torch.optim
     """One step of the optimiser on a segment read from `state`; no gradients are left."""
     torch.clear_autocast_cache()  # older torch would reuse weights that it cast without gradient
     through_time(model, [segment], state)
-    prepare_gradients(model, 1, clip)
+    average_and_clip(model, 1, clip)
     optimizer.step()
     model.zero_grad()
     torch.clear_autocast_cache()  # its copies are of the weights before this step

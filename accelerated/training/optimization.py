@@ -37,7 +37,7 @@ def update_due(step: int, config) -> bool:
     return late <= 0 or late % config.update_every == 0 or step == config.steps
 
 
-def prepare_gradients(model: torch.nn.Module, iterations: int, limit: float) -> float:
+def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> float:
     """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
 
     Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps. A group

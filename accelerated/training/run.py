@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from accelerated.data.corpus import Corpus, check_length, default_data_dir, load_corpus, open_source
-from accelerated.data.lanes import Lanes, enough_for, longest_document
+from accelerated.data.lanes import Lanes, cut_for_lanes, longest_document
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
 from accelerated.data.windows import overlap_of
@@ -162,7 +162,7 @@ def load_data(settings: Settings, options: argparse.Namespace) -> tuple[object, 
 def build(settings: Settings, options: argparse.Namespace, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
     """The Run: lanes, model, optimiser and state at the start, or as they were saved."""
     training, config = settings.training, settings.model_config
-    documents, overlap = enough_for(training.batch, corpus.splits["train"]), overlap_of(config)
+    documents, overlap = cut_for_lanes(training.batch, corpus.splits["train"]), overlap_of(config)
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
     lanes = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)

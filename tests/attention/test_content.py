@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE

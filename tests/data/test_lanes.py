@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import lanes as lanes_module
-from accelerated.data.lanes import Lanes, Parts, enough_for, independent_windows, longest_document, one_pass
+from accelerated.data.lanes import Lanes, Parts, cut_for_lanes, independent_windows, longest_document, one_pass
 from accelerated.data.windows import cut
 from accelerated.errors import InputError
 
@@ -168,9 +168,9 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
 
 def test_documents_are_cut_only_where_there_are_too_few():
     documents = documents_of([9, 1, 5, 7])
-    assert enough_for(3, documents) is documents
-    assert isinstance(enough_for(4, documents), Parts), "a document without a prediction fills no lane"
-    parts = enough_for(6, documents)
+    assert cut_for_lanes(3, documents) is documents
+    assert isinstance(cut_for_lanes(4, documents), Parts), "a document without a prediction fills no lane"
+    parts = cut_for_lanes(6, documents)
     assert isinstance(parts, Parts) and parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
     lanes = Lanes(parts, 6, 2, seed=0)
     assert len({tuple(row.tolist()) for row in next(lanes).tokens}) == 6, "no lane reads what another does"

@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from documents import BYTES, documents_of, text_document
 from variants import PAPERS, variant
 

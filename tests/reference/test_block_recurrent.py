@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from definitions import slow_bucket
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from agreement import assert_agree, named
+from comparison import assert_agree, named
 from definitions import brute_force_softmax
 from gradients import check_directions, check_operation, dotted, draw, movable, nested
 from hypothesis import given

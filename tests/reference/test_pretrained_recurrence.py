@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from agreement import assert_agree
+from comparison import assert_agree
 from gradients import check_directions, check_operation, dotted, draw, flat, movable, nested
 from hypothesis import given
 from hypothesis import strategies as st

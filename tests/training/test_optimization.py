@@ -12,7 +12,7 @@ from accelerated.training.optimization import (
     check_finite,
     learning_rate,
     make_optimizer,
-    prepare_gradients,
+    average_and_clip,
     set_learning_rate,
     update_due,
 )
@@ -76,7 +76,7 @@ def test_gradients_are_averaged_then_limited_objective_by_objective():
     model = TwoObjectives()
     for limit, task, other in ((0, 4.0, 50.0), (0.1, 0.1, 0.1), (5, 4.0, 5.0)):
         model.task.grad, model.other.grad = torch.tensor([0.0, 12.0, 0.0]), torch.tensor([90.0, 120.0])
-        norm = prepare_gradients(model, 3, limit)
+        norm = average_and_clip(model, 3, limit)
         assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4), "that of the mean, before it was limited"
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
@@ -87,7 +87,7 @@ def test_gradients_of_two_iterations_and_of_models_with_one_objective():
     model = BlockRecurrent(BlockRecurrent.Config(width=8, feed_forward=8, recurrent_layers=(), layers=1))
     assert model.auxiliary_parameters() == []
     model.embedding.grad = torch.full_like(model.embedding, 3.0)
-    prepare_gradients(model, 2, 0)
+    average_and_clip(model, 2, 0)
     assert (model.embedding.grad == 1.5).all()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from agreement import assert_agree
+from comparison import assert_agree
 
 ONE = {"a": np.ones((2, 3))}
 
