@@ -1,6 +1,11 @@
 """Train a long-memory Transformer: python train.py --help.
 
 The loop is in `train`. What a run carries along is one object, a Run, which accelerated/training/run.py opens and saves.
+
+    lane       one of B documents that are read side by side, each with a state of its own
+    segment    the next N tokens of every lane, which the model reads at once
+    rollout    the `horizon` segments of one iteration, with gradient through the state that links them
+    scored     said of a token whose prediction counts: padding and what overlaps does not
 """
 
 import math
@@ -8,11 +13,10 @@ import math
 import torch
 from tqdm import tqdm
 
-from accelerated import replay
+from accelerated import protocol, replay
 from accelerated.data.recall import CHANCE
 from accelerated.errors import run_program
 from accelerated.evaluation import generation, score
-from accelerated.protocol import keep_lanes
 from accelerated.training import optimization, process
 from accelerated.training.options import parse_training
 from accelerated.training.run import Run, open_run, save
@@ -24,84 +28,85 @@ def train(run: Run) -> str | None:
     save_due = validation_due = False
     with process.Interruption() as interruption, progress_bar(run) as steps:
         for run.step in steps:
-            # Read: the next segments of this process's lanes
+            # Read the next segments of this process's lanes
             segments = next_segments(run)
 
-            # Forward and backward: gradients are added to those gathered before, and the state is carried on
-            loss, scored, text_bytes = forward_and_backward(run, segments)
+            # Forward and backward: add to the gathered gradients, carry the state on
+            nats, scored, text_bytes = forward_and_backward(run, segments)
             auxiliary = {name: value.item() for name, value in run.auxiliary.items()}
-            optimization.check_finite(run.step, loss=loss, **auxiliary)
+            optimization.check_finite(run.step, {"loss": nats} | auxiliary)
 
             # Update the parameters, or gather the gradients of more iterations first
             if optimization.update_due(run.step, training):
                 update(run)
 
             # Log: what is added up here is written as a mean
-            run.log.add(loss * scored, scored, text_bytes)
-            show_progress(run, steps, loss * scored / max(1, text_bytes), auxiliary)
+            run.log.add(nats, scored, text_bytes)
+            show_progress(run, steps, nats / max(1, text_bytes), auxiliary)
             if run.step % training.log_every == 0 or run.step == training.steps:
-                record(run, auxiliary)
+                log_means(run, auxiliary)
 
-            # What is due waits for the next update, between which gathered gradients would be lost; all processes do the same
-            stopped, late = process.summed([bool(interruption.signal), run.time_to_save()], run.device)
+            # Validating and saving wait for the next update: a checkpoint holds no gathered gradients.
+            # Processes vote, so that all do the same
+            any_stopped, any_late = process.summed([bool(interruption.signal), run.time_to_save()], run.device)
             validation_due |= training.validate_every > 0 and run.step % training.validate_every == 0
-            save_due |= bool(stopped or late) or run.step % training.save_every == 0 or run.step == training.steps
+            save_due |= bool(any_stopped or any_late) or run.step % training.save_every == 0 or run.step == training.steps
             if run.gathered:
                 continue
 
             # Validate
-            is_best = validation_due and validate(run)
+            is_best = validate(run) if validation_due else False
 
-            # Save
+            # Save, after every validation too
             if save_due or validation_due:
                 save(run, is_best)
                 save_due = validation_due = False
-            if stopped:
+            if any_stopped:
                 break
     run.log.draw()
-    return (interruption.signal or "a signal") if stopped and run.step < training.steps else None
+    return (interruption.signal or "a signal") if any_stopped and run.step < training.steps else None
 
 
 def next_segments(run: Run) -> list:
-    """The next `horizon` segments of this process's lanes."""
+    """The next `horizon` segments of this process's lanes; counts the tokens of all."""
     training = run.settings.training
     own = process.own_lanes(training.batch)
-    segments = [segment.keep_lanes(own).to(run.device) for segment in run.lanes.rollout(training.horizon)]
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
-    return segments
+    return [segment.keep_lanes(own).to(run.device) for segment in run.reader.rollout(training.horizon)]
 
 
-def forward_and_backward(run: Run, segments: list) -> tuple[float, int, int]:
-    """Add the gradients of the segments to the parameters' and carry the state on.
+def forward_and_backward(run: Run, segments: list) -> tuple[float, float, float]:
+    """Add the gradients of a rollout to the gathered ones and carry the state on.
 
-    The lanes are read in `accumulate` groups, one after another. Returns the loss (nats per token), the scored tokens and the
+    The lanes are read in `accumulate` groups, one after another. Returns the summed -log p (nats), the scored tokens and the
     bytes of text that these spell, of all processes together.
     """
-    training, lanes = run.settings.training, len(segments[0].tokens)
-    backprop = replay.BACKPROP[training.backprop]
-    [scored] = process.summed([replay.count_scored(segments)], run.device)
-    divisor = scored / process.ranks()  # the processes' gradients are averaged, not summed
+    training, lane_count = run.settings.training, len(segments[0].tokens)
+    own_bytes = score.count_bytes(segments, run.token_bytes)
+    scored, text_bytes = process.summed([replay.count_scored(segments), own_bytes], run.device)
+    group_size = lane_count // training.accumulate
     loss, states = 0.0, []
-    for rows in torch.arange(lanes).chunk(training.accumulate):
-        rows = slice(rows[0], rows[-1] + 1)
-        group = [segment.keep_lanes(rows) for segment in segments]
+    for first in range(0, lane_count, group_size):
+        rows = slice(first, first + group_size)
         with process.autocast(training.dtype, run.device):
-            part, state = backprop(
-                run.model, group, keep_lanes(run.state, rows), divisor, 1 / training.accumulate, process.rank()
-            )
+            part, state = replay.BACKPROP[training.backprop](
+                run.model, [segment.keep_lanes(rows) for segment in segments], protocol.keep_lanes(run.state, rows),
+                scored=scored / process.world_size(),  # the processes' gradients are averaged, not summed
+                share=1 / training.accumulate, rank=process.rank(),
+            )  # fmt: skip
         loss, states = loss + part.item(), [*states, state]
-    run.state = states[0] if len(states) == 1 else type(state)(*map(torch.cat, zip(*states, strict=True)))
+    run.state = protocol.join_lanes(states)
     run.gathered += 1
-    loss, text_bytes = process.summed([loss / process.ranks(), score.count_bytes(segments, run.token_bytes)], run.device)
-    return loss, scored, text_bytes
+    [nats] = process.summed([loss * scored / process.world_size()], run.device)
+    return nats, scored, text_bytes
 
 
 def update(run: Run) -> None:
-    """Change the parameters by the mean of the gathered gradients, over iterations and processes."""
+    """Take one optimiser step along the mean of the gathered gradients, over iterations and processes."""
     training = run.settings.training
     process.average_gradients(run.model.parameters(), run.device)
     run.gradient_norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
-    optimization.check_finite(run.step, **{"gradient's norm": run.gradient_norm})
+    optimization.check_finite(run.step, {"gradient's norm": run.gradient_norm})
     optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, training))
     run.optimizer.step()
     run.optimizer.zero_grad()
@@ -123,7 +128,7 @@ def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[s
     steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
 
 
-def record(run: Run, auxiliary: dict[str, float]) -> None:
+def log_means(run: Run, auxiliary: dict[str, float]) -> None:
     """Write a line of metrics.jsonl: the mean loss since the last one, and other numbers of this moment."""
     rate = optimization.learning_rate(run.step, run.settings.training)
     others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second()} | auxiliary
@@ -131,7 +136,7 @@ def record(run: Run, auxiliary: dict[str, float]) -> None:
 
 
 def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
-    """The Score of the validation split, or of the first segments of it that --validation-segments names."""
+    """The Score of the validation split, or of as many of its segments as --validation-segments allows."""
     training, documents = run.settings.training, run.corpus.splits["valid"]
     limit = training.validation_segments or None
     with process.autocast(training.dtype, run.device):
@@ -139,7 +144,7 @@ def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
 
 
 def validate(run: Run) -> bool:
-    """Validate in the first process while the others wait; returns whether no score was better before."""
+    """Validate in the first process while the others wait; returns whether this is the best score so far."""
     is_best = False
     if process.rank() == 0:
         result = validation_score(run)
@@ -192,12 +197,12 @@ def main(argv: list[str]) -> None:
         if process.rank() > 0:
             return
         if stopped:
-            print(f"stopped by {stopped} and saved; continue with: python train.py --resume {run.folder}{run.repeat}")
+            print(f"stopped by {stopped} and saved; continue with: python train.py --resume {run.folder}{run.data_dir_option}")
             return
         report(run)
         if run.settings.training.sample:
             sample(run)
-        print(f"saved in {run.folder}; evaluate it with: python eval.py {run.folder}{run.repeat}")
+        print(f"saved in {run.folder}; evaluate it with: python eval.py {run.folder}{run.data_dir_option}")
 
 
 if __name__ == "__main__":

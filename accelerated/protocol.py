@@ -79,6 +79,11 @@ def keep_lanes(state: tuple, rows: torch.Tensor | list[int] | slice) -> tuple:
     return type(state)(*(field[rows] for field in state))
 
 
+def join_lanes(states: list[tuple]) -> tuple:
+    """One state of the lanes of several, in their order."""
+    return type(states[0])(*map(torch.cat, zip(*states, strict=True)))
+
+
 def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
     """The initial state in lanes where starts (B,) is true, the carried state elsewhere.
 

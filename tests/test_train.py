@@ -271,9 +271,12 @@ def test_the_seed_decides_everything(text, tmp_path):
 def watch(monkeypatch, method, look):
     """Let look(segments) see every rollout that method is given."""
     backprop = replay.BACKPROP[method]
-    monkeypatch.setitem(
-        replay.BACKPROP, method, lambda model, segments, *others: look(segments) or backprop(model, segments, *others)
-    )
+
+    def watched(model, segments, state, **others):
+        look(segments)
+        return backprop(model, segments, state, **others)
+
+    monkeypatch.setitem(replay.BACKPROP, method, watched)
 
 
 def test_overlapping_windows_score_every_token_once_in_training(text, tmp_path, monkeypatch):
@@ -301,7 +304,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, t
     train("--data", text, *options, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
     before, nan = checkpoint_path(tmp_path / "run").read_bytes(), float("nan")
     if broken == "loss":
-        monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, *_: (torch.tensor(nan), state))
+        monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, **_: (torch.tensor(nan), state))
     elif broken == "gradient's norm":
         monkeypatch.setattr(optimization, "average_and_clip", lambda *_: nan)
     elif broken == "parameters":

@@ -31,19 +31,19 @@ def unit_norm(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
 
 
-def on_cpu_as_it_is(x: torch.Tensor) -> bool:
+def on_plain_cpu(x: torch.Tensor) -> bool:
     """Whether x is on the CPU and no autocast changes its type: the fast paths with a backward pass by hand need both."""
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 def split_heads(x: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
-    """(B, n, m HE) -> m tensors (B, H, n, E), m = parts"""
+    """Take x (B, n, m HE) apart to m tensors (B, H, n, E), m = parts."""
     width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
     return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x: torch.Tensor) -> torch.Tensor:
-    """(B, H, N, E) -> (B, N, HE)"""
+    """Put the heads of x (B, H, N, E) side by side, (B, N, HE)."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -59,7 +59,7 @@ class ProjectHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, heads, parts):
         y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
-        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True)
+        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True)  # one pass: y's squares are never written out
         inverse = length.square_().add_(NORM_EPSILON).rsqrt_()  # (B, N, m - 1, H, 1)
         y[:, :, :-1].mul_(inverse)
         outs = tuple(y[:, :, part].transpose(1, 2).contiguous() for part in range(parts))  # (B, H, N, E) each
@@ -83,6 +83,6 @@ class ProjectHeads(torch.autograd.Function):
 
 def project_heads(x: torch.Tensor, weight: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
     """project_heads_plain by the fastest path there is for x."""
-    if on_cpu_as_it_is(x):
+    if on_plain_cpu(x):
         return ProjectHeads.apply(x, weight, heads, parts)
     return project_heads_plain(x, weight, heads, parts)

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import on_cpu_as_it_is
+from accelerated.attention.heads import on_plain_cpu
 
 TILE = 64  # queries that the fast path takes at a time
 
@@ -170,6 +170,6 @@ def relative_attention(
     measure: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """relative_attention_plain by the fastest path there is for these arguments."""
-    if on_cpu_as_it_is(query) and dropout == 0:
+    if on_plain_cpu(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
     return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)

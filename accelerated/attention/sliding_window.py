@@ -6,7 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from accelerated.attention.heads import on_cpu_as_it_is
+from accelerated.attention.heads import on_plain_cpu
 
 
 def tile_distance(window: int) -> torch.Tensor:
@@ -115,6 +115,6 @@ def sliding_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
 ) -> torch.Tensor:
     """sliding_attention_plain by the fastest path there is for these arguments."""
-    if on_cpu_as_it_is(query) and dropout == 0:
+    if on_plain_cpu(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)
     return sliding_attention_plain(query, keys, values, offset, dropout)

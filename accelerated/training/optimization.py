@@ -74,7 +74,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def check_finite(step: int, **values: float) -> None:
+def check_finite(step: int, values: dict[str, float]) -> None:
     """Stop the run if a loss, a gradient or a parameter is NaN or infinite; raises InputError."""
     for name, value in values.items():
         if not math.isfinite(value):

@@ -36,6 +36,22 @@ OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max
 OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width"}
 
 
+@dataclasses.dataclass
+class Beginning:
+    """Where a run is kept, and what it begins with: weights drawn from the seed unless one of the others is given."""
+
+    folder: Path
+    data_dir: Path
+    resumed: dict | None = None  # contents of the run's own checkpoint
+    init: str | None = None  # another run, or a GPT-2
+    initial: dict | None = None  # contents of the other run's checkpoint
+
+    @property
+    def gpt2(self) -> str | None:
+        """The GPT-2 to begin with."""
+        return None if self.initial else self.init
+
+
 class OptionParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, naming the nearest option if one is unknown."""
 
@@ -192,19 +208,14 @@ def options_elsewhere(defaults: Settings) -> dict[str, str]:
     return elsewhere
 
 
-def parse_training(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
-    """(Settings, options) of a train.py command line; raises InputError for what can be refused without looking at data.
-
-    options has, besides out, data_dir, resume and init: folder, where the run is kept, and saved, the contents of the checkpoint
-    that --resume or --init names, or None.
-    """
+def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
+    """(Settings, Beginning) of a train.py command line; raises InputError for what can be refused without looking at data."""
     first = first_options(argv)
     defaults, saved = choose_defaults(first)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
-    options.saved = saved
     asked = by_config(defaults.model, vars(options))
     if options.resume:
-        check_resumed(options, defaults, asked)
+        check_resumed(options, saved["step"], defaults, asked)
     elif saved:
         check_initial(options.init, defaults.model_config, asked)
     check_asked(defaults, asked)
@@ -214,8 +225,10 @@ def parse_training(argv: list[str]) -> tuple[Settings, argparse.Namespace]:
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
     settings = Settings(defaults.model, *parts)
     check_together(settings)
-    options.folder = run_folder(options, settings)
-    return settings, options
+    folder = run_folder(options, settings)
+    if options.resume:
+        return settings, Beginning(folder, options.data_dir, resumed=saved)
+    return settings, Beginning(folder, options.data_dir, init=options.init, initial=saved)
 
 
 def adjust(asked: dict[str, dict]) -> None:
@@ -245,7 +258,7 @@ def run_folder(options: argparse.Namespace, settings: Settings) -> Path:
     return Path(options.out)
 
 
-def check_resumed(options: argparse.Namespace, resumed: Settings, asked: dict[str, dict]) -> None:
+def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, asked: dict[str, dict]) -> None:
     """Raise InputError for options that would change the run that --resume continues, or for steps that it already has."""
     if options.out:
         raise InputError(
@@ -257,8 +270,8 @@ def check_resumed(options: argparse.Namespace, resumed: Settings, asked: dict[st
     fixed = sorted(asked["training"].keys() & FIXED_IN_A_RUN)
     if fixed:
         raise InputError(f"--resume keeps the run's {fixed[0]}; leave {option_name(fixed[0])} out, or start a new run")
-    if options.saved["step"] >= asked["training"].get("steps", resumed.training.steps):
-        raise InputError(f"--resume {options.resume} stands at step {options.saved['step']}; give --steps above that")
+    if step >= asked["training"].get("steps", resumed.training.steps):
+        raise InputError(f"--resume {options.resume} stands at step {step}; give --steps above that")
 
 
 def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:

@@ -36,7 +36,7 @@ def autocast(dtype: str, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-def ranks() -> int:
+def world_size() -> int:
     """How many processes train together."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
@@ -49,7 +49,7 @@ def rank() -> int:
 @contextlib.contextmanager
 def joined(device: torch.device) -> Iterator[None]:
     """Connect to the other processes, inside: by NCCL if they have GPUs, otherwise by gloo."""
-    if ranks() == 1:
+    if world_size() == 1:
         yield
         return
     if device.type == "cuda":
@@ -64,7 +64,7 @@ def joined(device: torch.device) -> Iterator[None]:
 
 def wait_for_all() -> None:
     """Wait until every process has come here."""
-    if ranks() > 1:
+    if world_size() > 1:
         torch.distributed.barrier()
 
 
@@ -80,15 +80,15 @@ def first_process_first() -> Iterator[None]:
 
 def own_lanes(batch: int) -> slice:
     """The lanes of this process, a slice of all; raises InputError if they cannot be dealt evenly."""
-    if batch % ranks():
-        raise InputError(f"--batch {batch} cannot be dealt to {ranks()} processes evenly; give a multiple of {ranks()}")
-    size = batch // ranks()
+    if batch % world_size():
+        raise InputError(f"--batch {batch} cannot be dealt to {world_size()} processes evenly; give a multiple of {world_size()}")
+    size = batch // world_size()
     return slice(rank() * size, (rank() + 1) * size)
 
 
 def summed(values: list, device: torch.device) -> list:
     """The sums over all processes of a list of numbers."""
-    if ranks() == 1:
+    if world_size() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(total)
@@ -97,11 +97,11 @@ def summed(values: list, device: torch.device) -> list:
 
 def all_lanes(state: tuple) -> tuple:
     """The state of all processes' lanes, in the lanes' order."""
-    if ranks() == 1:
+    if world_size() == 1:
         return state
 
     def gathered(field):
-        parts = [torch.empty_like(field) for _ in range(ranks())]
+        parts = [torch.empty_like(field) for _ in range(world_size())]
         torch.distributed.all_gather(parts, field.contiguous())
         return torch.cat(parts)
 
@@ -110,14 +110,14 @@ def all_lanes(state: tuple) -> tuple:
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> None:
     """Replace every gradient by its mean over all processes; a parameter that has none in any process keeps none."""
-    if ranks() == 1:
+    if world_size() == 1:
         return
     parameters = list(parameters)
     users = summed([float(parameter.grad is not None) for parameter in parameters], device)
     used = [parameter for parameter, count in zip(parameters, users, strict=True) if count]
     flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in used])
     torch.distributed.all_reduce(flat)
-    for parameter, mean in zip(used, (flat / ranks()).split([p.numel() for p in used]), strict=True):
+    for parameter, mean in zip(used, (flat / world_size()).split([p.numel() for p in used]), strict=True):
         parameter.grad = mean.view_as(parameter)
 
 

@@ -1,6 +1,5 @@
 """What a training run carries along, how it is opened and how it is saved. For train.py, whose loop uses all of it."""
 
-import argparse
 import contextlib
 import math
 import os
@@ -26,6 +25,7 @@ from accelerated.training.checkpoint import checkpoint_path, load_parameters, sa
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
 from accelerated.training.log import Log, figure_class
 from accelerated.training.optimization import check_finite, make_optimizer
+from accelerated.training.options import Beginning
 from accelerated.training.settings import Settings, settings_contents
 
 
@@ -39,80 +39,80 @@ class Run:
     tokenizer: object
     token_bytes: torch.Tensor  # (V,) bytes of text that each token spells
     corpus: Corpus
-    lanes: MultiTask  # deals the segments of all lanes, with their tasks
+    reader: MultiTask  # deals the segments of all lanes, with their tasks
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     state: tuple  # that this process's lanes carry
     log: Log
-    repeat: str = ""  # the option that a later command must repeat
+    data_dir_option: str = ""  # what later commands about this run must end in
     step: int = 0  # iterations done
     best: float = math.inf  # lowest validation loss in bits per byte
     gathered: int = 0  # iterations since the last update
     gradient_norm: float = 0.0  # of the last update
-    auxiliary: dict = field(default_factory=dict)  # {name: loss} of the segment that the model computed last
-    tokens: int = 0  # read since the run was opened, those of padding and overlaps among them
-    begun: float = field(default_factory=time.perf_counter)
-    saved: float = field(default_factory=time.perf_counter)  # when
+    auxiliary: dict = field(default_factory=dict)  # {name: loss} of one segment of the rollout, the one computed last
+    tokens: int = 0  # read since the run was opened, padding and overlaps included
+    opened: float = field(default_factory=time.perf_counter)
+    last_save: float = field(default_factory=time.perf_counter)
 
     def tokens_per_second(self) -> float:
         """How many tokens all processes have read in a second, on average since the run was opened."""
-        return self.tokens / (time.perf_counter() - self.begun)
+        return self.tokens / (time.perf_counter() - self.opened)
 
     def time_to_save(self) -> bool:
         """Whether --save-minutes have passed since the last checkpoint."""
         minutes = self.settings.training.save_minutes
-        return bool(minutes) and time.perf_counter() - self.saved > 60 * minutes
+        return bool(minutes) and time.perf_counter() - self.last_save > 60 * minutes
 
 
 @contextlib.contextmanager
-def open_run(settings: Settings, options: argparse.Namespace) -> Iterator[Run]:
-    """Yield a Run of the options of parse_training: a new one, or as it was when it was saved. Its processes are joined inside.
+def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
+    """Yield a new Run, or a resumed one; inside, the processes that train together are connected.
 
     Raises InputError for all that can be refused before training begins, first what needs no data.
     """
-    check_before_reading(settings, options)
+    check_before_reading(settings, beginning)
     device = process.choose_device(settings.training.device)
     with process.joined(device):
         if process.rank() == 0:
-            with disk_errors(options.folder, "give another --out"):
-                options.folder.mkdir(parents=True, exist_ok=True)
+            with disk_errors(beginning.folder, "give another --out"):
+                beginning.folder.mkdir(parents=True, exist_ok=True)
         try:
-            tokenizer, corpus = load_data(settings, options)
+            tokenizer, corpus = load_data(settings, beginning)
         except InputError:
             with contextlib.suppress(OSError):
-                options.folder.rmdir()  # if there is nothing in it
+                beginning.folder.rmdir()  # if there is nothing in it
             raise
         process.keep_freed_memory()
-        yield build(settings, options, device, tokenizer, corpus)
+        yield build(settings, beginning, device, tokenizer, corpus)
 
 
 def save(run: Run, is_best: bool = False) -> None:
-    """Write everything that resuming from here needs; never in place of a good checkpoint what is NaN or infinite."""
-    check_finite(run.step, parameters=sum(float(p.detach().abs().max()) for p in run.model.parameters() if p.numel()))
+    """Write everything that resuming from here needs; refuses NaN and infinite parameters, so that the last good one stays."""
+    check_finite(run.step, {"parameters": sum(float(p.detach().abs().max()) for p in run.model.parameters() if p.numel())})
     contents = settings_contents(run.settings) | {
         "parameters": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
-        "state": tuple(process.all_lanes(run.state)), "lanes": run.lanes.position(), "random": torch.get_rng_state(),
+        "state": tuple(process.all_lanes(run.state)), "lanes": run.reader.position(), "random": torch.get_rng_state(),
         "step": run.step, "corpus": run.corpus.digest, "best": run.best, "pending": run.log.pending,
     }  # fmt: skip
     if process.rank() == 0:
         save_in_run(run.folder, contents, run.settings.training.keep, is_best)
-    run.saved = time.perf_counter()
+    run.last_save = time.perf_counter()
 
 
-def check_before_reading(settings: Settings, options: argparse.Namespace) -> None:
+def check_before_reading(settings: Settings, beginning: Beginning) -> None:
     """Raise InputError for what this machine cannot do with the settings, and for weights that do not fit them."""
     training = settings.training
-    if options.init and not options.saved:
-        check_gpt2(options.init, settings.model_config)
-    check_writable(options.folder, "--resume" if options.resume else "--out")
-    if settings.data.data != "recall" and not (options.data_dir / "tokens").is_dir():  # what is there may be all that is needed
-        check_writable(options.data_dir, "--data-dir")
+    if beginning.gpt2:
+        check_gpt2(beginning.gpt2, settings.model_config)
+    check_writable(beginning.folder, "--resume" if beginning.resumed else "--out")
+    if settings.data.data != "recall" and not (beginning.data_dir / "tokens").is_dir():  # what is there may be enough
+        check_writable(beginning.data_dir, "--data-dir")
     lanes = process.own_lanes(training.batch)
     if (lanes.stop - lanes.start) % training.accumulate:
         raise InputError(f"--accumulate {training.accumulate} does not divide the {lanes.stop - lanes.start} lanes a process")
     if training.plot:
         figure_class()
-    if settings.data.train_bpe and not options.saved:
+    if settings.data.train_bpe and not (beginning.resumed or beginning.initial):
         check_package()
     compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
     if training.compile == "inductor" and not compiler and process.choose_device(training.device).type == "cpu":
@@ -128,68 +128,73 @@ def check_writable(folder: Path, option: str) -> None:
         raise InputError(f"cannot write to {above}; give another {option} than {folder}")
 
 
-def choose_tokenizer(settings: Settings, options: argparse.Namespace) -> object:
-    """The tokenizer of a resumed run, of the run that weights come from, learned, or named; the run keeps its ranks."""
+def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
+    """The tokenizer: the resumed run's, that of the run behind --init, one learned here, or a named one.
+
+    If it has no name, its ranks are kept in the run.
+    """
     data = settings.data
-    if options.resume or (process.rank() > 0 and data.own_ranks):  # the first process has written them
-        return run_tokenizer(options.folder, data)
-    if options.saved:
-        tokenizer = run_tokenizer(options.init, data)
+    if beginning.resumed or (process.rank() > 0 and data.own_ranks):  # the first process has written them
+        return run_tokenizer(beginning.folder, data)
+    if beginning.initial:
+        tokenizer = run_tokenizer(beginning.init, data)
     elif data.train_bpe:
-        tokenizer = train_bpe(open_source(data.data, options.data_dir, data.documents), data.train_bpe)
+        tokenizer = train_bpe(open_source(data.data, beginning.data_dir, data.documents), data.train_bpe)
     else:
         tokenizer = open_tokenizer(data.tokenizer)
     if data.own_ranks:
-        save_ranks(options.folder, tokenizer)
+        save_ranks(beginning.folder, tokenizer)
     return tokenizer
 
 
-def load_data(settings: Settings, options: argparse.Namespace) -> tuple[object, Corpus]:
+def load_data(settings: Settings, beginning: Beginning) -> tuple[object, Corpus]:
     """(tokenizer, Corpus) of a run; raises InputError if a resumed run would read something else than before."""
     data = settings.data
     with process.first_process_first():
-        tokenizer = choose_tokenizer(settings, options)
-        corpus = load_corpus(data.data, tokenizer, settings.recall, options.data_dir, data.documents)
+        tokenizer = choose_tokenizer(settings, beginning)
+        corpus = load_corpus(data.data, tokenizer, settings.recall, beginning.data_dir, data.documents)
     check_length(data.data, corpus.splits, settings.model_config.segment)
-    if options.resume and options.saved.get("corpus", corpus.digest) != corpus.digest:
+    if beginning.resumed and beginning.resumed.get("corpus", corpus.digest) != corpus.digest:
         raise InputError(
-            f"--data {data.data} is no longer what {options.resume} was trained on; bring it back as it was, or begin a new "
-            f"run with --init {options.resume}"
+            f"--data {data.data} is no longer what {beginning.folder} was trained on; bring it back as it was, or begin a new "
+            f"run with --init {beginning.folder}"
         )
     return tokenizer, corpus
 
 
-def build(settings: Settings, options: argparse.Namespace, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
-    """The Run: lanes, model, optimiser and state at the start, or as they were saved."""
+def build(settings: Settings, beginning: Beginning, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
+    """The Run: reader, model, optimiser and state at the start, or as they were saved."""
     training, config = settings.training, settings.model_config
     documents, overlap = cut_for_lanes(training.batch, corpus.splits["train"]), overlap_of(config)
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
-    lanes = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
+    reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     model = MODELS[settings.model](config, training.seed).to(device)
-    if options.init:
-        begin_with(model, options)
-    optimizer, state = make_optimizer(model, training), detach(model.initial_state(training.batch))
-    saved = options.saved if options.resume else {}
+    take_weights(model, beginning)
+    optimizer, state, saved = (
+        make_optimizer(model, training),
+        detach(model.initial_state(training.batch)),
+        beginning.resumed or {},
+    )
     if saved:
-        load_parameters(model, saved["parameters"], checkpoint_path(options.folder))
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["random"].cpu())
         state = state_from(state, saved["state"])
-        lanes.seek(saved["lanes"])
+        reader.seek(saved["lanes"])
     step, first = saved.get("step", 0), process.rank() == 0
     run = Run(
-        settings, options.folder, device, tokenizer, torch.as_tensor(tokenizer.token_bytes, device=device), corpus, lanes, model,
-        optimizer,
-        keep_lanes(state, process.own_lanes(training.batch)),
-        Log(options.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
-        "" if options.data_dir == default_data_dir() else f" --data-dir {options.data_dir}", step, saved.get("best", math.inf),
+        settings=settings, folder=beginning.folder, device=device, tokenizer=tokenizer,
+        token_bytes=torch.as_tensor(tokenizer.token_bytes, device=device), corpus=corpus, reader=reader, model=model,
+        optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
+        log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
+        data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
+        step=step, best=saved.get("best", math.inf),
     )  # fmt: skip
     if first:
-        introduce(run, options)
+        introduce(run, beginning)
         warn_of_horizon(run, longest_document(documents, config.segment, overlap))
-    options.saved = None  # the tensors in it take memory
+    beginning.resumed = beginning.initial = None  # the tensors in them take memory
     model.register_forward_hook(  # back-propagation returns the loss alone
         lambda _, inputs, output: run.auxiliary.update({name: loss.detach() for name, loss in output.auxiliary.items()})
     )
@@ -197,23 +202,26 @@ def build(settings: Settings, options: argparse.Namespace, device: torch.device,
     return run
 
 
-def begin_with(model: torch.nn.Module, options: argparse.Namespace) -> None:
-    """Take the weights of a run, or of a GPT-2; what is added to a plain GPT-2 stays as it starts."""
-    if not options.saved:
-        load_gpt2(model, options.init)
-        return
-    parameters = options.saved["parameters"]
-    theirs, ours = (any(name.startswith("module.") for name in names) for names in (parameters, model.state_dict()))
-    unused, fresh = None if ours else "module.", None if theirs else "module."
-    load_parameters(model, parameters, checkpoint_path(options.init), unused, fresh)
+def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
+    """Load the weights of the resumed run, of another run, or of a GPT-2; without any of them the model stays as drawn."""
+    if beginning.gpt2:
+        load_gpt2(model, beginning.gpt2)
+    elif beginning.resumed:
+        load_parameters(model, beginning.resumed["parameters"], checkpoint_path(beginning.folder))
+    elif beginning.initial:
+        parameters, module = beginning.initial["parameters"], "module."  # the recurrence of GPT-2, which one side may lack
+        only_theirs = not any(name.startswith(module) for name in model.state_dict())
+        only_ours = not any(name.startswith(module) for name in parameters)
+        path = checkpoint_path(beginning.init)
+        load_parameters(model, parameters, path, module if only_theirs else None, module if only_ours else None)
 
 
-def introduce(run: Run, options: argparse.Namespace) -> None:
+def introduce(run: Run, beginning: Beginning) -> None:
     """Say what is going to be trained, and on what."""
     size = sum(p.numel() for p in run.model.parameters()) / 1e6
-    if options.init and options.saved:
-        print(f"begins with the weights, the model and the data of {options.init}, except for what was given")
-    where = f"{run.device}, {process.ranks()} processes" if process.ranks() > 1 else str(run.device)
+    if beginning.initial:
+        print(f"begins with the weights, the model and the data of {beginning.init}, except for what was given")
+    where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
     documents = len(run.corpus.splits["train"])
     print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents} training documents; run {run.folder}")
     print(run.model.describe())
@@ -242,7 +250,7 @@ def gradient_passes(model: torch.nn.Module) -> bool:
     model.eval()  # draws no random numbers
     state = model(tokens, model.initial_state(1)).state
     model.train()
-    return any(field.requires_grad for field in state)
+    return any(part.requires_grad for part in state)
 
 
 def compile_forward(model: torch.nn.Module, training) -> None:

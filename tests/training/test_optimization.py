@@ -9,10 +9,10 @@ import torch
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.errors import InputError
 from accelerated.training.optimization import (
+    average_and_clip,
     check_finite,
     learning_rate,
     make_optimizer,
-    average_and_clip,
     set_learning_rate,
     update_due,
 )
@@ -113,6 +113,6 @@ def test_optimisers_decay_matrices_only(name, kind):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_nan_or_infinite_stops_a_run(value):
-    check_finite(3, loss=1e30)
+    check_finite(3, {"loss": 1e30})
     with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; what was saved before stands; try a lower"):
-        check_finite(3, loss=2.0, **{"gradient's norm": value})
+        check_finite(3, {"loss": 2.0, "gradient's norm": value})

@@ -162,9 +162,9 @@ def test_the_vocabulary_is_the_tokenizers():
 
 
 def test_a_gpt2_implies_its_model_and_preset():
-    chosen, options = parse_training(["--init", "some/gpt2.safetensors"])
+    chosen, beginning = parse_training(["--init", "some/gpt2.safetensors"])
     assert chosen == preset_settings("pretrained_recurrence", "gpt2")._replace(model_config=chosen.model_config)
-    assert (chosen.model_config.layers, chosen.model_config.vocabulary, options.saved) == (12, 50257, None)
+    assert (chosen.model_config.layers, chosen.model_config.vocabulary, beginning.initial) == (12, 50257, None)
     assert parse_training(["--init", "x", "--preset", "gpt2-medium"])[0].model_config.layers == 24
 
 
@@ -179,9 +179,9 @@ def keep(settings, run, step=1):
 def test_resuming_keeps_model_and_data(tmp_path):
     chosen, _ = parse_training(["--gate", "lstm", "--steps", "9"])
     run = str(keep(chosen, tmp_path / "run", step=3))
-    resumed, options = parse_training(["--resume", run, "--steps", "20"])
+    resumed, beginning = parse_training(["--resume", run, "--steps", "20"])
     assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
-    assert str(options.folder) == run and options.saved["step"] == 3
+    assert str(beginning.folder) == run and beginning.resumed["step"] == 3
     for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"], ["--batch", "2"], ["--weight-decay", "0.5"],
                  ["--model", "compressive"]):  # fmt: skip
         with pytest.raises(InputError, match="--resume keeps"):
@@ -198,9 +198,9 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
         ["--model", "pretrained_recurrence", "--width", "16", "--data", "recall", "--recall-distance", "8"]
     )
     run = str(keep(chosen, tmp_path / "run"))
-    begun, options = parse_training(["--init", run])
+    begun, beginning = parse_training(["--init", run])
     assert begun == chosen._replace(training=preset_settings("pretrained_recurrence", "fine-tune").training)
-    assert options.saved["step"] == 1 and options.folder.name == "pretrained_recurrence-recall-1"
+    assert beginning.initial["step"] == 1 and beginning.folder.name == "pretrained_recurrence-recall-1"
     assert parse_training(["--init", run, "--recall-distance", "9"])[0].recall.distance == 9
     for argv, words in (
         (["--width", "24"], "--width is 24, the weights of --init .* have 16; leave it out"),
@@ -215,9 +215,9 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
 
 def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    chosen, options = parse_training(["--data", "recall"])
-    (tmp_path / options.folder.parent).mkdir()
-    keep(chosen, tmp_path / options.folder)
+    chosen, beginning = parse_training(["--data", "recall"])
+    (tmp_path / beginning.folder.parent).mkdir()
+    keep(chosen, tmp_path / beginning.folder)
     assert parse_training(["--data", "recall"])[1].folder.name == "block_recurrent-recall-2"
     with pytest.raises(InputError, match="already holds a run"):
-        parse_training(["--data", "recall", "--out", str(options.folder)])
+        parse_training(["--data", "recall", "--out", str(beginning.folder)])
