@@ -193,7 +193,7 @@ class Writer(nn.Module):
 class FeedForward(nn.Module):
     """What every layer ends with. Its parameters are named as the layer's own, so a layer inherits it and declares it last."""
 
-    def declare_feed_forward(self, config: Config):
+    def declare_feed_forward(self, config: Config) -> None:
         self.dropout = config.dropout
         self.mlp_norm = LayerNorm(config.width)
         self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)

@@ -13,7 +13,7 @@ the same. `rank` is the number of this process among those that train together: 
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
@@ -37,7 +37,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def begin(model: torch.nn.Module, segment, state: tuple) -> tuple:
+def begin(model: torch.nn.Module, segment: tuple, state: tuple) -> tuple:
     """The state that a segment reads: carried, or the initial one in lanes where a document starts."""
     return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
 
@@ -47,17 +47,17 @@ def count_scored(segments: list) -> int:
     return sum(int(segment.scored.sum()) for segment in segments)
 
 
-def divisor(segments, scored=None):
+def divisor(segments: list, scored: float | None = None) -> float:
     """What the summed cross-entropy is divided by, 1 if nothing is scored so that the loss is 0 rather than NaN."""
     return (count_scored(segments) if scored is None else scored) or 1
 
 
-def inputs_of(segment, state):
+def inputs_of(segment: tuple, state: tuple) -> tuple:
     """The arguments that a model reads a segment with: a task only if the segment has one."""
     return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
 
 
-def run_segment(model, segment, state, seed, scored):
+def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
     """(summed loss / scored tokens of the rollout, summed auxiliary losses, next state) of one segment."""
     with seeded(seed, segment.tokens.device):
         output = model(*inputs_of(segment, begin(model, segment, state)))
@@ -67,14 +67,16 @@ def run_segment(model, segment, state, seed, scored):
     return nats / scored, sum(output.auxiliary.values()), output.state
 
 
-def run_backward(tensors, gradients=None):
+def run_backward(tensors: list, gradients: list | None = None) -> None:
     """Make one backward call, outside of any autocast that the forward ran in."""
     device = tensors[0].device.type
     with torch.autocast(device, enabled=False):
         torch.autograd.backward(tensors, gradients)
 
 
-def forward_then_backward(run, model, segments, state, scored, share, rank):
+def forward_then_backward(
+    run: Callable, model: torch.nn.Module, segments: list, state: tuple, scored: float | None, share: float, rank: int
+) -> tuple[torch.Tensor, tuple]:
     """Run all segments forward by run, a run_segment, then one backward call through all of them."""
     seeds, scored, state = segment_seeds(segments, rank), divisor(segments, scored), detach(state)
     loss, auxiliary = 0.0, 0.0

@@ -114,3 +114,14 @@ def test_scripts_are_read_in_one_sitting(script):
 def test_the_training_script_imports_at_most_twelve_names():
     names = project_imports(SCRIPTS["train.py"])
     assert len(names) <= 12, [f"{module}.{name}" for module, name in names]
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
+def test_public_functions_say_their_types(file):
+    """Not those of torch.autograd.Function, whose arguments are what apply() is given."""
+    bodies = [(FILES | SCRIPTS)[file].body]
+    classes = [node for node in bodies[0] if isinstance(node, ast.ClassDef)]
+    bodies += [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
+    for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"):
+        arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
+        assert node.returns is not None and all(a.annotation for a in arguments), f"{node.name} in {file}"

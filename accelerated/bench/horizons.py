@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence, whose paper has 20
 PAPER = "Memformer's Table 3, horizon 4: BPTT 16,177 MB, x1.00; checkpointing 9,885 MB, x0.48; memory replay 7,229 MB, x0.90"
 
 
-def rollout_variant(name: str, model, method: str, horizon: int, options: Namespace) -> Variant:
+def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace) -> Variant:
     """One rollout by a method, from a state in mid-document; gradients stay allocated between steps."""
     config, segments, device = model.config, [], options.device
     for tokens, targets in random_segments(config.vocabulary, config.segment, options.batch, horizon, device):
@@ -34,7 +35,7 @@ def rollout_variant(name: str, model, method: str, horizon: int, options: Namesp
     return Variant(name, step, options.batch * config.segment * horizon, None)
 
 
-def named_configs(model: str, config) -> dict:
+def named_configs(model: str, config: Any) -> dict:
     """{name: config} to compare the methods on; of Memformer the paper's two models, at this width."""
     if model == "block_recurrent":
         return {model: replace(config, segment=2 * config.window)}  # 32 segments must fit into memory

@@ -1,5 +1,7 @@
 """Training steps of the public PyTorch packages of the same papers, for the table `steps`; each package is optional."""
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -8,7 +10,7 @@ from accelerated.bench.timing import Variant, counted_flops, random_segments
 from accelerated.training.process import autocast
 
 
-def block_recurrent_peer(config, batch, device, dtype):
+def block_recurrent_peer(config: Any, batch: int, device: torch.device, dtype: str) -> Variant:
     """block-recurrent-transformer-pytorch at the same width, depth, heads, window, states and segment."""
     from block_recurrent_transformer_pytorch import BlockRecurrentTransformer
 
@@ -28,7 +30,7 @@ def block_recurrent_peer(config, batch, device, dtype):
     return Variant("block-recurrent-transformer-pytorch (peer)", step, batch * config.segment, None)
 
 
-def compressive_peer(config, batch, device, dtype):
+def compressive_peer(config: Any, batch: int, device: torch.device, dtype: str) -> Variant:
     """compressive-transformer-pytorch at the same sizes, without its GRU gates and enhanced recurrence, from full memories.
 
     The package freezes its key and value projections for good in the first step (an in-place detach); they are set to be
@@ -59,7 +61,7 @@ def compressive_peer(config, batch, device, dtype):
     return Variant("compressive-transformer-pytorch (peer)", step, batch * config.segment * count, None)
 
 
-def memformer_peer(config, batch, device, dtype):
+def memformer_peer(config: Any, batch: int, device: torch.device, dtype: str) -> Variant:
     """memformer's memory_replay_backprop at the same sizes: a loss on the last segment only."""
     import memformer
 
@@ -84,7 +86,7 @@ def memformer_peer(config, batch, device, dtype):
     return Variant("memformer (peer), loss on the last", step, batch * config.segment * count, counted_flops(step))
 
 
-def pretrained_recurrence_peer(config, batch, device, dtype):
+def pretrained_recurrence_peer(config: Any, batch: int, device: torch.device, dtype: str) -> Variant:
     """transformers' GPT-2 at the same sizes, reading the same windows, each by itself."""
     import transformers
 

@@ -1,5 +1,7 @@
 """The sizes that the tables of the bench are measured at: small ones for a CPU, those of the papers for a GPU."""
 
+from typing import Any
+
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.memformer import Memformer
@@ -39,7 +41,7 @@ SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained
 BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_recurrence": 8}
 
 
-def sizes_line(config, batch: int) -> str:
+def sizes_line(config: Any, batch: int) -> str:
     """The sizes of a config by their letters."""
     letters = {"D": "width", "L": "layers", "L encoder": "encoder_layers", "L decoder": "decoder_layers", "H": "heads"}
     letters |= {"E": "head_width", "F": "feed_forward", "N": "segment", "W": "window", "S": "states", "S slots": "slots"}

@@ -8,6 +8,7 @@ import importlib.util
 import statistics
 from argparse import Namespace
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -30,7 +31,7 @@ from accelerated.models import MODELS
 from accelerated.training.process import autocast
 
 
-def objective_of(model, segments: list, state) -> torch.Tensor:
+def objective_of(model: Any, segments: list, state: tuple) -> torch.Tensor:
     """Mean cross-entropy of each of segments [(tokens, targets)], summed, plus auxiliary losses; the state is carried."""
     total = 0.0
     for tokens, targets in segments:
@@ -39,7 +40,7 @@ def objective_of(model, segments: list, state) -> torch.Tensor:
     return total
 
 
-def training_flops(model_class: type, config, batch: int, count: int) -> int:
+def training_flops(model_class: type, config: Any, batch: int, count: int) -> int:
     """FLOPs of the matrix products in a forward and a backward of `count` segments, counted on the plain path."""
     with torch.device("meta"):
         model = model_class(config).to("meta")
@@ -47,7 +48,7 @@ def training_flops(model_class: type, config, batch: int, count: int) -> int:
     return counted_flops(lambda: objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward())
 
 
-def step_variant(name: str, config, options: Namespace) -> Variant:
+def step_variant(name: str, config: Any, options: Namespace) -> Variant:
     """Training steps of as many segments as SEGMENTS says, from a state that has already read as many."""
     model_class, count, device = MODELS[options.model], SEGMENTS[options.model], options.device
     model = model_class(config).to(device)
@@ -67,7 +68,7 @@ def step_variant(name: str, config, options: Namespace) -> Variant:
     return Variant(name, step, tokens, training_flops(model_class, config, options.batch, count))
 
 
-def named_configs(model: str, config) -> dict:
+def named_configs(model: str, config: Any) -> dict:
     """{name: config} of a model and its baseline."""
     if model == "block_recurrent":
         slide = replace(config, layers=config.layers + 1, recurrent_layers=())

@@ -15,6 +15,7 @@ import torch
 
 from accelerated.errors import InputError, option_name
 from accelerated.training.settings import GPT2_SIZES
+from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 NORMS = {"ln_1": "norm", "ln_2": "mlp_norm"}
@@ -64,7 +65,7 @@ def of_gpt2(named: dict) -> dict:
     return {name: value for name, value in named.items() if name != "lm_head.weight" and not BUFFERS.fullmatch(name)}
 
 
-def check_gpt2(path: str | Path, config) -> Path:
+def check_gpt2(path: str | Path, config: Config) -> Path:
     """The file that path names, if its header says that it is a GPT-2 of config's sizes; raises InputError otherwise.
 
     Of the tensors nothing is read.
@@ -89,7 +90,7 @@ def check_gpt2(path: str | Path, config) -> Path:
     return file
 
 
-def gpt2_shapes(config) -> dict[str, tuple]:
+def gpt2_shapes(config: Config) -> dict[str, tuple]:
     """{GPT-2's name: shape} of a model of config's sizes."""
     d, f = config.width, config.feed_forward
     shapes = {"wte.weight": (config.vocabulary, d), "wpe.weight": (config.max_positions, d)}
@@ -102,7 +103,7 @@ def gpt2_shapes(config) -> dict[str, tuple]:
     return shapes
 
 
-def renamed(tensors: dict[str, torch.Tensor], config) -> dict[str, torch.Tensor]:
+def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
     """{our name: tensor} of tensors that have gpt2_shapes: matrices turned, query, key and value taken apart."""
     ours = {"embedding": tensors["wte.weight"], "positions": tensors["wpe.weight"]}
     ours |= {"final_norm.scale": tensors["ln_f.weight"], "final_norm.bias": tensors["ln_f.bias"]}
@@ -124,7 +125,7 @@ def published_size(layers: int, width: int) -> str | None:
     return next((name for name, size in GPT2_SIZES.items() if size == (layers, width)), None)
 
 
-def check_size(path: str | Path, shapes: dict[str, tuple], config) -> None:
+def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> None:
     """Raise InputError if a GPT-2 of these shapes is of another size than config; it says all that should be given."""
     layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
     table, inner = shapes.get("wpe.weight", ()), shapes.get("h.0.mlp.c_fc.bias", ())
@@ -151,7 +152,7 @@ def check_size(path: str | Path, shapes: dict[str, tuple], config) -> None:
     raise InputError(f"--init {path} has {theirs}, the model has {ours}; give {do}")
 
 
-def check_described(file: Path, config) -> None:
+def check_described(file: Path, config: Config) -> None:
     """Raise InputError if the config.json beside a GPT-2 says that it computes something else than a model of config.
 
     The number of heads, which no shape shows, is that of config.json or else of the published GPT-2 of this size.

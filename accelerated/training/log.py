@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from accelerated.errors import InputError, disk_errors, written_whole
 
@@ -98,7 +99,7 @@ def draw_curves(records: list[dict], path: Path) -> None:
     save_figure(figure, path)
 
 
-def figure_class():
+def figure_class() -> type:
     """matplotlib's Figure; raises InputError if it is not installed."""
     try:
         from matplotlib.figure import Figure
@@ -107,7 +108,7 @@ def figure_class():
     return Figure
 
 
-def plain_axes(axes):
+def plain_axes(axes: Any) -> Any:
     """Axes with light lines at their values and no box."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
@@ -131,7 +132,7 @@ def check_figure(path: str | Path) -> None:
         raise InputError(f"cannot draw {path}: there is no folder {path.parent}")
 
 
-def save_figure(figure, path: str | Path) -> None:
+def save_figure(figure: Any, path: str | Path) -> None:
     """Write a figure whole or not at all; raises InputError if that fails."""
     check_figure(path)
     with written_whole(path, "free some space, or give another place") as temporary:

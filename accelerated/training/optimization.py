@@ -1,6 +1,7 @@
 """Optimisers, learning-rate schedules and the limits of gradients, for train.py, run.py and evaluation/dynamic.py."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ OPTIMIZERS = ("adamw", "adam", "adafactor")
 SCHEDULES = ("cosine", "inverse_square_root", "constant")
 
 
-def learning_rate(step: int, config) -> float:
+def learning_rate(step: int, config: Any) -> float:
     """The rate of iteration `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
 
     The warm-up starts from config.initial_fraction of it at step 0. cosine falls to config.final_fraction of it at config.steps;
@@ -27,7 +28,7 @@ def learning_rate(step: int, config) -> float:
     return config.learning_rate * fraction
 
 
-def update_due(step: int, config) -> bool:
+def update_due(step: int, config: Any) -> bool:
     """Whether the gradients gathered so far are applied after iteration `step`, counted from 1.
 
     Every time until iteration update_every_from, every update_every iterations from there on (Compressive Transformer, 5.5.1),
@@ -53,7 +54,7 @@ def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> f
     return math.hypot(*(norm.item() for norm in norms))
 
 
-def make_optimizer(model: torch.nn.Module, config) -> torch.optim.Optimizer:
+def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer:
     """The optimiser of a TrainingConfig; weight decay acts on parameters of two axes, not on vectors."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]

@@ -26,7 +26,7 @@ from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
 from accelerated.training.log import Log, figure_class
 from accelerated.training.optimization import check_finite, make_optimizer
 from accelerated.training.options import Beginning
-from accelerated.training.settings import Settings, settings_contents
+from accelerated.training.settings import Settings, TrainingConfig, settings_contents
 
 
 @dataclass
@@ -253,7 +253,7 @@ def gradient_passes(model: torch.nn.Module) -> bool:
     return any(part.requires_grad for part in state)
 
 
-def compile_forward(model: torch.nn.Module, training) -> None:
+def compile_forward(model: torch.nn.Module, training: TrainingConfig) -> None:
     """Let torch.compile make the model's forward faster, if --compile says so.
 
     Memory replay's first pass, `advance`, is not compiled and must drop out what the compiled forward does: then compiled code
