@@ -4,18 +4,17 @@ import argparse
 import dataclasses
 import difflib
 import json
-import math
 import sys
 from pathlib import Path
 
 import torch
 
-from accelerated.data.corpus import check_data, default_data_dir, load_corpus
+from accelerated.data.corpus import check_data, load_corpus
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import SPLITS, lengths_of
 from accelerated.errors import InputError, option_name, run_program
-from accelerated.evaluation import dynamic, frequency, generation, memories, overlap, positions, score, temporal_range
-from accelerated.evaluation.score import Run, at_least, carries_nothing
+from accelerated.evaluation import dynamic, frequency, generation, memories, overlap, positions, score
+from accelerated.evaluation.report import TrainedRun, at_least
 from accelerated.models import MODELS
 from accelerated.training.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
 from accelerated.training.log import check_figure
@@ -27,24 +26,22 @@ from reference.pretrained_recurrence import POOLS
 REPORTS = {
     "score": score.REPORT,
     "sample": generation.REPORT,
-    "positions": positions.REPORT,
+    "positions": positions.POSITIONS,
     "frequency": frequency.REPORT,
     "overlap": overlap.REPORT,
-    "range": temporal_range.REPORT,
+    "range": positions.RANGE,
     "attention": memories.ATTENTION,
     "compression": memories.COMPRESSION,
     "dynamic": dynamic.REPORT,
 }
-FORMERLY = {
-    "--by-position": "positions RUN", "--by-frequency": "frequency RUN", "--temporal-range": "range RUN --segments K",
-    "--attention-buckets": "attention RUN", "--compression-by-layer": "compression RUN", "--sample": "sample RUN --tokens N",
-    "--dynamic-evaluation": "dynamic RUN --learning-rate RATE", "--overlap": "overlap RUN --overlaps O,...",
+MODEL_OF_OPTION = {  # the only model that an option is for; all but new_window are fields of its config
+    "memory": "compressive", "compressed_memory": "compressive",
+    "segment": GPT2_MODEL, "pool": GPT2_MODEL, "new_window": GPT2_MODEL,
 }  # fmt: skip
-OF_MODEL = {"memory": "compressive", "compressed_memory": "compressive", "segment": GPT2_MODEL, "pool": GPT2_MODEL}
 
 
 def overview() -> str:
-    """What eval.py --help prints."""
+    """The text of eval.py --help."""
     rows = [(f"python eval.py {name} {report.example}", report.help) for name, report in REPORTS.items()]
     lines = "\n".join(f"  {example:<55} {text}" for example, text in rows)
     return f"""Report what a trained model predicts of documents, its state carried through each; or continue a text.
@@ -56,20 +53,16 @@ python eval.py RUN alone scores. Each report has options of its own: python eval
 
 
 def report_parser(name: str) -> OptionParser:
-    """The parser of one report, which takes only what the report has a use for."""
-    report, several = REPORTS[name], name == "overlap"
-    usage = f"python eval.py {name} RUN{' [RUN ...]' if several else ''} [options]"
-    epilog = f"example: python eval.py {name} {report.example}"
-    parser = OptionParser(
-        prog=f"eval.py {name}", allow_abbrev=False, usage=usage, description=f"Print {report.help}.", epilog=epilog
-    )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="one or more folders that train.py wrote" if several else "folder that train.py wrote",
-    )
+    """The parser of one report: it takes only the options that the report uses."""
+    report = REPORTS[name]
+    usage = f"python eval.py {name} RUN{' [RUN ...]' if report.table else ''} [options]"
+    about = {"description": f"Print {report.help}.", "epilog": f"example: python eval.py {name} {report.example}"}
+    parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
     report.add_options(parser)
+    if report.clears:
+        text = "start every segment from the initial state instead of the carried one"
+        parser.add_argument("--clear-memory", action="store_true", help=text)
     if report.plots:
         parser.add_argument("--plot", metavar="FILE", help="draw it too: .png, .pdf or .svg (needs the extra plot)")
     if report.splits:
@@ -77,19 +70,30 @@ def report_parser(name: str) -> OptionParser:
         add_data_dir(parser)
         parser.add_argument("--split", choices=SPLITS, help=f"which part of it (default {' and '.join(report.splits)})")
         parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes read at a time (default the run's)")
-    for size in ("memory", "compressed_memory") if report.model != GPT2_MODEL else ():
-        text = f"rows of {size.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
-        parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
+    if report.model != GPT2_MODEL:
+        for size in ("memory", "compressed_memory"):
+            text = f"rows of {size.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
+            parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
     if report.model != "compressive":
-        of = "of a pretrained_recurrence model (default the run's)"
-        parser.add_argument("--segment", type=int, metavar="T", help=f"window {of}")
-        parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {of}")
-    parser.add_argument(
-        "--checkpoint", default="last", metavar="NAME", help="which of a run's checkpoints: last, best or step-N (default last)"
-    )
+        whose = "of a pretrained_recurrence model (default the run's)"
+        parser.add_argument("--segment", type=int, metavar="T", help=f"window {whose}")
+        parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {whose}")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="which one: last, best or step-N (default last)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
+
+
+def refuse_options_of_other_reports(name: str, words: list[str]) -> None:
+    """Raise InputError for an option that only other reports have.
+
+    The parser of the report would refuse it too; this message says where the option belongs.
+    """
+    known = {report: report_parser(report)._option_string_actions for report in REPORTS}
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        takers = [report for report, options in known.items() if option in options]
+        if takers and name not in takers:
+            raise InputError(f"{option} is an option of eval.py {', '.join(takers)}, not of {name}; leave it out")
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
@@ -97,19 +101,15 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     if argv[:1] in (["-h"], ["--help"]):
         print(overview())
         raise SystemExit
-    name, rest = (argv[0], argv[1:]) if argv and argv[0] in REPORTS else ("score", argv)
-    for option in (word.partition("=")[0] for word in rest if word.startswith("--")):
-        if option in FORMERLY:
-            raise InputError(f"{option} is a command of its own now: python eval.py {FORMERLY[option]} (see eval.py --help)")
-        takers = [other for other in REPORTS if option in report_parser(other)._option_string_actions]
-        if takers and name not in takers:
-            raise InputError(f"{option} is an option of eval.py {', '.join(takers)}, not of {name}; leave it out")
-    if rest is argv and argv and not argv[0].startswith("-") and not Path(argv[0]).exists():
+    named = bool(argv) and argv[0] in REPORTS
+    name, rest = (argv[0], argv[1:]) if named else ("score", argv)
+    refuse_options_of_other_reports(name, rest)
+    if not named and argv and not argv[0].startswith("-") and not Path(argv[0]).exists():
         nearest = difflib.get_close_matches(argv[0], REPORTS, n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"the reports are {', '.join(REPORTS)}"
         raise InputError(f"{argv[0]} is neither a run's folder nor a report; {advice}")
     options = report_parser(name).parse(rest)
-    if len(options.runs) > 1 and name != "overlap":
+    if len(options.runs) > 1 and not REPORTS[name].table:
         raise InputError(f"{len(options.runs)} runs were given; only eval.py overlap takes more than one")
     if getattr(options, "data", None):
         check_data(options.data)
@@ -118,34 +118,35 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     return name, options
 
 
-def model_config(name: str, options: argparse.Namespace, settings: Settings):
-    """The run's model config with what the options and the report change."""
+def evaluated_config(name: str, options: argparse.Namespace, settings: Settings) -> object:
+    """The config to evaluate the run's model with: its own, changed by the options and the report."""
     report, trained = REPORTS[name], settings.model_config
     if report.model not in (None, settings.model):
         raise InputError(f"{name} is for {report.model} models, this is {settings.model}; give another run")
-    for option, model in (OF_MODEL | {"new_window": GPT2_MODEL}).items():
-        if getattr(options, option, None) is not None and model != settings.model:
+    given = {option: value for option, value in vars(options).items() if option in MODEL_OF_OPTION and value is not None}
+    for option in given:
+        if (model := MODEL_OF_OPTION[option]) != settings.model:
             raise InputError(f"{option_name(option)} is for {model} models, this is {settings.model}; leave it out")
-    sizes = {size: getattr(options, size) for size in OF_MODEL if getattr(options, size, None) is not None}
-    config = report.config(trained, sizes, options)
+    given.pop("new_window", None)
+    config = report.config(trained, given, options)
     if settings.model == "compressive" and config.compressed_memory and not trained.compressed_memory:
         memories.check_untrained(config)
     return config
 
 
-def open_run(path: str, name: str, options: argparse.Namespace, device: torch.device) -> Run:
-    """The trained model, ready to evaluate, with what it was trained as."""
-    checkpoint = chosen_checkpoint(path, options.checkpoint)
-    contents = load_checkpoint(checkpoint, device)
-    settings = settings_from(contents, checkpoint)
+def open_trained_run(path: str, name: str, options: argparse.Namespace, device: torch.device) -> TrainedRun:
+    """The run at path with its model ready to evaluate, and nothing to read yet."""
+    file = chosen_checkpoint(path, options.checkpoint)
+    checkpoint = load_checkpoint(file, device)
+    settings = settings_from(checkpoint, file)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
-    model = MODELS[settings.model](model_config(name, options, settings)).to(device)
-    load_parameters(model, contents["parameters"], checkpoint, unused=".compression.")
-    lanes = getattr(options, "batch", None) or settings.training.batch
-    return Run(path, model.eval(), settings, contents, run_tokenizer(path, settings.data), lanes)
+    model = MODELS[settings.model](evaluated_config(name, options, settings)).to(device)
+    load_parameters(model, checkpoint["parameters"], file, unused=".compression.")
+    lane_count = getattr(options, "batch", None) or settings.training.batch
+    return TrainedRun(path, model.eval(), settings, checkpoint, run_tokenizer(path, settings.data), lane_count)
 
 
-def open_documents(run: Run, options: argparse.Namespace, splits: tuple[str, ...]) -> Run:
+def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> TrainedRun:
     """The run with what it reads: --split, or else these splits; raises InputError if one has nothing to predict."""
     trained = run.settings.data
     data = options.data or trained.data
@@ -153,7 +154,7 @@ def open_documents(run: Run, options: argparse.Namespace, splits: tuple[str, ...
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
     documents = trained.documents if Path(data).is_dir() else "files"  # other data than the run's may be a file
     corpus = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir, documents)
-    if data == trained.data and run.contents.get("corpus") not in (None, corpus.digest):
+    if data == trained.data and run.checkpoint.get("corpus") not in (None, corpus.digest):
         print(f"warning: {data} is no longer what the run was trained on; its splits may be others", file=sys.stderr)
     read = {split: corpus.splits[split] for split in ((options.split,) if options.split else splits)}
     for split, documents in read.items():
@@ -162,48 +163,44 @@ def open_documents(run: Run, options: argparse.Namespace, splits: tuple[str, ...
     return run._replace(data=data, splits=read)
 
 
-def heading(run: Run, cleared: bool) -> tuple[dict, list[str]]:
-    """What is evaluated, and how: (record, lines)."""
+def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
+    """What is evaluated, and how: the fields that begin the report's JSON, and its title lines."""
     config, trained = run.model.config, run.settings.model_config
-    lines, notes = [run.model.describe()], ()
-    if run.settings.model == GPT2_MODEL and (notes := overlap.differences(config, trained)):
-        lines.append(f"trained with {', '.join(notes)}")
+    lines = [run.model.describe()]
+    if run.settings.model == GPT2_MODEL and (differing := overlap.differences(config, trained)):
+        lines.append(f"trained with {', '.join(differing)}")
     if run.settings.model == "compressive":
         now, then = (f"memory {c.memory}, compressed_memory {c.compressed_memory}" for c in (config, trained))
         lines += [f"evaluated with {now}; trained with {then}"] if now != then else []
-    [split], step = run.splits, run.contents["step"]
+    [split] = run.splits
+    step = run.checkpoint["step"]
     memory = "memory cleared at every segment" if cleared else "memory carried through each document"
-    memory = "no memory" if carries_nothing(run.model) else memory
+    memory = "no memory" if score.carries_nothing(run.model) else memory
     lines.append(f"{run.settings.model} from {Path(run.path)}, step {step}, {split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
     return record | {"data": run.data, "split": split, "memory_cleared": cleared}, lines
 
 
-def for_json(value):
-    """value, with None for NaN and infinite numbers: JSON has none."""
-    if isinstance(value, dict):
-        return {name: for_json(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [for_json(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def main(argv: list[str]) -> None:
+    """Print the report that the command line asks for."""
     name, options = parse(argv)
     report, device = REPORTS[name], choose_device(options.device)
-    runs = [open_run(path, name, options, device) for path in dict.fromkeys(options.runs)]
+    runs = [open_trained_run(path, name, options, device) for path in dict.fromkeys(options.runs)]  # each once
     if report.splits:
-        data = {options.data or run.settings.data.data: None for run in runs}
+        data = list(dict.fromkeys(options.data or run.settings.data.data for run in runs))  # each once, in order
         if len(data) > 1:
             raise InputError(f"the runs read different data ({', '.join(data)}); say with --data what all are to read")
-        options.data_dir = Path(options.data_dir or default_data_dir())
         runs = [open_documents(run, options, report.splits) for run in runs]
-    with autocast("float32" if report.exact else runs[0].settings.training.dtype, device):
-        record, lines = report.run(*runs, options=options)
-    if report.splits and name != "overlap":
+    results = []
+    for run in runs:
+        with autocast("float32" if report.exact else run.settings.training.dtype, device):
+            results.append(report.run(run, options))
+    record, lines = report.table(runs, results) if report.table else results[0]
+    if report.splits and not report.table:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines
-    print(json.dumps(for_json(record)) if options.json else "\n".join(lines))
+    record = json.loads(json.dumps(record), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
+    print(json.dumps(record) if options.json else "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import WHITE_SPACE, Document
 from accelerated.errors import InputError
-from accelerated.evaluation.score import Report, Run, as_cell, exponential, ratio, token_nats
+from accelerated.evaluation.report import Report, TrainedRun, as_cell
+from accelerated.evaluation.score import Score, token_nats
 from accelerated.training.log import new_figure, save_figure
 
 PIECE = 1 << 20  # tokens of a document that are text at a time
@@ -19,17 +21,13 @@ FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999
 
 
 class FrequencyRow(NamedTuple):
-    """Words that stand in the training split a number of times that the name gives."""
+    """The words whose occurrences in the training split lie in one of FREQUENCIES."""
 
     name: str
     nats: float  # summed -log p of the words' scored tokens
-    words: int  # that a scored token belongs to, each as often as it stands there
+    words: int  # that a scored token belongs to, each as often as it stands in the documents
     tokens: int  # scored tokens
-    perplexity: float  # per word; NaN if there is none
-
-
-def row_of(name: str, nats: float, words: int, tokens: int) -> FrequencyRow:
-    return FrequencyRow(name, nats, words, tokens, exponential(ratio(nats, words)))
+    perplexity: float  # per word; NaN if there is no word
 
 
 def ids_of(document: Document) -> np.ndarray:
@@ -37,12 +35,12 @@ def ids_of(document: Document) -> np.ndarray:
     return np.concatenate([document.inputs[:1], document.targets])
 
 
-def words_of(document: Document, tokenizer) -> tuple[list[bytes], np.ndarray]:
+def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.ndarray]:
     """(the document's words; the number of the word that each of its n tokens belongs to, (n,) int64).
 
-    A word is a maximal run of bytes that are not white space. A token belongs to the word of its first such byte; one of white
-    space alone to the next word, or to the last if none follows. So a token belongs to exactly one word, and a word that begins
-    within the last token of another may have none. A text of white space alone is one empty word.
+    A word is a maximal run of bytes that are not white space. A token belongs to the word of its first such byte; white space
+    alone belongs to the next word, or to the last if none follows. A word that begins within another's last token may have no
+    token. A text of white space alone is one empty word.
     """
     ids = ids_of(document)
     text, lengths = tokenizer.decode(ids), tokenizer.token_bytes[ids]
@@ -53,16 +51,16 @@ def words_of(document: Document, tokenizer) -> tuple[list[bytes], np.ndarray]:
     return words, np.minimum(owners, len(words) - 1)
 
 
-def distinct_words(documents, tokenizer) -> set[bytes]:
-    """The words that stand in documents."""
+def distinct_words(documents: Sequence, tokenizer: object) -> set[bytes]:
+    """The words of documents, each once."""
     return {word for document in documents for word in tokenizer.decode(ids_of(document)).split()}
 
 
-def word_counts(documents, words: set[bytes], tokenizer, size: int = PIECE) -> Counter:
+def word_counts(documents: Sequence, words: set[bytes], tokenizer: object, size: int = PIECE) -> Counter:
     """How often each of `words` stands in documents, which are read `size` tokens at a time.
 
-    A word that a piece ends in waits for the next piece; only so much of it is kept as shows that it is longer than all `words`,
-    so that a text without white space fits in memory.
+    The last word of a piece waits for the next piece. It is cut once it is longer than all `words`, so that a text without white
+    space fits in memory.
     """
     counts, longest = Counter(), max(map(len, words), default=0)
     for document in documents:
@@ -76,12 +74,8 @@ def word_counts(documents, words: set[bytes], tokenizer, size: int = PIECE) -> C
     return counts
 
 
-def by_frequency(nats: list[np.ndarray], documents, counts: dict[bytes, int], tokenizer) -> list[FrequencyRow]:
-    """Perplexity per word by how often the word stands in the training split (Compressive Transformers, Table 7).
-
-    nats are token_nats of the documents, counts the word_counts of their distinct_words in the training split. Returns a row for
-    each of FREQUENCIES and one for all.
-    """
+def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes, int], tokenizer: object) -> list[FrequencyRow]:
+    """A row for each of FREQUENCIES and one for all words (Table 7), from token_nats and the training split's word_counts."""
     sums, sizes = np.zeros(len(FREQUENCIES)), np.zeros((len(FREQUENCIES), 2), np.int64)  # words, tokens
     edges = sorted(FREQUENCIES.values())[1:]
     for losses, document in zip(nats, documents, strict=True):
@@ -92,8 +86,9 @@ def by_frequency(nats: list[np.ndarray], documents, counts: dict[bytes, int], to
         buckets = len(edges) - np.searchsorted(edges, found, side="right")  # (words,)
         np.add.at(sums, buckets[owners], losses[document.scored])
         np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
-    rows = [row_of(name, total, *size) for name, total, size in zip(FREQUENCIES, sums.tolist(), sizes.tolist(), strict=True)]
-    return [*rows, row_of("all", sum(row.nats for row in rows), *sizes.sum(0).tolist())]
+    totals, counted = sums.tolist(), sizes.tolist()
+    rows = zip([*FREQUENCIES, "all"], [*totals, sum(totals)], [*counted, sizes.sum(0).tolist()], strict=True)
+    return [FrequencyRow(name, total, *size, Score(total).perplexity(size[0])) for name, total, size in rows]
 
 
 def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
@@ -106,32 +101,27 @@ def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
     """Draw by_frequency's rows, a bar each; a bucket that is empty or of infinite perplexity has none."""
     figure, axes = new_figure()
     heights = [row.perplexity if math.isfinite(row.perplexity) else 1.0 for row in rows]
-    axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
-    for index, (row, height) in enumerate(zip(rows, heights, strict=True)):
-        axes.annotate(as_cell(row.perplexity, ",.5g"), (index, height), (0, 3), textcoords="offset points", ha="center")
+    bars = axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
+    axes.bar_label(bars, [as_cell(row.perplexity, ",.5g") for row in rows], padding=3)
     axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
-    axes.set_yscale("log")
-    axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
     axes.set(title="Perplexity by frequency of the word", xlabel="times that the word stands in the training split")
-    axes.set_ylabel("perplexity per word")
+    axes.set(ylabel="perplexity per word", yscale="log")
+    axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
     save_figure(figure, path)
 
 
-def report(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Perplexity per word by how often the word stands in what the run was trained on."""
-    settings, tokenizer = run.settings, run.tokenizer
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
-    words = distinct_words(run.documents, tokenizer)
-    trained = settings.data
-    training = load_corpus(trained.data, tokenizer, settings.recall, options.data_dir, trained.documents).splits["train"]
-    nats = token_nats(run.model, run.documents, run.lanes)
-    rows = by_frequency(nats, run.documents, word_counts(training, words, tokenizer), tokenizer)
+    trained, tokenizer = run.settings.data, run.tokenizer
+    training = load_corpus(trained.data, tokenizer, run.settings.recall, options.data_dir, trained.documents).splits["train"]
+    counts = word_counts(training, distinct_words(run.documents, tokenizer), tokenizer)
+    rows = by_frequency(token_nats(run.model, run.documents, run.lane_count), run.documents, counts, tokenizer)
     if options.plot:
         draw_frequency(options.plot, rows)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)
 
 
-REPORT = Report(
-    "the perplexity of words by how often they stand in the training split", "RUN --plot frequency.png", report, plots=True
-)
+HELP = "the perplexity of words by how often they stand in the training split"
+REPORT = Report(HELP, "RUN --plot frequency.png", report, plots=True)

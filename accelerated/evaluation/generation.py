@@ -5,16 +5,18 @@ import codecs
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import Module, functional
 
+from accelerated.data.sources import read_errors
 from accelerated.data.windows import Document, overlap_of
 from accelerated.errors import InputError
-from accelerated.evaluation.score import Report, Run, at_least, evaluating, number
+from accelerated.evaluation.report import Report, TrainedRun, at_least, number
+from accelerated.evaluation.score import evaluating
 
 
 class Sampling(NamedTuple):
@@ -51,14 +53,11 @@ def most_probable(probabilities: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
-    """The fewest most probable tokens of each row of probabilities (B, V) that hold `mass` of its sum, the others at 0.
-
-    One token at least (Holtzman et al. 2019; the samples of Compressive Transformers, appendix E, have mass 0.98).
-    """
+    """The fewest most probable tokens of each row of probabilities (B, V) that hold `mass` of its sum, the others at 0."""
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     before = functional.pad(ordered.cumsum(-1)[:, :-1], (1, 0))  # what more probable tokens hold
     left_out = before >= mass * ordered.sum(-1, keepdim=True)
-    left_out[:, 0] = False
+    left_out[:, 0] = False  # Holtzman et al. 2019; appendix E of Compressive Transformers has mass 0.98
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
@@ -100,77 +99,60 @@ def prompt_from(document: Document, length: int = 32) -> torch.Tensor:
     return torch.as_tensor(document.inputs[:length].astype("int64"))[None]
 
 
-def show_text(tokenizer, ids: Iterable[int]) -> str:
+def show_text(tokenizer: object, ids: Iterable[int]) -> str:
     """Ids as text for a terminal; bytes that are not UTF-8 become replacement characters."""
     return tokenizer.decode(ids).decode("utf-8", errors="replace")
 
 
-def stream_text(tokenizer, tokens: Iterable, write: Callable[[str], None]) -> list[int]:
-    """Write tokens, ids or tensors of one, as text as soon as they arrive; returns their ids.
-
-    Bytes of an unfinished UTF-8 character wait for the rest of it. All that is written is show_text of the ids.
-    """
-    decoder, ids = codecs.getincrementaldecoder("utf-8")(errors="replace"), []
-    for token in tokens:
-        ids.append(int(token))
-        if text := decoder.decode(tokenizer.decode(ids[-1:])):
-            write(text)
-    if text := decoder.decode(b"", final=True):
-        write(text)
-    return ids
+def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
+    """The text of tokens (ids or tensors of one), each UTF-8 character as soon as it is whole; show_text of all in the end."""
+    return codecs.iterdecode((tokenizer.decode([int(token)]) for token in tokens), "utf-8", errors="replace")
 
 
 def prompt_in_file(path: str) -> bytes:
     """The content of --prompt-file."""
-    try:
+    with read_errors(f"--prompt-file {path}"):
         return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read --prompt-file {path}: {error.strerror}") from None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many to add (default 200)")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", type=os.fsencode, metavar="TEXT", default=b"\n", help="text to continue (default a newline)")
-    prompts.add_argument(
-        "--prompt-file", type=prompt_in_file, dest="prompt", metavar="FILE", default=argparse.SUPPRESS,
-        help="a file to continue, of any length",
-    )  # fmt: skip
+    file = {"type": prompt_in_file, "metavar": "FILE", "help": "a file to continue, of any length"}
+    prompts.add_argument("--prompt-file", dest="prompt", default=argparse.SUPPRESS, **file)
     fits = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
-    parser.add_argument(
-        "--temperature", type=fits, default=0.8,
-        help="below 1 favours probable tokens; 0 takes the most probable (default 0.8)",
-    )  # fmt: skip
+    text = "below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
+    parser.add_argument("--temperature", type=fits, default=0.8, help=text)
     parser.add_argument("--top-k", type=at_least(1), metavar="K", help="sample from the K most probable tokens (default all)")
-    parser.add_argument(
-        "--top-p", type=number(float, lambda p: 0 < p <= 1, "above 0 and at most 1"), metavar="P",
-        help="nucleus sampling: from the fewest tokens that have probability P together; 0.98 is the Compressive Transformer's "
-        "(default 1: all)",
-    )  # fmt: skip
+    fits = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
+    text = "sample from the fewest tokens that have probability P together; the Compressive Transformer has 0.98 (default 1: all)"
+    parser.add_argument("--top-p", type=fits, metavar="P", help=text)
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the random numbers (default 0)")
-    parser.add_argument(
-        "--new-window", action="store_true", default=None,
-        help="continue in a new window that begins with the prompt's last token and knows the rest by the inserted vector alone "
-        "(pretrained_recurrence, section 5.3; the paper takes --temperature 0)",
-    )  # fmt: skip
+    text = (
+        "continue in a new window that begins with the prompt's last token and knows the rest by the inserted vector alone "
+        "(pretrained_recurrence, section 5.3; the paper takes --temperature 0)"
+    )
+    parser.add_argument("--new-window", action="store_true", default=None, help=text)
 
 
-def report(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Print the prompt and, as it comes, its continuation; with --json both are in the record instead."""
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """Print the prompt and, as it comes, its continuation; with --json return both instead."""
     if options.temperature == 0 and (options.top_k or options.top_p):
         raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
     if not options.prompt:
         raise InputError("the prompt is empty; give at least one character to continue")
     device = next(run.model.parameters()).device
-    ids = run.tokenizer.encode(options.prompt).astype("int64")
+    prompt = torch.tensor(run.tokenizer.encode(options.prompt).astype("int64"), device=device)
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
-    prompt = torch.tensor(ids, device=device)[None]
-    tokens = continue_text(run.model, prompt, options.tokens, sampling, generator, options.new_window)
-    show = (lambda text: None) if options.json else lambda text: print(text, end="", flush=True)
-    text = stream_text(run.tokenizer, itertools.chain(ids, tokens), show)
-    record = {"prompt": show_text(run.tokenizer, ids), "continuation": show_text(run.tokenizer, text[len(ids) :])}
-    return record, []  # the lines are shown already
+    tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)
+    if options.json:
+        continuation = show_text(run.tokenizer, [int(token) for token in tokens])
+        return {"prompt": show_text(run.tokenizer, prompt.tolist()), "continuation": continuation}, []
+    for text in stream_text(run.tokenizer, itertools.chain(prompt.tolist(), tokens)):
+        print(text, end="", flush=True)
+    return {}, []  # the lines are shown already
 
 
 REPORT = Report("a continuation of a text", "RUN --prompt 'def ' --top-p 0.98", report, add_options, splits=())

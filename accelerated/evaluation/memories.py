@@ -2,38 +2,32 @@
 
 import argparse
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import Module
 
 from accelerated.errors import InputError
-from accelerated.evaluation.score import Report, Run, at_least, read
+from accelerated.evaluation.report import Report, TrainedRun, at_least
+from accelerated.evaluation.score import read
 from accelerated.protocol import keep_lanes
 from accelerated.training.options import changed
+from reference.compressive import Config
 
 BUCKETS = 6  # of each of compressed memory, memory and segment
 PARTS = ("compressed memory", "memory", "segment")
 
 
-def segments_to_fill(config) -> int:
+def segments_to_fill(config: Config) -> int:
     """Segments that must have been read before no memory can hold zeros of the document's start."""
     compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
     return -(-config.memory // config.segment) + compressed
 
 
-def full_memories(model: Module, documents, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
-    """Yield (tokens, state) of the lanes whose memories are full, `sequences` lanes and segments in all or as many as there are.
-
-    Segments with positions that are not scored, such as a padded last one, are left out. Raises InputError if fewer than two are
-    found.
-    """
+def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
+    """Yield (tokens, state) of lanes with full memories and a whole scored segment, `sequences` in all; InputError if below 2."""
     need, found = segments_to_fill(model.config), 0
-
-    def advance(tokens: torch.Tensor, state: tuple) -> tuple:
-        return None, model.advance(tokens, state), None  # nobody asks for logits
-
-    for segment, number, state, _ in read(model, documents, lanes, forward=advance):
+    for segment, number, state, _ in read(model, documents, lanes, predict=False):
         own = ((number >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
         if len(own):
             yield segment.tokens[own], keep_lanes(state, own)
@@ -42,9 +36,9 @@ def full_memories(model: Module, documents, lanes: int, sequences: int) -> Itera
             return
     if found < 2:
         raise InputError(
-            f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments of "
-            f"{model.config.segment} scored tokens; give longer documents (--data) or smaller memories (--memory, "
-            f"--compressed-memory)"
+            f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments "
+            f"of {model.config.segment} scored tokens; give longer documents (--data) or smaller memories "
+            f"(--memory, --compressed-memory)"
         )
 
 
@@ -54,12 +48,9 @@ def bucket_edges(size: int) -> list[int]:
 
 
 @torch.no_grad()
-def attention_by_bucket(model: Module, documents, lanes: int, sequences: int) -> torch.Tensor:
-    """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18).
-
-    Buckets run from old to new, as the keys do: compressed memory, memory, segment.
-    """
-    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)
+def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
+    """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18)."""
+    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, as the keys
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         buckets = []
@@ -70,20 +61,20 @@ def attention_by_bucket(model: Module, documents, lanes: int, sequences: int) ->
 
 
 def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
-    """attention_by_bucket's rows as means and standard errors of the mean by age: (record, lines in percent)."""
+    """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
     mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
     record, lines = {}, [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
     for index, part in enumerate(PARTS):
         at = slice(index * BUCKETS, (index + 1) * BUCKETS)
         record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
         pairs = zip((mean[at] * 100).tolist(), (error[at] * 100).tolist(), strict=True)
-        cells = "".join(f"{f'{percent:6.2f} ({spread:.2f})':>15}" for percent, spread in pairs)
+        cells = "".join(f"{f'{percent:6.2f} ({deviation:.2f})':>15}" for percent, deviation in pairs)
         lines.append(f"{part:<18}" + (f"{cells}   sum {mean[at].sum() * 100:.1f}" if weights[:, at].any() else " none"))
-    return record, lines
+    return {"attention": record}, lines
 
 
 @torch.no_grad()
-def compression_by_layer(model: Module, documents, lanes: int, sequences: int) -> torch.Tensor:
+def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
     """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""
     total, count = 0.0, 0
     for tokens, state in full_memories(model, documents, lanes, sequences):
@@ -93,20 +84,19 @@ def compression_by_layer(model: Module, documents, lanes: int, sequences: int) -
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--sequences", type=at_least(2), default=1000, metavar="N", help="segments to average over (default 1000)"
-    )
+    text = "segments to average over (default 1000)"
+    parser.add_argument("--sequences", type=at_least(2), default=1000, metavar="N", help=text)
 
 
-def reconstructing(config, sizes: dict, options: argparse.Namespace):
-    """The config with other sizes, whose auxiliary losses are those of attention reconstruction."""
+def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
+    """The config with other sizes and attention reconstruction as its auxiliary losses."""
     config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
     if not config.compressed_memory:
         raise InputError("compression: compressed_memory is 0, so nothing is compressed; give --compressed-memory or another run")
     return config
 
 
-def check_untrained(config) -> None:
+def check_untrained(config: Config) -> None:
     """Raise InputError if config's compression would have had to be trained, for a run that has compressed nothing."""
     if config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding":
         raise InputError(
@@ -115,24 +105,20 @@ def check_untrained(config) -> None:
         )
 
 
-def report_attention(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """How much attention goes to six ages each of compressed memory, memory and segment."""
-    record, lines = bucket_table(attention_by_bucket(run.model, run.documents, run.lanes, options.sequences))
-    return {"attention": record}, lines
+    return bucket_table(attention_by_bucket(run.model, run.documents, run.lane_count, options.sequences))
 
 
-def report_compression(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The attention-reconstruction loss of every layer."""
-    losses = compression_by_layer(run.model, run.documents, run.lanes, options.sequences).tolist()
+    losses = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences).tolist()
     lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
     return {"attention_reconstruction_loss": losses}, lines
 
 
-ATTENTION = Report(
-    "how much attention goes to each age of a compressive model's memories", "RUN --sequences 200", report_attention,
-    add_options, model="compressive", exact=True,
-)  # fmt: skip
-COMPRESSION = Report(
-    "the attention-reconstruction loss of each layer of a compressive model", "RUN --sequences 200", report_compression,
-    add_options, reconstructing, model="compressive", exact=True,
-)  # fmt: skip
+EXAMPLE = "RUN --sequences 200"
+ATTENTION_HELP = "how much attention goes to each age of a compressive model's memories"
+ATTENTION = Report(ATTENTION_HELP, EXAMPLE, report_attention, add_options, model="compressive", exact=True)
+LOSS_HELP = "the attention-reconstruction loss of each layer of a compressive model"
+COMPRESSION = Report(LOSS_HELP, EXAMPLE, report_compression, add_options, reconstructing, model="compressive", exact=True)

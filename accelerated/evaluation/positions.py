@@ -1,13 +1,17 @@
-"""eval.py positions: the loss by how far into its document a token stands."""
+"""eval.py positions and range: the loss by how far into its document a token stands, and by how far the memory was carried."""
 
 import argparse
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch.nn import Module
 
-from accelerated.evaluation.score import Report, Run, as_cell, carries_nothing, ratio, token_nats
+from accelerated.data.lanes import longest_document
+from accelerated.data.windows import lengths_of, overlap_of
+from accelerated.errors import InputError
+from accelerated.evaluation.report import Report, TrainedRun, as_cell, at_least
+from accelerated.evaluation.score import Score, add_segment, carries_nothing, read, score_record, token_nats
 from accelerated.training.log import new_figure, save_figure
 
 
@@ -17,9 +21,9 @@ class PositionRow(NamedTuple):
     start: int
     stop: int
     documents: int  # that have a token to predict there
-    nats: float  # summed -log p of the scored tokens
-    tokens: int  # scored tokens
-    text_bytes: int  # bytes of text that the scored tokens spell
+    nats: float  # this and the following as in Score
+    tokens: int
+    text_bytes: int
     bits_per_token: float
     bits_per_byte: float
 
@@ -32,13 +36,9 @@ def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
         start, stop = stop, 2 * stop
 
 
-def by_position(nats: list[np.ndarray], documents, tokenizer, first: int) -> list[PositionRow]:
-    """The loss by how far into its document the predicted token stands: a row for each of doubling_ranges(first, ...).
-
-    nats are token_nats of the documents. Does the loss keep falling past what attention reaches? Only longer documents have later
-    ranges, and those may be easier: compare with a second reading of the same documents, the memory cleared.
-    """
-    longest = max((len(document.inputs) for document in documents), default=0)
+def by_position(nats: list[np.ndarray], documents: Sequence, tokenizer: object, first: int) -> list[PositionRow]:
+    """The loss by how far into its document the predicted token stands, from token_nats: a row per range of doubling_ranges."""
+    longest = int(lengths_of(documents).max(initial=0))
     ranges = list(doubling_ranges(first, longest + 1 if longest else 0))
     sums, counts = [0.0] * len(ranges), np.zeros((len(ranges), 3), np.int64)  # documents, tokens, bytes
     for losses, document in zip(nats, documents, strict=True):
@@ -49,21 +49,20 @@ def by_position(nats: list[np.ndarray], documents, tokenizer, first: int) -> lis
             sums[index] += float(losses[span][scored].sum())
             counts[index] += len(scored) > 0, len(targets), tokenizer.token_bytes[targets].sum()
     rows = []
-    for (start, stop), total, (reached, tokens, text_bytes) in zip(ranges, sums, counts.tolist(), strict=True):
-        bits = total / math.log(2)
-        rows.append(PositionRow(start, stop, reached, total, tokens, text_bytes, ratio(bits, tokens), ratio(bits, text_bytes)))
+    for limits, total, (reached, tokens, text_bytes) in zip(ranges, sums, counts.tolist(), strict=True):
+        score = Score(total, tokens, text_bytes=text_bytes)
+        rows.append(PositionRow(*limits, reached, total, tokens, text_bytes, score.bits_per_token, score.bits_per_byte))
     return rows
 
 
 def position_lines(readings: dict[str, list[PositionRow]]) -> list[str]:
     """The table of readings {label: rows of by_position}, which are all of the same documents: bits per byte."""
-    widths = [max(len(label), 9) for label in readings]
-    labels = "".join(f"   {label:>{width}}" for label, width in zip(readings, widths, strict=True))
+    labels = [f"   {label:>9}" for label in readings]
     lines = ["bits per byte by the position of the predicted token in its document"]
-    lines.append(f"{'position':>21} {'documents':>10} {'tokens':>13}{labels}")
+    lines.append(f"{'position':>21} {'documents':>10} {'tokens':>13}{''.join(labels)}")
     for rows in zip(*readings.values(), strict=True):
         place = f"{rows[0].start:,} to {rows[0].stop - 1:,}"
-        cells = "".join(f"   {as_cell(row.bits_per_byte, '.4f'):>{width}}" for row, width in zip(rows, widths, strict=True))
+        cells = "".join(f"{as_cell(row.bits_per_byte, '.4f'):>{len(label)}}" for row, label in zip(rows, labels, strict=True))
         lines.append(f"{place:>21} {rows[0].documents:10,d} {rows[0].tokens:13,d}{cells}")
     return lines
 
@@ -84,12 +83,26 @@ def draw_positions(path: str, readings: dict[str, list[PositionRow]], reach: int
     save_figure(figure, path)
 
 
-def report(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, reach: int) -> list[Score]:
+    """A Score for each number of segments, 0 .. reach - 1, that the state has carried since it was the initial one.
+
+    The state is cleared before every reach-th segment of a document. A document's first `reach` segments are read and not scored,
+    so that all numbers come from the middle of documents; each number of segments has segments of its own.
+    """
+    scores = [Score()] * reach
+    for segment, number, _, logits in read(model, documents, lanes, clear_every=reach):
+        for carried in (number % reach)[number >= reach].unique().tolist():
+            own = ((number >= reach) & (number % reach == carried))[:, None]
+            scores[carried] = add_segment(scores[carried], logits, segment._replace(scored=segment.scored & own), tokenizer)
+    return scores
+
+
+def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by position with the memory and, if there is one, with it cleared."""
-    readings, model = {}, run.model
+    model, readings = run.model, {}
     for label, clear in (("memory carried", False), ("cleared", True)):
         if not (clear and carries_nothing(model)):
-            nats = token_nats(model, run.documents, run.lanes, clear_memory=clear)
+            nats = token_nats(model, run.documents, run.lane_count, clear_memory=clear)
             readings[label] = by_position(nats, run.documents, run.tokenizer, model.config.segment)
     if options.plot:
         draw_positions(options.plot, readings, model.attention_reach)
@@ -98,9 +111,28 @@ def report(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
     return {"by_position": record, "attention_reach": model.attention_reach}, [*position_lines(readings), reach]
 
 
-REPORT = Report(
-    "the loss by the position in the document, with the memory and with it cleared",
-    "RUN --plot positions.png",
-    report,
-    plots=True,
-)
+def add_range_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear the memory every K segments")
+
+
+def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """The loss by how many segments the memory has carried."""
+    model, reach = run.model, options.segments
+    if carries_nothing(model):
+        raise InputError("range: this model carries no memory that could be cleared; evaluate another run")
+    longest = longest_document(run.documents, model.config.segment, overlap_of(model.config))
+    scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, reach) if longest >= 2 * reach else []
+    if not scores or not all(score.tokens for score in scores):
+        raise InputError(
+            f"--segments {reach}: no document scores anything in its segments {reach + 1} to {2 * reach}; "
+            f"give longer documents (--data) or a smaller number"
+        )
+    lines = ["segments carried   bits per byte   right predictions   tokens scored"]
+    for carried, score in enumerate(scores):
+        lines.append(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13d}")
+    return {"temporal_range": [{"segments": n} | score_record(score) for n, score in enumerate(scores)]}, lines
+
+
+HELP = "the loss by the position in the document, with the memory and with it cleared"
+POSITIONS = Report(HELP, "RUN --plot positions.png", report_positions, plots=True)
+RANGE = Report("the loss by how many segments the memory has carried", "RUN --segments 8", report_range, add_range_options)

@@ -1,13 +1,10 @@
-"""Scoring documents by sums of log-probabilities and counts, for train.py, the bench and every report of eval.py.
-
-`Run` is what eval.py gives a report, and `Report` is what a report is.
-"""
+"""Scoring documents by sums of log-probabilities and counts, for train.py, the bench and the reports; eval.py score."""
 
 import argparse
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,109 +13,41 @@ from torch.nn import Module, functional
 from tqdm import tqdm
 
 from accelerated.data.lanes import Segment, independent_windows, one_pass
-from accelerated.data.named_sets import words_of_split
 from accelerated.data.recall import CHANCE
 from accelerated.data.windows import lengths_of, overlap_of
+from accelerated.evaluation.report import Report, TrainedRun
 from accelerated.protocol import keep_lanes, replace_lanes
-from accelerated.training.options import changed
-from accelerated.training.settings import Settings
-
-
-class Score(NamedTuple):
-    """What reading documents adds up to."""
-
-    nats: float  # summed -log p of the scored tokens
-    tokens: int  # scored tokens
-    right: int  # of them, those whose most probable prediction is right
-    text_bytes: int  # bytes of text that the scored tokens spell
-
-    @property
-    def bits_per_token(self) -> float:
-        return self.nats / math.log(2) / self.tokens
-
-    @property
-    def bits_per_byte(self) -> float:
-        return self.nats / math.log(2) / self.text_bytes
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.tokens
-
-    def perplexity(self, units: int) -> float:
-        """exp(-sum of log p / units): per token, or per word of the original text."""
-        return exponential(self.nats / units)
-
-
-EMPTY = Score(0.0, 0, 0, 0)
-
-
-class Run(NamedTuple):
-    """A trained run that eval.py has opened, and what it reads."""
-
-    path: str
-    model: Module  # in evaluation mode
-    settings: Settings
-    contents: dict  # of its checkpoint
-    tokenizer: object
-    lanes: int  # that documents are read in
-    data: str = ""  # --data, or what the run was trained on
-    splits: dict = {}  # noqa: RUF012  {split: documents}; most reports read one, and sample none
-
-    @property
-    def documents(self):
-        """The documents of the only split."""
-        [documents] = self.splits.values()
-        return documents
-
-    def words(self, split: str | None = None) -> tuple[int, str]:
-        """(words in the original text of a split, or of the only one; how they were counted)."""
-        [split] = self.splits if split is None else [split]
-        return words_of_split(self.data, split, self.splits[split])
-
-
-class Report(NamedTuple):
-    """A subcommand of eval.py."""
-
-    help: str  # one line
-    example: str  # what follows its name on a command line
-    run: Callable  # (*runs, options) -> (record, lines): plain values for --json, and the text to print
-    add_options: Callable = lambda parser: None
-    config: Callable = lambda config, sizes, options: changed(config, sizes)  # what models are read with, or InputError
-    model: str | None = None  # the only model that it is for
-    splits: tuple[str, ...] = ("valid",)  # that it reads unless --split names one
-    plots: bool = False  # whether it takes --plot
-    exact: bool = False  # whether it reads without bfloat16: small differences need all their digits
-
-
-def number(kind: type, fits: Callable, expected: str) -> Callable:
-    """A type for argparse: a number for which fits(number) is true."""
-
-    def parse(text: str):
-        if not fits(value := kind(text)):
-            raise argparse.ArgumentTypeError(f"{text} was given; it must be {expected}")
-        return value
-
-    parse.__name__ = kind.__name__
-    return parse
-
-
-def at_least(least: int) -> Callable:
-    """A type for argparse: a whole number that is not smaller."""
-    return number(int, lambda value: value >= least, f"at least {least}")
 
 
 def ratio(total: float, count: int) -> float:
+    """total / count, NaN if nothing was counted."""
     return total / count if count else math.nan
 
 
-def exponential(value: float) -> float:
-    """exp(value), infinite if that is too large for a double."""
-    return math.inf if value > 700 else math.exp(value)
+class Score(NamedTuple):
+    """Sums over the scored tokens of what was read, and their rates, NaN if nothing was scored."""
 
+    nats: float = 0.0  # summed -log p
+    tokens: int = 0
+    right: int = 0  # tokens whose most probable prediction is right
+    text_bytes: int = 0  # bytes of text that the tokens spell
 
-def as_cell(value: float, form: str) -> str:
-    """A number as text, a dash if it is NaN."""
-    return "-" if math.isnan(value) else f"{value:{form}}"
+    @property
+    def bits_per_token(self) -> float:
+        return ratio(self.nats / math.log(2), self.tokens)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return ratio(self.nats / math.log(2), self.text_bytes)
+
+    @property
+    def accuracy(self) -> float:
+        return ratio(self.right, self.tokens)
+
+    def perplexity(self, units: int) -> float:
+        """exp(-sum of log p / units), per token or per word of the text; infinite if that is too large for a double."""
+        exponent = ratio(self.nats, units)
+        return math.inf if exponent > 700 else math.exp(exponent)
 
 
 def count_bytes(segments: Iterable[Segment], token_bytes: torch.Tensor) -> int:
@@ -133,7 +62,7 @@ def carries_nothing(model: Module) -> bool:
 
 @contextlib.contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards the mode that was before."""
+    """Evaluation mode inside; afterwards the previous mode."""
     training = model.training
     model.eval()
     try:
@@ -142,49 +71,52 @@ def evaluating(model: Module) -> Iterator[None]:
         model.train(training)
 
 
-def segments_to_score(model: Module, documents, lanes: int, clear_memory: bool, limit: int | None = None) -> Iterator[tuple]:
-    """(segment, rows of the state that it continues from), with a bar of the tokens scored on a terminal.
-
-    If nothing is carried from one segment to the next, segments of any documents stand side by side, so that no lane is idle;
-    but not under a limit of segments, which must end at the same place with the memory and without.
-    """
-    size, overlap = model.config.segment, overlap_of(model.config)
-    if limit is None and (clear_memory or carries_nothing(model)):
-        parts = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    else:
-        parts = itertools.islice(one_pass(documents, lanes, size, overlap), limit)
-    known = limit is None and documents[0].scored.all()  # otherwise nobody knows beforehand how many tokens are scored
-    total = int(lengths_of(documents).sum()) if known else None
-    with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
-        for segment, kept in parts:
-            yield segment, kept
-            bar.update(int(segment.scored.sum()))
-
-
 @torch.no_grad()
-def read(model: Module, documents, lanes: int, clear_every: int = 0, parts=None, forward=None) -> Iterator[tuple]:
+def read(
+    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, batches: Iterable | None = None, predict: bool = True
+) -> Iterator[tuple]:
     """Read documents in evaluation mode; yields (segment, its number in its document (B,), the state it read, its logits).
 
-    A document starts from the initial state, and so does every clear_every-th segment of it unless that is 0. parts, if given,
-    are what to read instead of all in lanes: (segment, rows of the state that it continues from). forward, if given, reads in
-    place of the model.
+    A document starts from the initial state, and so does every clear_every-th segment of it unless that is 0. batches, if given,
+    are read instead of all documents in lanes: (segment, rows of the state that it continues from). Without predict the logits
+    are None.
     """
-    parts = parts or one_pass(documents, lanes, model.config.segment, overlap_of(model.config))
-    device, forward = next(model.parameters()).device, forward or model
-    state, number = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
+    batches = batches or one_pass(documents, lanes, model.config.segment, overlap_of(model.config))
+    device = next(model.parameters()).device
+    state, segment_number = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
     with evaluating(model):
-        for segment, kept in parts:
+        for segment, kept in batches:
             segment = segment.to(device)
-            number = torch.where(segment.starts, 0, number[kept] + 1)
-            starts = number % clear_every == 0 if clear_every else segment.starts
+            segment_number = torch.where(segment.starts, 0, segment_number[kept] + 1)
+            starts = segment_number % clear_every == 0 if clear_every else segment.starts
             state = replace_lanes(starts, model.initial_state(len(starts)), keep_lanes(state, kept))
-            logits, after, _ = forward(segment.tokens, state)
-            yield segment, number, state, logits
+            logits, after = model(segment.tokens, state)[:2] if predict else (None, model.advance(segment.tokens, state))
+            yield segment, segment_number, state, logits
             state = after
 
 
-def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer) -> Score:
-    """score and that of a segment's scored tokens under logits (B, N, V)."""
+def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool, segments: int | None = None) -> Iterator:
+    """Read documents, or `segments` segments of every lane; yields (segment, its logits), with a bar on a terminal.
+
+    clear_memory starts every segment from the initial state. If nothing is carried from one segment to the next, segments of any
+    documents stand side by side, so that no lane is idle; but not if the segments are limited: they must end at the same place
+    with the memory and without.
+    """
+    size, overlap = model.config.segment, overlap_of(model.config)
+    if segments is None and (clear_memory or carries_nothing(model)):
+        batches = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    else:
+        batches = itertools.islice(one_pass(documents, lanes, size, overlap), segments)
+    known = segments is None and documents[0].scored.all()  # only if every token is scored is the total known beforehand
+    total = int(lengths_of(documents).sum()) if known else None
+    with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
+        for segment, _, _, logits in read(model, documents, lanes, 1 if clear_memory else 0, batches):
+            yield segment, logits
+            bar.update(int(segment.scored.sum()))
+
+
+def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer: object) -> Score:
+    """The sum of score and the Score of a segment whose logits are (B, N, V)."""
     logits, targets = logits[segment.scored].double(), segment.targets[segment.scored]
     nats = functional.cross_entropy(logits, targets, reduction="sum").item()
     text_bytes = int(tokenizer.token_bytes[targets.cpu().numpy()].sum())
@@ -192,27 +124,20 @@ def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer)
     return Score(*(a + b for a, b in zip(score, own, strict=True)))
 
 
-def evaluate(model: Module, documents, tokenizer, lanes: int, clear_memory: bool = False, segments: int | None = None) -> Score:
-    """Read documents in `lanes` lanes, state carried through each document, and return their Score.
-
-    clear_memory puts the initial state in place of the carried one before every segment. segments, if given, stops after that
-    many segments of every lane; what was read until then counts.
-    """
-    score = EMPTY
-    parts = segments_to_score(model, documents, lanes, clear_memory, segments)
-    for segment, _, _, logits in read(model, documents, lanes, int(clear_memory), parts):
+def evaluate(
+    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False, segments: int | None = None
+) -> Score:
+    """The Score of documents, or of `segments` segments of every lane; a document's state is carried unless clear_memory."""
+    score = Score()
+    for segment, logits in read_to_score(model, documents, lanes, clear_memory, segments):
         score = add_segment(score, logits, segment, tokenizer)
     return score
 
 
-def token_nats(model: Module, documents, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
-    """-log p (nats) of every target: an array (n - 1,) float64 for each document, NaN where nothing is scored.
-
-    The documents are read as by evaluate, whose Score the sums are of.
-    """
+def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
+    """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    parts = segments_to_score(model, documents, lanes, clear_memory)
-    for segment, _, _, logits in read(model, documents, lanes, int(clear_memory), parts):
+    for segment, logits in read_to_score(model, documents, lanes, clear_memory):
         losses = torch.zeros(segment.scored.shape, dtype=torch.float64, device=logits.device)
         targets = segment.targets[segment.scored]
         losses[segment.scored] = functional.cross_entropy(logits[segment.scored].double(), targets, reduction="none")
@@ -224,7 +149,7 @@ def token_nats(model: Module, documents, lanes: int, clear_memory: bool = False)
 
 
 def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
-    """A Score as plain values; words are those of the original text and how they were counted."""
+    """A Score as plain values; words are (words of the original text, how they were counted)."""
     per_word = {"word_perplexity": score.perplexity(words[0]), "words": words[0], "words_are": words[1]} if words[0] else {}
     rates = {"bits_per_byte": score.bits_per_byte, "bits_per_token": score.bits_per_token}
     rates |= {"perplexity": score.perplexity(score.tokens)} | per_word
@@ -232,7 +157,7 @@ def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
 
 
 def score_lines(score: Score, words: tuple[int, str]) -> list[str]:
-    """The lines that show a Score."""
+    """The lines that show a Score; words as for score_record."""
     lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
     lines.append(f"perplexity          {score.perplexity(score.tokens):.3f}")
     if words[0]:
@@ -240,17 +165,11 @@ def score_lines(score: Score, words: tuple[int, str]) -> list[str]:
     return [*lines, f"log-probability     {-score.nats:.2f} nats", f"tokens scored       {score.tokens}"]
 
 
-def add_clear_memory(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--clear-memory", action="store_true", help="start every segment from the initial state instead of the carried one"
-    )
-
-
-def report(run: Run, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The Score of a split."""
-    score, words = evaluate(run.model, run.documents, run.tokenizer, run.lanes, options.clear_memory), run.words()
+    score, words = evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory), run.words()
     chance = [f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})"] if run.data == "recall" else []
     return score_record(score, words), score_lines(score, words) + chance
 
 
-REPORT = Report("bits per byte, perplexity and log-probability of a split", "RUN --split test", report, add_clear_memory)
+REPORT = Report("bits per byte, perplexity and log-probability of a split", "RUN --split test", report, clears=True)

@@ -20,7 +20,6 @@ from accelerated.evaluation.frequency import (
     distinct_words,
     draw_frequency,
     frequency_lines,
-    row_of,
     word_counts,
     words_of,
 )
@@ -162,13 +161,16 @@ def test_a_diverged_models_words_are_seen():
     assert by_frequency(whole, documents, Counter(), BYTES)[-1].nats == 3.0
 
 
-def test_perplexity_is_per_word_and_infinite_beyond_a_double():
-    assert row_of("all", 12.0, 4, 30).perplexity == pytest.approx(math.exp(3))
-    assert row_of("all", 1e6, 2, 30).perplexity == math.inf
-    assert math.isnan(row_of("all", 0.0, 0, 0).perplexity) and math.isnan(row_of("all", math.nan, 1, 1).perplexity)
+@pytest.mark.parametrize("nats,expected", [(3.0, math.exp(3)), (1e6, math.inf), (math.nan, math.nan)])
+def test_perplexity_is_per_word_and_infinite_beyond_a_double(nats, expected):
+    rows = by_frequency([np.array([nats])], [document_from("ab", BYTES)], Counter(), BYTES)
+    for row in (rows[3], rows[4]):
+        assert row.perplexity == pytest.approx(expected, nan_ok=True)
+    assert math.isnan(rows[0].perplexity), "no words"
 
 
-ROWS = [row_of("more than 10,000", 1000 * math.log(4), 1000, 1500), row_of("all", 1e9, 2, 9)]
+ROWS = [FrequencyRow("more than 10,000", 1000 * math.log(4), 1000, 1500, 4.0), FrequencyRow("all", 1e9, 2, 9, math.inf)]
+NONE = FrequencyRow("100 to 999", 0.0, 0, 0, math.nan)
 
 
 def test_rows_hold_plain_numbers():
@@ -180,7 +182,7 @@ def test_rows_hold_plain_numbers():
 
 
 def test_the_table():
-    assert frequency_lines([*ROWS, row_of("100 to 999", 0.0, 0, 0)]) == [
+    assert frequency_lines([*ROWS, NONE]) == [
         "times in training        words        tokens   perplexity per word",
         "more than 10,000         1,000         1,500                     4",
         "all                          2             9                   inf",
@@ -194,9 +196,9 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
     assert b"<svg" in (tmp_path / "frequency.svg").read_bytes()
     figures = []
     monkeypatch.setattr(frequency, "save_figure", lambda figure, path: figures.append(figure))
-    draw_frequency("a.png", [ROWS[0], row_of("fewer than 100", 0.0, 0, 0), ROWS[1]])
+    draw_frequency("a.png", [ROWS[0], NONE, ROWS[1]])
     [axes] = figures[0].axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([4, 1, 1]), "from 1 up"
-    ticks = ["more than 10,000\n1,000 words", "fewer than 100\n0 words", "all\n2 words"]
+    ticks = ["more than 10,000\n1,000 words", "100 to 999\n0 words", "all\n2 words"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ticks
     assert [text.get_text() for text in axes.texts] == ["4", "-", "inf"]

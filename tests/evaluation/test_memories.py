@@ -118,6 +118,7 @@ def test_attention_by_bucket_equals_summing_the_weights(name):
 def test_bucket_table_shows_mean_and_standard_error():
     weights = torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
     record, lines = memories.bucket_table(weights)
+    record = record["attention"]
     assert "2 segments" in lines[0] and len(lines) == 4
     assert lines[1].count("20.00 (10.00)") == 6 and lines[1].endswith("sum 120.0") and lines[2].endswith("none")
     assert record["compressed memory"]["mean"] == pytest.approx([0.2] * 6)

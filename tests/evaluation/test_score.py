@@ -67,6 +67,15 @@ def test_a_limit_of_segments_scores_what_was_read():
     assert score.tokens == 2 * 2 * CONFIG.segment
 
 
+def test_under_a_limit_of_segments_the_memory_is_cleared_too():
+    model, read = BlockRecurrent(CONFIG), slice(0, 2 * CONFIG.segment)
+    documents = documents_of([60, 60])
+    opening = [d._replace(inputs=d.inputs[read], targets=d.targets[read], scored=d.scored[read]) for d in documents]
+    cleared = evaluate(model, documents, BYTES, 2, clear_memory=True, segments=2)
+    assert math.isclose(cleared.nats, evaluate(model, opening, BYTES, 2, clear_memory=True).nats, rel_tol=1e-12)
+    assert not math.isclose(cleared.nats, evaluate(model, documents, BYTES, 2, segments=2).nats, rel_tol=1e-6)
+
+
 class Uniform(torch.nn.Module):
     """Equal logits for 256 tokens."""
 
