@@ -1,4 +1,4 @@
-"""How the programs refuse what cannot work, and how files are written so that they are never half there. Everybody uses it."""
+"""Refusals in one line, and files that are written whole or not at all. Everybody uses it."""
 
 import contextlib
 import os
@@ -10,22 +10,20 @@ DISK_ADVICE = "free some space, or give another --data-dir"
 
 
 class InputError(Exception):
-    """Something the user gave cannot work; the message says what is wrong, what was expected and what to do."""
+    """Something that the user gave cannot work; the message says what is wrong, what was expected and what to do."""
 
 
 def option_name(field: str) -> str:
-    """The command-line option of a setting's field, for messages."""
+    """The command-line option of a field of the settings, for messages."""
     return "--" + field.replace("_", "-")
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DISK_ADVICE) -> Iterator[None]:
-    """Turn the errors of a disk that is full or may not be written to, inside, into InputError."""
+    """Turn errors of a disk that is full, or that may not be written to, into InputError."""
     try:
         yield
     except OSError as error:
-        if error.filename and not os.path.realpath(error.filename).startswith(os.path.realpath(path)):
-            raise InputError(f"cannot read {error.filename}: {error.strerror}") from None
         raise InputError(f"cannot write {path}: {error.strerror or error}; {advice}") from None
 
 
@@ -33,7 +31,7 @@ def disk_errors(path: Path, advice: str = DISK_ADVICE) -> Iterator[None]:
 def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
     """Yield a path beside `path` to write to; the file is renamed to `path` at the end, so it appears whole or not at all.
 
-    If writing fails, what was at `path` stays, nothing is left beside it, and a disk's error becomes InputError.
+    If writing fails, an older file stays, nothing is left beside it, and an error of the disk becomes InputError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".writing")
@@ -42,7 +40,7 @@ def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # whole after a power cut too
         os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch.save makes a full disk a RuntimeError
+    except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the disk is full
         raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {advice}") from None
     finally:
         with contextlib.suppress(OSError):
@@ -50,13 +48,13 @@ def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
 
 
 def run_program(name: str, main: Callable[[list[str]], None]) -> None:
-    """Run main on the command line's arguments; an InputError becomes one line on the error stream and exit code 2."""
+    """Run main on the command line; an InputError becomes one line on the error stream and exit code 2."""
     try:
         main(sys.argv[1:])
     except InputError as error:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(2)
-    except (MemoryError, RuntimeError) as error:  # torch has one for a GPU and none for a CPU
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a class of its own
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
             raise
         sys.stderr.write(
@@ -67,6 +65,6 @@ def run_program(name: str, main: Callable[[list[str]], None]) -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{name}: interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:  # what reads our output has gone: python eval.py RUN | head
+    except BrokenPipeError:  # the reader of our output has gone: python eval.py RUN | head
         sys.stderr.close()
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Dealing documents to lanes that each read one document at a time, segment by segment. Training and evaluation read them so."""
+"""Dealing documents to lanes that each read one document at a time, segment by segment. For training and evaluation."""
 
 import functools
 import itertools
@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.windows import Document, Documents, Window, check_overlap, count_windows, lengths_of, window_at
+from accelerated.data.windows import Document, Documents, Window, check_overlap, count_windows, cut, lengths_of, window_at
 from accelerated.errors import InputError
-
-HELD = 16 << 20  # tokens that lanes read before they give back the memory that the documents were mapped to
 
 
 def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int:
@@ -20,28 +18,22 @@ def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int
 
 
 class Parts(Documents):
-    """Documents of which the longest are cut into equal parts, each read as a document of its own, until there are `count`.
+    """Documents, the longest of them cut into equal parts until there are `count`; each part is read as a document of its own.
 
-    So no lane reads what another does if there are fewer documents than lanes: a long text is the usual case.
+    So no two lanes read the same text if there are fewer documents than lanes, as with a single book.
     """
 
     def __init__(self, documents: Sequence, count: int):
         self.documents, lengths = documents, lengths_of(documents)
-        cuts = np.minimum(lengths, 1)  # parts of each document; an empty one has none
-        while 0 < cuts.sum() < count and (cuts < lengths).any():
-            cuts[np.argmax(np.where(cuts, lengths / np.maximum(cuts, 1), 0))] += 1
+        parts_of = np.minimum(lengths, 1)  # parts of each document; an empty one has none
+        while 0 < parts_of.sum() < count and (parts_of < lengths).any():
+            parts_of[np.argmax(np.where(parts_of, lengths / np.maximum(parts_of, 1), 0))] += 1
         self.spans = [
             (number, length * part // parts, length * (part + 1) // parts)
-            for number, (length, parts) in enumerate(zip(lengths.tolist(), cuts.tolist(), strict=True))
+            for number, (length, parts) in enumerate(zip(lengths.tolist(), parts_of.tolist(), strict=True))
             for part in range(parts)
         ]
         self.lengths = np.array([stop - start for _, start, stop in self.spans])
-
-    def release(self) -> None:
-        release(self.documents)
-
-    def __len__(self):
-        return len(self.spans)
 
     def __getitem__(self, index):
         number, start, stop = self.spans[index]
@@ -50,14 +42,8 @@ class Parts(Documents):
         return Document(f"{document.name}:{start}", *fields)
 
 
-def release(documents: Sequence) -> None:
-    """Give back the memory that documents on the disk were mapped to; a plain list stays as it is."""
-    if isinstance(documents, Documents):
-        documents.release()
-
-
 def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
-    """The documents, in parts if there are fewer of them than lanes."""
+    """The documents; cut into parts if there are fewer of them than lanes."""
     return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
 
 
@@ -67,44 +53,43 @@ class Segment(NamedTuple):
     tokens: torch.Tensor  # (B, N) int64, padded with 0
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
-    starts: torch.Tensor  # (B,) bool, where a new document begins
-    task: tuple | None = None  # a tasks.Task, if something else than continuing the text is asked for
+    starts: torch.Tensor  # (B,) bool, true if a document begins
+    task: tuple | None = None  # a tasks.Task, unless every lane continues its text
     place: torch.Tensor | None = None  # (B, 2) int64, number of the document and of its first token here; -1, 0 on padding
 
     def to(self, device: torch.device) -> "Segment":
         return Segment(*(None if field is None else field.to(device) for field in self))
 
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
-        """The lanes in rows, a slice or numbers."""
+        """The Segment of some lanes, given as a slice or by their numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
         fields = (self.tokens, self.targets, self.scored, self.starts)
         return Segment(*(field[rows] for field in fields), task, None if self.place is None else self.place[rows])
 
 
 def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int, lanes: int) -> Segment:
-    """A Segment of `lanes` rows of `length` tokens from [(number, document, window, starts) or None]; the rest is padding."""
+    """A Segment of `lanes` rows of `length` tokens from [(number, document, window, is_start) or None]; the rest is padding."""
     tokens, targets = np.zeros((lanes, length), np.int64), np.zeros((lanes, length), np.int64)
     scored, starts, place = np.zeros((lanes, length), bool), np.zeros(lanes, bool), np.full((lanes, 2), (-1, 0))
     for row, part in enumerate(work):
         if part is None:
             continue
-        number, document, window, starts[row] = part
-        place[row] = number, window.start
-        span, size, read = slice(window.start, window.stop), window.stop - window.start, window.first - 1 - window.start
-        tokens[row, :size] = document.inputs[span]
-        targets[row, :size] = document.targets[span]
-        scored[row, read:size] = document.scored[window.first - 1 : window.stop]  # the window before has scored the others
+        number, document, window, is_start = part
+        starts[row], place[row] = is_start, (number, window.start)
+        size, already_scored = window.stop - window.start, window.first - 1 - window.start
+        tokens[row, :size] = document.inputs[window.start : window.stop]
+        targets[row, :size] = document.targets[window.start : window.stop]
+        scored[row, already_scored:size] = document.scored[window.first - 1 : window.stop]
     tokens, targets, scored, starts, place = map(torch.from_numpy, (tokens, targets, scored, starts, place))
     return Segment(tokens, targets, scored, starts, place=place)
 
 
 def independent_windows(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[Segment]:
-    """Segments of windows that need nothing of each other, `lanes` of any documents at a time; each is a start."""
-    check_overlap(length, overlap)
+    """Segments of all windows, `lanes` of any documents at a time, each read as if a document began with it."""
     windows = (
-        (number, document, window_at(index, len(document.inputs) + 1, length, overlap), True)
+        (number, document, window, True)
         for number, document in enumerate(documents)
-        for index in range(count_windows(len(document.inputs) + 1, length, overlap))
+        for window in cut(len(document.inputs) + 1, length, overlap)
     )
     while work := list(itertools.islice(windows, lanes)):
         yield stack_windows(work, length, lanes)
@@ -113,10 +98,9 @@ def independent_windows(documents: Sequence, lanes: int, length: int, overlap: i
 class Lanes:
     """Deals documents to lanes; iterating gives Segments, each lane reading one document contiguously to its end.
 
-    With an overlap, a segment begins with that many tokens of the one before, whose predictions are not scored again.
-
-    With a seed the documents come in a new shuffled order on every pass, without end. With seed None they come once,
-    longest first so that lanes end together; a lane with nothing left is padding that nothing scores.
+    With an overlap, a segment begins with that many tokens of the previous one, whose predictions are not scored again.
+    With a seed, the documents are shuffled anew on every pass, without end. Without one there is a single pass, longest first so
+    that lanes end together; a lane with nothing left holds padding that is not scored.
     """
 
     def __init__(self, documents: Sequence, lanes: int, length: int, seed: int | None = None, overlap: int = 0):
@@ -127,9 +111,8 @@ class Lanes:
         self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
-        self.busy = list(range(lanes))  # the lanes that the last segment gave something to read
-        self.document = functools.lru_cache(lanes)(documents.__getitem__)  # reading one may mean making it
-        self.held = 0  # tokens read since memory was given back
+        self.busy = list(range(lanes))  # lanes that are not padding in the last segment
+        self.document = functools.lru_cache(lanes)(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
         if self.seed is None:
@@ -137,59 +120,55 @@ class Lanes:
         return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
-        """Index of the next document that has something to predict; None when a single pass is over."""
-        while True:
+        """Index of the next document that has something to predict; None if a single pass is over."""
+        while self.dealt < len(self.order) or self.seed is not None:
             if self.dealt == len(self.order):
-                if self.seed is None:
-                    return None
                 self.passes, self.dealt = self.passes + 1, 0
                 self.order = self._shuffle(self.passes)
             self.dealt += 1
             index = int(self.order[self.dealt - 1])
             if self.lengths[index]:
                 return index
+        return None
 
     def _advance(self, lane):
-        """Move a lane on by one segment; returns (number, document, window, starts) or None for an idle lane."""
+        """Move a lane to its next segment; returns (number, document, window, is_start), or None if nothing is left."""
         if self.reading[lane] is None:
             index = self._next_document()
             if index is None:
                 return None
             self.reading[lane] = (index, 0)
         index, segment = self.reading[lane]
-        size = (int(self.lengths[index]) + 1, self.length, self.overlap)
-        self.reading[lane] = (index, segment + 1) if segment + 1 < count_windows(*size) else None
-        return index, self.document(index), window_at(segment, *size), segment == 0
+        tokens = int(self.lengths[index]) + 1
+        is_last = segment + 1 == count_windows(tokens, self.length, self.overlap)
+        self.reading[lane] = None if is_last else (index, segment + 1)
+        return index, self.document(index), window_at(segment, tokens, self.length, self.overlap), segment == 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        dealt = [self._advance(lane) for lane in range(len(self.reading))]
-        if not any(dealt):
+        work = [self._advance(lane) for lane in range(len(self.reading))]
+        self.busy = [lane for lane, part in enumerate(work) if part is not None]
+        if not self.busy:
             raise StopIteration
-        self.busy = [lane for lane, work in enumerate(dealt) if work is not None]
-        self.held += len(dealt) * self.length
-        if self.held >= HELD:
-            self.held = 0
-            release(self.documents)
-        return stack_windows(dealt, self.length, len(dealt))
+        return stack_windows(work, self.length, len(work))
 
     def position(self) -> dict:
-        """Where every lane stands, for a checkpoint."""
+        """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() of lanes over the same documents."""
+        """Continue from the position() of other lanes over the same documents."""
         self.passes, self.dealt = position["passes"], position["dealt"]
         self.order = self._shuffle(self.passes)
         self.reading = [None if place is None else tuple(place) for place in position["reading"]]
 
 
 def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:
-    """Read every document once; yields (segment, kept), where lanes with nothing left are no longer in the segment.
+    """Read every document once; yields (segment, kept). Lanes with nothing left are not in the segment.
 
-    kept are the rows of the previous segment that continue, in order: those of the state that its model carries.
+    kept are the rows of the previous segment that continue, in order: index the carried state with them.
     """
     reader, rows = Lanes(documents, lanes, length, overlap=overlap), list(range(lanes))
     for segment in reader:

@@ -1,14 +1,12 @@
-"""The synthetic corpus of `--data recall`, for any model: documents that can be answered from memory alone. corpus.py deals it.
+"""The synthetic corpus of `--data recall`, for any model: questions that only a memory can answer. corpus.py opens it.
 
-(Memformer's training task `--task-recall`, which repeats a segment of any text, is another thing: see tasks.py.)
+(Memformer's training task `--task-recall`, which repeats a segment of any text, has nothing to do with it: see tasks.py.)
 
-A document opens with (key, value) pairs and later asks for the values, past the reach of attention.
-
-A document reads, in bytes,  B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, at least
-`distance` of it before the first question. A question is ? and a key; the answer is expected at the key, and only there is a
-prediction scored. The answer itself never stands in the input, so no later question can be answered by copying an earlier
-answer: the pairs in the opening are the only source. Every key has ten values of its own, as colours answer one question and
-cities another; a reader who has forgotten the opening is right one time in ten.
+A document opens with (key, value) pairs and later asks for the values, out of attention's reach. In bytes it reads
+B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, `distance` of it before the first question.
+A question is ? and a key; the answer is the prediction at the key, the only kind that is scored. Answers never stand in the
+input, so none can be copied from an earlier one: the opening is the only source. Every key has ten values of its own, as
+colours answer one question and cities another, so a guess is right one time in ten.
 """
 
 from dataclasses import dataclass
@@ -17,15 +15,9 @@ import numpy as np
 
 from accelerated.data.windows import SPLITS, Document, Documents
 
-
-def symbols(text: bytes) -> np.ndarray:
-    """The codes of ASCII text, (n,)."""
-    return np.frombuffer(text, np.uint8)
-
-
-KEYS = symbols(b"ABCD")
-VALUES = np.stack([symbols(text) for text in (b"0123456789", b"abcdefghij", b"klmnopqrst", b"KLMNOPQRST")])  # by key
-FILLER = symbols(b".,:;-+=*/()<>_!&")
+KEYS = np.frombuffer(b"ABCD", np.uint8)
+VALUES = np.frombuffer(b"0123456789abcdefghijklmnopqrstKLMNOPQRST", np.uint8).reshape(4, 10)  # ten for each key
+FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
 ASK = ord("?")
 CHANCE = 1 / VALUES.shape[1]
 
@@ -62,7 +54,7 @@ class RecallConfig:
 
 
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -> Document:
-    """One document of config.length tokens; asked positions alone are scored."""
+    """One document of config.length tokens; only answers are scored."""
     drawn = rng.integers(VALUES.shape[1], size=config.pairs)
     answers = VALUES[np.arange(config.pairs), drawn]
     order = rng.permutation(config.pairs)
@@ -77,22 +69,14 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -
 
 
 class RecallDocuments(Documents):
-    """Documents of one split, each made when it is read, from the seed, the split and its number alone."""
+    """The documents of one split, each generated when it is read, from the split and its number alone."""
 
-    def __init__(self, config: RecallConfig, split: str, seed: int = 0):
-        self.config, self.split, self.seed = config, split, seed
-        self.lengths = np.full(len(self), config.length)
-
-    def __len__(self):
-        return self.config.documents if self.split == "train" else 64
+    def __init__(self, config: RecallConfig, split: str):
+        self.config, self.split = config, split
+        self.lengths = np.full(config.documents if split == "train" else 64, config.length)
 
     def __getitem__(self, index):
         if not 0 <= index < len(self):
             raise IndexError(index)
-        rng = np.random.default_rng([self.seed, SPLITS.index(self.split), index])
+        rng = np.random.default_rng([0, SPLITS.index(self.split), index])  # 0 is the seed
         return recall_document(self.config, rng, f"{self.split}-{index}")
-
-
-def recall_splits(config: RecallConfig, seed: int = 0) -> dict[str, RecallDocuments]:
-    """The documents of every split."""
-    return {split: RecallDocuments(config, split, seed) for split in SPLITS}

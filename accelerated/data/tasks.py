@@ -1,11 +1,10 @@
 """Memformer's training tasks (section 2.3), drawn for every rollout and lane: continue the text, fill in masked spans, recall.
 
-They are what `--task-infilling` and `--task-recall` give to texts of any --data; train.py deals every run's rollouts with them.
-(`--data recall`, a synthetic corpus for any model, is another thing: see recall.py.)
+Options `--task-infilling` and `--task-recall`, with any --data; train.py deals the rollouts of every run with MultiTask.
+(`--data recall`, a synthetic corpus for any model, has nothing to do with them: see recall.py.)
 
-The encoder reads the segment before the one that a lane has come to. Continuation predicts the one it has come to; infilling the
-one that is read, from a version with masked spans; recall the one before it. If a document has no such segment yet,
-continuation takes its place.
+In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i; infilling segment i - 1, which is
+read with masked spans; recall segment i - 2. If the document has no such segment yet, the lane continues the text.
 """
 
 import math
@@ -27,7 +26,7 @@ class TaskConfig:
 
     Fields:
         infilling: share of lanes, drawn for every rollout, that fill in masked spans
-        recall: share of lanes that recall the segment before the one being read, whatever --data is; the rest continues
+        recall: share of lanes that recall the segment before the one being read, whatever --data is; the rest continues the text
         masked: fraction of a segment's tokens that infilling masks
         span: mean length of a masked span in tokens, Poisson distributed
     """
@@ -52,12 +51,12 @@ class TaskConfig:
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Of TASKS, in their order."""
+        """Shares of lanes, in the order of TASKS."""
         return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
 
     @property
     def continuation_alone(self) -> bool:
-        """Whether nothing but continuing the text is asked for."""
+        """Whether all lanes always continue the text."""
         return self.infilling == self.recall == 0
 
     def budget(self, length: int) -> int:
@@ -66,7 +65,7 @@ class TaskConfig:
 
 
 class Task(NamedTuple):
-    """What one segment is to do in every lane; axis 0 of every field is the lane."""
+    """The task of every lane in one segment; axis 0 of every field is the lane."""
 
     kind: torch.Tensor  # (B,) index into TASKS
     reading: torch.Tensor  # (B, N) token ids that the encoder reads
@@ -78,9 +77,9 @@ class Task(NamedTuple):
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:
-    """Lengths of spans that mask `budget` tokens together: Poisson, the last one cut to fit.
+    """Lengths of spans that mask `budget` tokens together: drawn from a Poisson distribution, the last cut to fit.
 
-    Spans of no tokens only take room that longer ones have made, so that a masked text is never longer than it was.
+    An empty span adds a mask token; it is drawn again unless longer spans have made room for it, so that a text never grows.
     """
     lengths, spent = [], 0
     while spent < budget:
@@ -92,7 +91,7 @@ def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int
 
 
 def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.Generator) -> np.ndarray:
-    """text (n,) with spans of tokens replaced by one `mask` each; where they stand is uniform over all ways to place them."""
+    """text (n,) with spans of tokens replaced by one `mask` each, placed uniformly over all ways to place them."""
     lengths = span_lengths(config.budget(len(text)), config.span, rng)
     items = len(text) - config.budget(len(text)) + len(lengths)
     masked, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
@@ -103,10 +102,10 @@ def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.G
 
 
 class MultiTask:
-    """Deals rollouts of a Lanes, with the tasks that config gives them; with continuation alone, the lanes' own segments.
+    """Deals rollouts of a Lanes with the tasks of a TaskConfig; the lanes' own segments if all of them continue the text.
 
-    special(name) is the id of a special token. What is drawn depends on the seed and the number of rollouts before, so that a
-    position() is enough to continue from.
+    special(name) is the id of a special token. Draws depend on the seed and the number of rollouts so far, so a position() is
+    enough to resume.
     """
 
     def __init__(self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0):
@@ -127,7 +126,7 @@ class MultiTask:
         return segments
 
     def _with_task(self, segment, drawn, rng):
-        """A segment whose lanes do what was drawn for them, from the segment of their document where that is possible."""
+        """The segment with the tasks that were drawn for its lanes, as far as their documents have segments for them."""
         starts, tokens = segment.starts.numpy(), segment.tokens.numpy()
         self.age[starts], self.previous[starts] = 0, self.special("begin")
         kind = np.where(self.age >= drawn, drawn, 0)  # infilling needs one segment before, recall two
@@ -144,15 +143,15 @@ class MultiTask:
         return segment._replace(targets=targets, scored=segment.scored | other, task=task)
 
     def position(self) -> dict:
-        """Where every lane stands, for a checkpoint."""
+        """The place of every lane, for a checkpoint."""
         position = self.lanes.position() | {"rollouts": self.rollouts}
         if self.config.continuation_alone:
             return position
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() of lanes over the same documents."""
+        """Continue from the position() of other lanes over the same documents."""
         self.lanes.seek(position)
-        self.rollouts = position.get("rollouts", 0)  # which checkpoints of before there were tasks do not have
+        self.rollouts = position.get("rollouts", 0)  # not in checkpoints older than the tasks
         for name, rows in position.get("history", {}).items():
             setattr(self, name, np.array(rows, np.int64))

@@ -4,18 +4,19 @@ Any bytes survive the round trip. A tokenizer has
     vocabulary      ids are 0 .. vocabulary - 1
     dtype           NumPy's smallest type that holds them
     token_bytes     (V,) bytes of text that each id spells
-    fingerprint     what changes when its ids mean something else
+    fingerprint     changes if its ids mean something else
     encode(text)    str or bytes to an array of ids
     decode(ids)     to bytes
-    last_cut(text)  the last place at which text may be cut so that its parts have the tokens of the whole; 0 if there is none
+    last_cut(text)  the last place to cut text so that the parts have the tokens of the whole; 0 if there is none
 """
 
 import base64
 import binascii
+import codecs
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -26,19 +27,20 @@ from accelerated.data.sources import Source, read_bytes
 from accelerated.errors import InputError, written_whole
 
 ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its copies of an encoding's files by their addresses
-FILES = {  # those that are not in encodings/NAME.tiktoken
+FILES = {  # of encodings that are not in encodings/NAME.tiktoken
     "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
     "p50k_edit": ("encodings/p50k_base.tiktoken",),
     "o200k_harmony": ("encodings/o200k_base.tiktoken",),
 }
-ENCODINGS = {  # tiktoken's, with the ids that each has
+ENCODINGS = {  # {name: ids} of tiktoken's
     "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277, "o200k_base": 200019,
     "o200k_harmony": 201088,
 }  # fmt: skip
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # where each of ENCODINGS ends a piece
-NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is no UTF-8, as the error handler surrogateescape shows it
-LONGEST_PIECE = 8 << 20  # bytes; text that has no such place is cut anywhere after as many
+NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as the error handler surrogateescape shows it
+RANKS = "tokenizer.tiktoken"  # the file in a run folder with the ranks of a tokenizer that has no name
+LONGEST_PIECE = 8 << 20  # bytes; text without such a place is cut anywhere after so many
 
 
 class ByteTokenizer:
@@ -64,19 +66,15 @@ class ByteTokenizer:
 
 
 def whole_characters(text: bytes) -> int:
-    """Bytes of text before a UTF-8 character that its end cuts off; all if it ends otherwise."""
-    for back in range(1, min(4, len(text) + 1)):
-        byte = text[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:  # a character's first byte, which says how many follow
-            length = 2 + (byte >= 0xE0) + (byte >= 0xF0)
-            return len(text) - back if length > back else len(text)
-    return len(text)
+    """Bytes of text without the UTF-8 character that its end cuts off, if there is one."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder.decode(text[-4:])
+    cut_off, _ = decoder.getstate()
+    return len(text) - len(cut_off)
 
 
 class BpeTokenizer:
-    """Byte-level BPE by tiktoken, of any of its encodings; text is never one of its special tokens."""
+    """Byte-level BPE by any of tiktoken's encodings; text is never read as a special token."""
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.name, self.encoding, self.vocabulary = name, encoding, encoding.n_vocab
@@ -93,7 +91,7 @@ class BpeTokenizer:
             return b""
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """text, str or bytes, to an array of ids; bytes that are no UTF-8 become a token each."""
+        """text, str or bytes, to an array of ids; each byte that is not UTF-8 becomes a token."""
         text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
         ids = [
             np.array([self.encoding.encode_single_token(part.encode(errors="surrogateescape"))])
@@ -108,28 +106,34 @@ class BpeTokenizer:
         return b"".join(self.spellings[int(token)] for token in ids)
 
     def last_cut(self, text: bytes) -> int:
-        """After a word, where tiktoken starts a new piece whatever stands before."""
+        """After a word: tiktoken starts a new piece there whatever the text before it."""
         known = text[: whole_characters(text)].decode(errors="surrogateescape")
         if ends := AFTER_A_WORD.match(known):
             return len(known[: ends.end()].encode(errors="surrogateescape"))
         return whole_characters(text) if len(text) >= LONGEST_PIECE else 0
 
 
-def load_encoding(name: str) -> tiktoken.Encoding:
-    """tiktoken's encoding of that name; InputError says how to give it a local copy."""
+def show_ranks(tokens: list[bytes]) -> bytes:
+    """The bytes of a ranks file, for tokens in the order of their ranks."""
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
+
+
+def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
+    """The tokenizer of {token: rank}; text is cut into words as GPT-2 does."""
+    return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
+
+
+def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
+    """The tokenizer of a ranks file, which has a line for each token: base64, a space, its rank."""
     try:
-        return tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:
-        addresses = [ADDRESS + file for file in FILES.get(name, (f"encodings/{name}.tiktoken",))]
-        copies = " and ".join(f"{address} as {hashlib.sha1(address.encode()).hexdigest()}" for address in addresses)
+        text = Path(path).read_bytes()
+    except OSError as error:
+        names = ("bytes", *ENCODINGS)
+        nearest = difflib.get_close_matches(str(path), names, n=1, cutoff=0.0)[0]
         raise InputError(
-            f"--tokenizer {name}: tiktoken cannot fetch its files ({type(error).__name__}); put copies of {copies} in a folder "
-            f"and set TIKTOKEN_CACHE_DIR to that folder"
+            f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(names)} "
+            f"(nearest: {nearest})"
         ) from None
-
-
-def parse_ranks(text: bytes, path: str) -> dict[bytes, int]:
-    """{token: rank} of a ranks file's bytes, a line for each token: base64, a space, its rank; InputError if it is none."""
     ranks = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line:
@@ -146,65 +150,47 @@ def parse_ranks(text: bytes, path: str) -> dict[bytes, int]:
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise InputError(f"--tokenizer {path} has no token for byte {missing[0]}; a byte-level BPE has all 256")
-    return ranks
-
-
-def show_ranks(tokens: list[bytes]) -> bytes:
-    """The bytes of a ranks file, for tokens in the order of their ranks."""
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
-def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
-    """The tokenizer of {token: rank}; text is cut into words as GPT-2 does."""
-    return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
-
-
-def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
-    """The tokenizer of a ranks file."""
-    try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        names = ("bytes", *ENCODINGS)
-        nearest = difflib.get_close_matches(str(path), names, n=1, cutoff=0.0)[0]
-        raise InputError(
-            f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(names)} "
-            f"(nearest: {nearest})"
-        ) from None
-    return tokenizer_of_ranks(str(path), parse_ranks(text, path))
+    return tokenizer_of_ranks(str(path), ranks)
 
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     """The tokenizer of --tokenizer: bytes, one of ENCODINGS, or a ranks file."""
     if name == "bytes":
         return ByteTokenizer()
-    return BpeTokenizer(name, load_encoding(name)) if name in ENCODINGS else tokenizer_of_file(name)
-
-
-def ranks_path(run: Path) -> Path:
-    """The ranks that a run folder keeps of a tokenizer that has no name."""
-    return Path(run) / "tokenizer.tiktoken"
+    if name not in ENCODINGS:
+        return tokenizer_of_file(name)
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except (OSError, ValueError) as error:
+        addresses = [ADDRESS + file for file in FILES.get(name, (f"encodings/{name}.tiktoken",))]
+        copies = " and ".join(f"{address} as {hashlib.sha1(address.encode()).hexdigest()}" for address in addresses)
+        raise InputError(
+            f"--tokenizer {name}: tiktoken cannot fetch its files ({type(error).__name__}); put copies of {copies} in a folder "
+            f"and set TIKTOKEN_CACHE_DIR to that folder"
+        ) from None
+    return BpeTokenizer(name, encoding)
 
 
 def run_tokenizer(run: Path, data: object) -> ByteTokenizer | BpeTokenizer:
     """The tokenizer of a run folder, by its DataConfig."""
-    return tokenizer_of_file(ranks_path(run)) if data.own_ranks else open_tokenizer(data.tokenizer)
+    return tokenizer_of_file(Path(run) / RANKS) if data.own_ranks else open_tokenizer(data.tokenizer)
 
 
 def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
     """Keep a BPE's ranks in a run folder."""
-    with written_whole(ranks_path(run), "give another --out") as path:
+    with written_whole(Path(run) / RANKS, "give another --out") as path:
         path.write_bytes(show_ranks(tokenizer.spellings))
 
 
 def vocabulary_of(name: str) -> int:
-    """How many ids --tokenizer has, without fetching an encoding."""
+    """The number of ids of --tokenizer; no encoding is fetched."""
     return 256 if name == "bytes" else ENCODINGS.get(name) or tokenizer_of_file(name).vocabulary
 
 
 def byte_of_symbol() -> dict[str, int]:
-    """{character: byte} of the alphabet in which GPT-2 and `tokenizers` write bytes.
+    """{character: byte} of the alphabet in which `tokenizers` writes bytes, as GPT-2 does.
 
-    Printable characters of Latin-1 stand for themselves, the other bytes in order for characters from 256 on.
+    Printable characters of Latin-1 stand for themselves, characters from 256 on for the other bytes in their order.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -223,8 +209,8 @@ def check_package() -> ModuleType:
 def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     """{token: rank} of a byte-level BPE with `vocabulary` tokens, learned from pieces of text.
 
-    The 256 bytes come first, then the tokens in the order in which they were merged. Raises InputError if the text has too few
-    different words for so many.
+    The 256 bytes come first, then tokens in the order in which they were merged. Raises InputError if the text has too few
+    different words.
     """
     tokenizers = check_package()
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -244,14 +230,8 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate([bytes([byte]) for byte in range(256)] + merged)}
 
 
-def training_pieces(source: Source) -> Iterator[str]:
-    """The training split of a source in pieces; bytes that are no UTF-8 are left out."""
-    for split, text in source.texts():
-        if split == "train":
-            for piece in read_bytes(text):
-                yield piece.decode(errors="ignore")
-
-
 def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
-    """The tokenizer of `vocabulary` tokens that a source's training split teaches."""
-    return tokenizer_of_ranks("bpe", learn_ranks(training_pieces(source), vocabulary))
+    """A tokenizer of `vocabulary` tokens, learned from the training split of a source without its bytes that are not UTF-8."""
+    texts = (text for split, text in source.texts() if split == "train")
+    pieces = (piece.decode(errors="ignore") for text in texts for piece in read_bytes(text))
+    return tokenizer_of_ranks("bpe", learn_ranks(pieces, vocabulary))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 SPLITS = ("train", "valid", "test")
-WHITE_SPACE = b" \t\n\r\x0b\x0c"  # what words stand between: where bytes.split() splits
+WHITE_SPACE = b" \t\n\r\x0b\x0c"  # separates words, as in bytes.split()
 
 
 class Document(NamedTuple):
@@ -19,28 +19,27 @@ class Document(NamedTuple):
     inputs: np.ndarray  # (n - 1,)
     targets: np.ndarray  # (n - 1,)
     scored: np.ndarray  # (n - 1,) bool
-    words: int = 0  # of the text that the tokens were made from, between white space
+    words: int = 0  # in the text that the tokens were made from
 
 
 class Documents(Sequence):
-    """Documents that know their lengths without being read. A plain list of Document serves as well."""
+    """Documents whose lengths are known before they are read. A plain list of Document serves as well."""
 
     lengths: np.ndarray  # (documents,) predictions in each
-    words: np.ndarray | int = 0  # (documents,) words of each one's text; 0 if they are made of none
+    words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
 
-    def release(self) -> None:
-        """Give back memory of tokens that were read, if there is any to give back."""
+    def __len__(self):
+        return len(self.lengths)
 
 
 def lengths_of(documents: Sequence) -> np.ndarray:
     """Predictions in each document, (documents,)."""
-    if isinstance(documents, Documents):
-        return documents.lengths
-    return np.array([len(document.inputs) for document in documents], np.int64)
+    own = isinstance(documents, Documents)
+    return documents.lengths if own else np.array([len(document.inputs) for document in documents], np.int64)
 
 
 def count_words(documents: Sequence) -> int:
-    """Words of the documents' original text, 0 if there is none."""
+    """Words of the documents' text; 0 if there is none."""
     if isinstance(documents, Documents):
         return int(np.sum(documents.words))
     return sum(document.words for document in documents)
@@ -71,20 +70,20 @@ def check_overlap(window: int, overlap: int) -> None:
 
 
 def count_windows(length: int, window: int, overlap: int = 0) -> int:
-    """1 + max(0, ceil((n - 1 - T) / (T - o))) windows for a document of n tokens, none below two tokens."""
+    """1 + max(0, ceil((n - 1 - T) / (T - o))) windows for a document of n tokens; none for fewer than two tokens."""
     if length < 2:
         return 0
     return 1 + max(0, -(-(length - 1 - window) // (window - overlap)))
 
 
 def window_at(index: int, length: int, window: int, overlap: int) -> Window:
-    """Window number `index` of a document of `length` tokens; it stands on the grid of T - o tokens, the last is short."""
+    """Window number `index` of a document of `length` tokens. Windows begin every T - o tokens; the last may be short."""
     start = index * (window - overlap)
     return Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0))
 
 
 def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
-    """The windows of a document of `length` tokens: window T tokens each, `overlap` o of them read before.
+    """The windows of a document of `length` tokens: `window` T tokens each, `overlap` o of them read before.
 
     Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """
@@ -93,5 +92,5 @@ def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
 
 
 def overlap_of(config: object) -> int:
-    """Tokens that a model's segments share with the ones before: 0 unless its config has the field (pretrained_recurrence)."""
+    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
     return getattr(config, "overlap", 0)

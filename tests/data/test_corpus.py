@@ -1,9 +1,11 @@
 """The cache of tokens: exact, made once, made again when anything changes, never half."""
 
+import io
 import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import corpus as token_cache
-from accelerated.data.corpus import cache_folder, check_data, check_length, load_corpus, pieces_of, tokenised, words_begun
+from accelerated.data.corpus import cache_folder, check_data, check_length, load_corpus, pieces_of, tokenised
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
@@ -25,8 +27,8 @@ WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
 
 
 def caches(tmp_path):
-    """The folders of caches; a lock's file stays."""
-    return [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir()]
+    """The folders of caches, those without files left out; a lock's file stays."""
+    return [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir() and any(path.iterdir())]
 
 
 def tokens_of(document):
@@ -73,9 +75,6 @@ def test_tokens_stay_on_the_disk(folder, tmp_path):
     assert isinstance(train.tokens, np.memmap) and train.tokens.dtype == np.uint16
     longest = train[int(np.argmax(train.lengths))]
     assert np.shares_memory(longest.inputs, train.tokens) and longest.scored.strides == (0,)
-    before = tokens_of(train[0])
-    train.release()
-    assert tokens_of(train[0]) == before
 
 
 def test_the_cache_is_made_once(folder, tmp_path, monkeypatch):
@@ -116,7 +115,7 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
 def test_a_half_written_cache_is_never_used(folder, tmp_path, damage):
     source = source_of_path(folder)
     whole, digest = tokenised(source, BYTES, tmp_path / "cache")
-    cache, _ = cache_folder(source, BYTES, tmp_path / "cache")
+    cache = cache_folder(source, BYTES, tmp_path / "cache")
     expected = tokens_of(whole["train"][1])
     if damage == "no manifest":
         (cache / "manifest.json").unlink()
@@ -140,12 +139,15 @@ def test_a_failure_leaves_nothing(folder, tmp_path):
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, monkeypatch):
-    class Full(token_cache.SplitWriter):
-        def write(self, tokens):
+    class Full(io.FileIO):
+        def write(self, piece):
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(token_cache, "SplitWriter", Full)
-    with pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"),
+    ):
+        patch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
         tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
     assert caches(tmp_path) == []
     (tmp_path / "file").write_text("")
@@ -155,48 +157,39 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
 
 def test_what_a_killed_process_left_is_removed(folder, tmp_path):
     source = source_of_path(folder)
-    cache, _ = cache_folder(source, BYTES, tmp_path / "cache")
-    half = cache.with_name(f"{cache.name}.writing")
-    half.mkdir(parents=True)
-    (half / "train.tokens").write_bytes(b"half")
+    cache = cache_folder(source, BYTES, tmp_path / "cache")
+    cache.mkdir(parents=True)
+    (cache / "train.tokens.writing").write_bytes(b"half")
     tokenised(source, BYTES, tmp_path / "cache")
-    assert caches(tmp_path) == [cache]
+    assert caches(tmp_path) == [cache] and not list(cache.glob("*.writing"))
 
 
-def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch, capsys):
-    """While one holds the lock the other waits, says so, and then takes what the first has made."""
+def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
+    """While one holds the lock the other waits, and then reads what the first has made."""
     source, made = source_of_path(folder), []
-    cache, prefix = cache_folder(source, BYTES, tmp_path / "cache")
+    cache = cache_folder(source, BYTES, tmp_path / "cache")
     write = token_cache.write_tokens
     monkeypatch.setattr(token_cache, "write_tokens", lambda *arguments: made.append(1) or write(*arguments))
     cache.parent.mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
-        with FileLock(cache.parent / f"{prefix}.lock"):
+        with FileLock(f"{cache}.lock"):
             runs = [pool.submit(tokenised, source, BYTES, tmp_path / "cache") for _ in range(2)]
             time.sleep(0.2)
             assert not made and not cache.exists()
         digests = {run.result().digest for run in runs}
-    assert len(made) == len(digests) == 1 and capsys.readouterr().err.count("waiting for it") == 2
+    assert len(made) == len(digests) == 1
 
 
-@given(text=st.text(alphabet="aé字 \n.,'3\t", max_size=80), limit=st.integers(1, 20))
-def test_pieces_have_the_tokens_of_the_whole(text, limit):
+@given(text=st.text(alphabet="aé字 \n.,'3\t\x0b\u00a0", max_size=80), limit=st.integers(1, 20))
+def test_pieces_have_the_tokens_and_words_of_the_whole(text, limit):
     """Cut wherever a tokenizer allows it, in a text that arrives a few bytes at a time."""
     content = text.encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_cache, "read_bytes", lambda _: (content[i : i + limit] for i in range(0, len(content), limit)))
         for tokenizer in (BYTES, SMALL):
-            pieces = list(pieces_of(Text("x", ()), tokenizer))
-            assert b"".join(pieces) == content
+            words, pieces = zip(*pieces_of(Text("x", ()), tokenizer), strict=True)
+            assert b"".join(pieces) == content and sum(words) == len(content.split())
             assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(content).tolist()
-
-
-@given(parts=st.lists(st.text(alphabet="ab \n\x0b\u00a0", max_size=5), max_size=6))
-def test_words_are_counted_over_pieces(parts):
-    words, before = 0, b" "
-    for part in filter(None, (part.encode() for part in parts)):
-        words, before = words + words_begun(before, part), part[-1:]
-    assert words == len("".join(parts).encode().split())
 
 
 def test_load_corpus_gives_real_splits(data_dir):

@@ -9,7 +9,6 @@ from documents import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data import lanes as lanes_module
 from accelerated.data.lanes import Lanes, Parts, cut_for_lanes, independent_windows, longest_document, one_pass
 from accelerated.data.windows import cut
 from accelerated.errors import InputError
@@ -174,13 +173,3 @@ def test_documents_are_cut_only_where_there_are_too_few():
     assert isinstance(parts, Parts) and parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
     lanes = Lanes(parts, 6, 2, seed=0)
     assert len({tuple(row.tolist()) for row in next(lanes).tokens}) == 6, "no lane reads what another does"
-
-
-def test_memory_is_given_back_as_lanes_read(monkeypatch):
-    monkeypatch.setattr(lanes_module, "HELD", 20)
-    released, documents = [], Parts(documents_of([100]), 2)
-    monkeypatch.setattr(lanes_module, "release", released.append)
-    lanes = Lanes(documents, 2, 4, seed=0)
-    for count in range(1, 10):
-        next(lanes)
-        assert len(released) == count // 3 and all(r is documents for r in released)

@@ -14,7 +14,7 @@ from loopback import serving
 
 from accelerated.data import named_sets
 from accelerated.data.corpus import check_data, load_corpus
-from accelerated.data.named_sets import Archive, articles, fetch, file_checksum, named_source
+from accelerated.data.named_sets import DATASETS, Archive, articles, fetch, file_checksum, hub_set
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
@@ -46,14 +46,13 @@ def server(monkeypatch):
         monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
         monkeypatch.setattr(named_sets, "PG19_BOOKS", server.address + "/")
         monkeypatch.setattr(named_sets, "PG19_COUNTS", {"train": 5, "valid": 3, "test": 2})
-        monkeypatch.setattr(named_sets, "PAUSE", 0.0)
         yield server
 
 
 def read(name, tmp_path):
     """{split: [bytes]} of a named set, in their order."""
     found = {split: [] for split in SPLITS}
-    for split, text in named_source(name, tmp_path / "data").texts():
+    for split, text in DATASETS[name](tmp_path / "data" / name).texts():
         found[split].append(content(text))
     return found
 
@@ -166,9 +165,8 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
-def file_server(monkeypatch):
+def file_server():
     """Serves one file."""
-    monkeypatch.setattr(named_sets, "PAUSE", 0.0)
     with serving({"/file": CONTENT}) as server:
         yield server
 
@@ -179,7 +177,7 @@ def test_a_file_is_fetched_whole(file_server, tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
 
 
-def test_what_broke_off_is_gone_on_with(file_server, tmp_path):
+def test_a_download_that_broke_off_is_continued(file_server, tmp_path):
     """Within one call and in the next: every connection ends after 30,000 bytes."""
     file_server.break_after = 30_000
     fetch(file_server.address + "/file", tmp_path / "file", SHA256)
@@ -222,7 +220,6 @@ def test_a_file_that_is_not_there_and_a_server_that_is_not_there(file_server, tm
         with pytest.raises(InputError, match=words) as caught:
             fetch(address, tmp_path / "file", SHA256)
         assert f"put a copy of {address} (sha256 {SHA256}) at {tmp_path / 'file'}" in str(caught.value)
-    assert [path for path, _ in file_server.asked] == ["/none"], "what is not there is not asked for again"
 
 
 def test_a_folder_that_cannot_be_written_to(file_server, tmp_path):
@@ -282,7 +279,7 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
         f"test.{suffix}": ["four", "five"],
     })  # fmt: skip
     check_data(data)
-    assert [(split, text.name, content(text)) for split, text in named_source(data, tmp_path).texts() if split == "train"] == [
+    assert [(split, text.name, content(text)) for split, text in hub_set(data).texts() if split == "train"] == [
         ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
     ]
     found = rows_of(data, tmp_path)
@@ -313,7 +310,7 @@ def test_a_hub_set_of_train_alone_is_dealt_out(hub, tmp_path):
 )
 def test_a_hub_set_that_is_no_text_is_refused(hub, tmp_path, files, words):
     with pytest.raises(InputError, match=words) as caught:
-        named_source(hub(files), tmp_path / "data")
+        hub_set(hub(files))
     assert "\n" not in str(caught.value)
 
 
@@ -321,10 +318,10 @@ def test_a_hub_set_that_cannot_be_had_is_refused(hub, tmp_path):
     data = hub({"train.jsonl": ["x"]})
     for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}"):
         with pytest.raises(InputError, match=f"--data {name}: datasets cannot open it .*; check name, files and network"):
-            named_source(name, tmp_path / "data")
+            hub_set(name)
     (tmp_path / "set" / "train.jsonl").write_text("{not json")
     with pytest.raises(InputError, match=r"datasets cannot open it .*JSON"):
-        named_source(data, tmp_path / "data")
+        hub_set(data)
     assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
 
 

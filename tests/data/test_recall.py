@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.recall import ASK, FILLER, KEYS, VALUES, RecallConfig, RecallDocuments, recall_document, recall_splits
+from accelerated.data.recall import ASK, FILLER, KEYS, VALUES, RecallConfig, RecallDocuments, recall_document
+from accelerated.data.windows import SPLITS
 from accelerated.training.settings import preset_settings
 
 configs = st.builds(
@@ -39,9 +40,9 @@ def test_answers_follow_from_the_opening_alone(config, seed):
 
 
 def test_documents_depend_on_split_and_number_alone():
-    splits = recall_splits(RecallConfig(documents=5))
+    splits = {split: RecallDocuments(RecallConfig(documents=5), split) for split in SPLITS}
     assert len(splits["train"]) == 5 and len(splits["valid"]) == 64
-    same = [(splits["train"][3].inputs == recall_splits(RecallConfig(documents=5))["train"][3].inputs).all()]
+    same = [(splits["train"][3].inputs == RecallDocuments(RecallConfig(documents=5), "train")[3].inputs).all()]
     other = [(splits["train"][3].inputs == d.inputs).all() for d in (splits["train"][2], splits["valid"][3], splits["test"][3])]
     assert all(same) and not any(other)
     with pytest.raises(IndexError):
