@@ -16,8 +16,8 @@ from accelerated import replay
 from accelerated.errors import InputError
 from accelerated.training import optimization, process
 from accelerated.training import run as opening
-from accelerated.training.checkpoint import best_path, checkpoint_path, numbered_checkpoints, save_checkpoint
-from accelerated.training.log import metrics_path, read_metrics
+from accelerated.training.checkpoint import checkpoint_path, numbered_checkpoints, save_checkpoint
+from accelerated.training.log import read_metrics
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]
 MODELS = {
@@ -217,7 +217,7 @@ def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
     run = tmp_path / "run"
     train(*options, "--out", run)
     assert list(numbered_checkpoints(run)) == [6, 7, 8] and saved(run)["step"] == 8
-    assert torch.load(best_path(run), weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    assert torch.load(run / "best.pt", weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
     rows = [r for r in read_metrics(run) if "validation_bits_per_byte" in r]
     assert [(r["step"], round(r["validation_bits_per_byte"], 6)) for r in rows] == [(2, 5.0), (4, 3.0), (6, 4.0), (8, 3.5)]
 
@@ -226,9 +226,9 @@ def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path):
     run = tmp_path / "run"
     train("--data", text, *TINY, "--validate-every", 1, *BRIEF, "--steps", 2, "--out", run)
     save_checkpoint(checkpoint_path(run), saved(run) | {"best": 0.5})
-    before = best_path(run).read_bytes()
+    before = (run / "best.pt").read_bytes()
     train("--resume", run, "--steps", 3)
-    assert best_path(run).read_bytes() == before and saved(run)["best"] == 0.5
+    assert (run / "best.pt").read_bytes() == before and saved(run)["best"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_metrics_are_means_over_the_iterations_between_them(text, tmp_path):
     [record] = [r for r in read_metrics(tmp_path / "mean") if r["step"] == 4]
     assert record.keys() == {"step", "loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second"}
     assert record["bits_per_byte"] == pytest.approx(record["loss"] / 0.6931471805599453) and record["gradient_norm"] > 0
-    assert len(metrics_path(tmp_path / "mean").read_text().splitlines()) == 2
+    assert len((tmp_path / "mean" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_the_schedule_reaches_the_optimiser(text, tmp_path):

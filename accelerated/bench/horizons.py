@@ -32,10 +32,10 @@ def rollout_variant(name: str, model: Any, method: str, horizon: int, options: N
         with autocast(options.dtype, device):
             BACKPROP[method](model, segments, state)
 
-    return Variant(name, step, options.batch * config.segment * horizon, None)
+    return Variant(name, step)
 
 
-def named_configs(model: str, config: Any) -> dict:
+def configs_to_compare(model: str, config: Any) -> dict:
     """{name: config} to compare the methods on; of Memformer the paper's two models, at this width."""
     if model == "block_recurrent":
         return {model: replace(config, segment=2 * config.window)}  # 32 segments must fit into memory
@@ -50,7 +50,7 @@ def named_configs(model: str, config: Any) -> dict:
 def report(options: Namespace) -> None:
     """Print a row for each method at each horizon; speed is relative to full back-propagation, in pairs."""
     print(PAPER)
-    for title, config in named_configs(options.model, options.config).items():
+    for title, config in configs_to_compare(options.model, options.config).items():
         model = MODELS[options.model](config).to(options.device)
         state = sum(field.numel() * field.element_size() for field in model.initial_state(options.batch)) / 1e6
         print(f"{title}: {sizes_line(config, options.batch)}; a stored state is {state:.2f} MB")

@@ -11,33 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn import functional
 
+from accelerated.bench import timing
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.peers import PEERS
 from accelerated.bench.sizes import SEGMENTS, sizes_line
-from accelerated.bench.timing import (
-    Variant,
-    counted_flops,
-    matmul_rate,
-    paired_ratios,
-    peak_memory,
-    print_table,
-    random_segments,
-    spread,
-    time_in_turn,
-)
+from accelerated.bench.timing import Variant
 from accelerated.models import MODELS
-from accelerated.training.process import autocast
-
-
-def objective_of(model: Any, segments: list, state: tuple) -> torch.Tensor:
-    """Mean cross-entropy of each of segments [(tokens, targets)], summed, plus auxiliary losses; the state is carried."""
-    total = 0.0
-    for tokens, targets in segments:
-        logits, state, auxiliary = model(tokens, state)
-        total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + sum(auxiliary.values())
-    return total
 
 
 def training_flops(model_class: type, config: Any, batch: int, count: int) -> int:
@@ -45,30 +25,24 @@ def training_flops(model_class: type, config: Any, batch: int, count: int) -> in
     with torch.device("meta"):
         model = model_class(config).to("meta")
         tokens = torch.zeros(batch, config.segment, dtype=torch.long)
-    return counted_flops(lambda: objective_of(model, [(tokens, tokens)] * count, model.initial_state(batch)).backward())
+    segments, state = [(tokens, tokens)] * count, model.initial_state(batch)
+    return timing.counted_flops(lambda: timing.objective_of(model, segments, state).backward())
 
 
 def step_variant(name: str, config: Any, options: Namespace) -> Variant:
     """Training steps of as many segments as SEGMENTS says, from a state that has already read as many."""
     model_class, count, device = MODELS[options.model], SEGMENTS[options.model], options.device
     model = model_class(config).to(device)
-    segments = random_segments(config.vocabulary, config.segment, options.batch, count, device)
+    segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, device)
     state = model.initial_state(options.batch)
     with torch.no_grad():
         for tokens, _ in segments:
             state = model.advance(tokens, state)
-
-    def step():
-        model.zero_grad()
-        with autocast(options.dtype, device):
-            objective = objective_of(model, segments, state)
-        objective.backward()
-
-    tokens = options.batch * config.segment * count
-    return Variant(name, step, tokens, training_flops(model_class, config, options.batch, count))
+    step = timing.training_step(model, model, segments, state, options)
+    return Variant(name, step, training_flops(model_class, config, options.batch, count))
 
 
-def named_configs(model: str, config: Any) -> dict:
+def with_baseline(model: str, config: Any) -> dict:
     """{name: config} of a model and its baseline."""
     if model == "block_recurrent":
         slide = replace(config, layers=config.layers + 1, recurrent_layers=())
@@ -89,29 +63,30 @@ def variants_of(options: Namespace) -> list[Variant]:
         variants = []
         for method in ("memory_replay", "through_time"):
             variant = rollout_variant(f"memformer {title} {method}", model, method, SEGMENTS["memformer"], options)
-            variants.append(variant._replace(flops=counted_flops(variant.step)))
+            variants.append(variant._replace(flops=timing.counted_flops(variant.step)))
     else:
-        variants = [step_variant(name, own, options) for name, own in named_configs(options.model, config).items()]
+        variants = [step_variant(name, own, options) for name, own in with_baseline(options.model, config).items()]
     package, peer = PEERS[options.model]
     if importlib.util.find_spec(package):
-        variants.append(peer(config, options.batch, options.device, options.dtype))
+        variants.append(peer(options))
     return variants
 
 
 def report(options: Namespace) -> None:
-    """Print a row for each variant, and the paired ratios of the first to the others."""
+    """Print a row for each variant, and the paired ratios of the first to the others; every step reads as many tokens."""
     variants, dtype = variants_of(options), getattr(torch, options.dtype)
-    rate = matmul_rate(options.device, dtype)
-    times = time_in_turn(variants, options.repeats, options.device)
-    rate = statistics.mean([rate, matmul_rate(options.device, dtype)])  # before and after: the machine's speed drifts
+    rate = timing.matmul_rate(options.device, dtype)
+    times = timing.time_in_turn(variants, options.repeats, options.device)
+    rate = statistics.mean([rate, timing.matmul_rate(options.device, dtype)])  # before and after: the machine's speed drifts
     print(f"matrix products at {rate / 1e9:.0f} GFLOP/s; {sizes_line(options.config, options.batch)}")
+    tokens = options.batch * options.config.segment * SEGMENTS[options.model]
     rows = [("variant", "ms a step", "tokens/s", "peak MB", "GFLOP/s", "of matmul")]
     for v in variants:
-        median, peak = statistics.median(times[v.name]), peak_memory(v.step, options.device) / 1e6
+        median, peak = statistics.median(times[v.name]), timing.peak_memory(v.step, options.device) / 1e6
         flops = (f"{v.flops / median / 1e9:.0f}", f"{v.flops / median / rate:.1%}") if v.flops else ("-", "-")
-        spent = spread([1e3 * second for second in times[v.name]], ".0f")
-        rows.append((v.name, spent, f"{v.tokens / median:,.0f}", f"{peak:.0f}", *flops))
-    print_table(*rows)
+        spent = timing.spread([1e3 * second for second in times[v.name]], ".0f")
+        rows.append((v.name, spent, f"{tokens / median:,.0f}", f"{peak:.0f}", *flops))
+    timing.print_table(*rows)
     for v in variants[1:]:
-        ratios = paired_ratios(times[variants[0].name], times[v.name])
-        print(f"time of {variants[0].name} / {v.name}: {spread(ratios, '.3f')}")
+        ratios = timing.paired_ratios(times[variants[0].name], times[v.name])
+        print(f"time of {variants[0].name} / {v.name}: {timing.spread(ratios, '.3f')}")

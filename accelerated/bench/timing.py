@@ -2,26 +2,50 @@
 
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
+
+from accelerated.training.process import autocast
 
 
 class Variant(NamedTuple):
-    """A step to time, the tokens that it reads, and the floating-point operations that it is worth."""
+    """A step to time, and the floating-point operations that it is worth if they are counted."""
 
     name: str
     step: Callable[[], object]
-    tokens: int
-    flops: float | None
+    flops: float | None = None
 
 
 def random_segments(vocabulary: int, length: int, batch: int, count: int, device: torch.device) -> list:
     """`count` random (tokens, targets), each (B, N), that follow each other."""
     text = torch.randint(vocabulary, (batch, count * length + 1), device=device)
     return list(zip(text[:, :-1].split(length, 1), text[:, 1:].split(length, 1), strict=True))
+
+
+def objective_of(read: Callable, segments: list, state: object) -> torch.Tensor:
+    """Mean cross-entropy of each of segments [(tokens, targets)], summed, plus auxiliary losses; the state is carried."""
+    total = 0.0
+    for tokens, targets in segments:
+        logits, state, auxiliary = read(tokens, state)
+        total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + sum(auxiliary.values())
+    return total
+
+
+def training_step(model: torch.nn.Module, read: Callable, segments: list, state: object, options: Namespace) -> Callable:
+    """A step that computes the gradients of a model that `read` calls: (tokens, state) -> (logits, state, losses)."""
+
+    def step():
+        model.zero_grad()
+        with autocast(options.dtype, options.device):
+            objective = objective_of(read, segments, state)
+        objective.backward()
+
+    return step
 
 
 def counted_flops(step: Callable[[], object]) -> int:
@@ -31,13 +55,9 @@ def counted_flops(step: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def seconds(function: Callable[[], object], device: torch.device) -> float:
     """Wall-clock time of one call."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
     synchronize(device)
     begun = time.perf_counter()
     function()

@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, read without executing anything, refused in one line if they do not fit.
 
 For run.py, options.py and eval.py. A run folder holds checkpoint.pt, the last one; step-N.pt, those of the last few iterations
-that had one, the last among them; and best.pt, the one with the lowest validation loss.
+that had one, the last among them; and best.pt, which had the lowest validation loss.
 """
 
 import os
@@ -15,18 +15,14 @@ from accelerated.errors import InputError, written_whole
 
 FORMAT = "palimpsest"
 VERSION = 1
-SETTINGS = ("model", "model_config", "training_config", "data_config")
-FIELDS = (*SETTINGS, "parameters", "optimizer", "state", "lanes", "random", "step")
+FIELDS = (
+    "model", "model_config", "training_config", "data_config", "parameters", "optimizer", "state", "lanes", "random", "step",
+)  # fmt: skip
 
 
 def checkpoint_path(run: str | Path) -> Path:
     """The last checkpoint of a run folder."""
     return Path(run) / "checkpoint.pt"
-
-
-def best_path(run: str | Path) -> Path:
-    """The checkpoint of a run folder with the lowest validation loss."""
-    return Path(run) / "best.pt"
 
 
 def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
@@ -39,8 +35,8 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
     """The checkpoint of a run folder that `name` means: last, best or step-N; raises InputError that says which there are."""
     path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
     if not path.is_file() and checkpoint_path(run).is_file():
-        others = ["last", *(["best"] if best_path(run).is_file() else []), *(p.stem for p in numbered_checkpoints(run).values())]
-        raise InputError(f"--checkpoint {name}: {run} has {', '.join(others)}")
+        others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
+        raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}")
     return path
 
 
@@ -67,7 +63,7 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
     if keep > 1:
         copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
     if best:
-        copy_checkpoint(path, best_path(run))
+        copy_checkpoint(path, Path(run) / "best.pt")
     steps = numbered_checkpoints(run)
     earlier = [step for step in steps if step <= contents["step"]]  # later ones are of a run that went on from here before
     kept = earlier[-keep:] if keep > 1 else []
@@ -99,24 +95,18 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
     return contents
 
 
-def load_parameters(
-    model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None, fresh: str | None = None
-) -> None:
+def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None) -> None:
     """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs.
 
     unused: parameters with this in their names may be in the checkpoint without the model having them.
-    fresh: parameters whose names begin so may be in the model without the checkpoint having them; they stay as they are.
     """
     own = model.state_dict()
     if unused:
         parameters = {name: value for name, value in parameters.items() if name in own or unused not in name}
-    if fresh:
-        parameters = {name: value for name, value in own.items() if name.startswith(fresh)} | parameters
     expected = {name: tuple(value.shape) for name, value in own.items()}
     found = {name: tuple(value.shape) for name, value in parameters.items()}
     for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise InputError(
-                f"{path} does not fit the model: {name} should be {expected.get(name, 'absent')}, is {found.get(name, 'absent')}"
-            )
+        ours, theirs = expected.get(name, "absent"), found.get(name, "absent")
+        if ours != theirs:
+            raise InputError(f"{path} does not fit the model: {name} should be {ours}, is {theirs}")
     model.load_state_dict(parameters)

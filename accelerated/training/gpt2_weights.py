@@ -25,6 +25,7 @@ COMPUTED = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
 }  # fmt: skip
+PUBLISHED = {size: name for name, size in GPT2_SIZES.items()}
 DTYPES = ("F16", "BF16", "F32", "F64")
 LOOK_ALIKES = {  # what a file is instead, by its first bytes
     b"version https://git-lfs": "it is a Git LFS pointer: git lfs pull fetches the file", b"<": "it is an HTML page",
@@ -83,10 +84,9 @@ def check_gpt2(path: str | Path, config: Config) -> Path:
         if expected != found:
             raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {found}; {EXPECTED}")
     for name, found in slices.items():
-        if found.get_dtype() not in DTYPES:
-            raise InputError(
-                f"--init {path}: {name} is stored as {found.get_dtype()}; give the weights in one of {', '.join(DTYPES)}"
-            )
+        dtype = found.get_dtype()
+        if dtype not in DTYPES:
+            raise InputError(f"--init {path}: {name} is stored as {dtype}; give the weights in one of {', '.join(DTYPES)}")
     return file
 
 
@@ -120,50 +120,42 @@ def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch
     return ours
 
 
-def published_size(layers: int, width: int) -> str | None:
-    """The name of the published GPT-2 of so many layers of that width, None if there is none."""
-    return next((name for name, size in GPT2_SIZES.items() if size == (layers, width)), None)
-
-
 def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> None:
-    """Raise InputError if a GPT-2 of these shapes is of another size than config; it says all that should be given."""
-    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
-    table, inner = shapes.get("wpe.weight", ()), shapes.get("h.0.mlp.c_fc.bias", ())
-    if len(shapes["wte.weight"]) != 2 or len(table) != 2 or len(inner) != 1:
-        raise InputError(
-            f"--init {path} is not a GPT-2: wte.weight and wpe.weight are {shapes['wte.weight']}, {table}; {EXPECTED}"
-        )
-    vocabulary, width = shapes["wte.weight"]
+    """Raise InputError if a GPT-2 of these shapes has another size than config; the message lists the options to give."""
+    words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
+    if len(words) != 2 or len(positions) != 2 or len(inner) != 1:
+        raise InputError(f"--init {path} is not a GPT-2: wte.weight and wpe.weight are {words}, {positions}; {EXPECTED}")
+    vocabulary, width = words
     if vocabulary != config.vocabulary:
         raise InputError(
             f"--init {path} has a vocabulary of {vocabulary}, the model's is {config.vocabulary}; "
             "choose the --tokenizer that it was trained with"
         )
-    found = {"layers": layers, "width": width, "max_positions": table[0], "feed_forward": inner[0]}
+    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
+    found = {"layers": layers, "width": width, "max_positions": positions[0], "feed_forward": inner[0]}
     other = {name: size for name, size in found.items() if size != getattr(config, name)}
-    asked = {name: getattr(config, name) for name in other}
     if not other:
         return
     do = " ".join(f"{option_name(name)} {size}" for name, size in other.items())
     do += " and its --heads" if "width" in other else ""
-    if "layers" in other and (published := published_size(layers, width)):
-        do = f"--preset {published}"
-    theirs, ours = (", ".join(f"{name} {size}" for name, size in sizes.items()) for sizes in (other, asked))
+    if "layers" in other and (layers, width) in PUBLISHED:
+        do = f"--preset {PUBLISHED[layers, width]}"
+    theirs = ", ".join(f"{name} {size}" for name, size in other.items())
+    ours = ", ".join(f"{name} {getattr(config, name)}" for name in other)
     raise InputError(f"--init {path} has {theirs}, the model has {ours}; give {do}")
 
 
 def check_described(file: Path, config: Config) -> None:
     """Raise InputError if the config.json beside a GPT-2 says that it computes something else than a model of config.
 
-    The number of heads, which no shape shows, is that of config.json or else of the published GPT-2 of this size.
+    No shape shows the number of heads: it is that of config.json, or else that of the published GPT-2 of this size.
     """
     try:
-        described = json.loads((file.parent / "config.json").read_text())
-    except (OSError, ValueError):
-        described = None
-    described = described if isinstance(described, dict) else {}
+        described = dict(json.loads((file.parent / "config.json").read_text()))
+    except (OSError, TypeError, ValueError):  # no file, or no JSON object in it
+        described = {}
     heads = described.get("n_head")
-    if heads is None and published_size(config.layers, config.width):
+    if heads is None and (config.layers, config.width) in PUBLISHED:
         heads = config.width // 64
     if heads not in (None, config.heads):
         raise InputError(f"--init {file} has {heads} heads, the model's heads are {config.heads}; give --heads {heads}")
@@ -178,7 +170,7 @@ def check_described(file: Path, config: Config) -> None:
 def load_gpt2(model: torch.nn.Module, path: str | Path) -> None:
     """Put a GPT-2's weights into a pretrained_recurrence model, whose recurrence module stays as it starts.
 
-    Raises InputError if the file is no GPT-2, is of another architecture or size than model.config, or is NaN or infinite.
+    Raises InputError if the file is no GPT-2, has another architecture or size than model.config, or values that are not finite.
     """
     _, reader = open_file(check_gpt2(path, model.config))
     tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  it is no dict

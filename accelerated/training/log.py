@@ -16,15 +16,10 @@ REDRAW = 30.0  # seconds
 ADVICE = "free some space, then --resume"
 
 
-def metrics_path(run: str | Path) -> Path:
-    """Where a run folder keeps its measurements."""
-    return Path(run) / "metrics.jsonl"
-
-
 def read_metrics(run: str | Path) -> list[dict]:
     """The records of a run's metrics.jsonl, [] if there is none; a line cut off by a crash is left out."""
     records = []
-    path = metrics_path(run)
+    path = Path(run) / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             records.append(json.loads(line))
@@ -41,7 +36,7 @@ class Log:
     """
 
     def __init__(self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True):
-        self.path, self.plot, self.writing, self.drawn = metrics_path(run), plot, writing, time.monotonic()
+        self.path, self.plot, self.writing, self.drawn = run / "metrics.jsonl", plot, writing, time.monotonic()
         self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
         if writing:
             kept = [record for record in read_metrics(run) if record["step"] <= step]
@@ -134,6 +129,5 @@ def check_figure(path: str | Path) -> None:
 
 def save_figure(figure: Any, path: str | Path) -> None:
     """Write a figure whole or not at all; raises InputError if that fails."""
-    check_figure(path)
     with written_whole(path, "free some space, or give another place") as temporary:
         figure.savefig(temporary, format=Path(path).suffix[1:].lower())

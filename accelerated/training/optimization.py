@@ -62,11 +62,7 @@ def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=config.learning_rate)
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
-    options = {"lr": config.learning_rate, "betas": (0.9, config.beta2)}
-    try:
-        return kind(groups, **options, fused=True)
-    except RuntimeError:  # a device without fused kernels
-        return kind(groups, **options)
+    return kind(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -60,13 +60,14 @@ class OptionParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse(self, argv: list[str], elsewhere: dict[str, str] | None = None) -> argparse.Namespace:
-        """Options of argv; elsewhere {option: model} are those that only another model has."""
+        """Read the options of argv; elsewhere {option: model} are those that only another model has."""
         options, unknown = self.parse_known_args(argv)
-        if unknown and (model := (elsewhere or {}).get(unknown[0].split("=")[0])):
-            self.error(f"{unknown[0].split('=')[0]} is an option of --model {model}; leave it out or choose that model")
         if unknown:
+            option = unknown[0].split("=")[0]
+            if elsewhere and option in elsewhere:
+                self.error(f"{option} is an option of --model {elsewhere[option]}; leave it out or choose that model")
             names = [name for action in self._actions for name in action.option_strings]
-            nearest = difflib.get_close_matches(unknown[0].split("=")[0], names, n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(option, names, n=1, cutoff=0.0)[0]
             self.error(f"unknown option {unknown[0]}; did you mean {nearest}? --help lists all")
         return options
 
@@ -218,17 +219,16 @@ def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
         check_resumed(options, saved["step"], defaults, asked)
     elif saved:
         check_initial(options.init, defaults.model_config, asked)
-    check_asked(defaults, asked)
     adjust(asked)
     if not saved:
         asked["model_config"]["vocabulary"] = changed(defaults.data, asked["data"]).vocabulary
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
     settings = Settings(defaults.model, *parts)
+    check_idle(settings, asked)
     check_together(settings)
-    folder = run_folder(options, settings)
     if options.resume:
-        return settings, Beginning(folder, options.data_dir, resumed=saved)
-    return settings, Beginning(folder, options.data_dir, init=options.init, initial=saved)
+        return settings, Beginning(Path(options.resume), options.data_dir, resumed=saved)
+    return settings, Beginning(new_folder(options.out, settings), options.data_dir, init=options.init, initial=saved)
 
 
 def adjust(asked: dict[str, dict]) -> None:
@@ -244,66 +244,55 @@ def adjust(asked: dict[str, dict]) -> None:
         data.setdefault("documents", "files")
 
 
-def run_folder(options: argparse.Namespace, settings: Settings) -> Path:
-    """The folder of a run: of --resume, of --out, or a new one; never a new run in one that already holds a checkpoint."""
-    if options.resume:
-        return Path(options.resume)
-    if options.out is None:
+def new_folder(out: str | None, settings: Settings) -> Path:
+    """The folder of a new run: that of --out, or one that is not there yet; never one that already holds a run."""
+    if out is None:
         names = (f"runs/{settings.model}-{Path(settings.data.data).stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
-    if checkpoint_path(options.out).exists():
-        raise InputError(
-            f"--out {options.out} already holds a run; give another folder, or --resume {options.out} to continue it"
-        )
-    return Path(options.out)
+    if checkpoint_path(out).exists():
+        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {out} to continue it")
+    return Path(out)
 
 
 def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, asked: dict[str, dict]) -> None:
     """Raise InputError for options that would change the run that --resume continues, or for steps that it already has."""
+    run = options.resume
     if options.out:
-        raise InputError(
-            f"--resume {options.resume} continues in its own folder; leave --out out, or begin a new run with --init"
-        )
+        raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
     others = [part for part in PREFIXES if part != "training" and asked[part]]
     if others or options.preset or options.model != resumed.model:
         raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
-    fixed = sorted(asked["training"].keys() & FIXED_IN_A_RUN)
-    if fixed:
-        raise InputError(f"--resume keeps the run's {fixed[0]}; leave {option_name(fixed[0])} out, or start a new run")
+    for name in sorted(asked["training"].keys() & FIXED_IN_A_RUN):
+        raise InputError(f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run")
     if step >= asked["training"].get("steps", resumed.training.steps):
-        raise InputError(f"--resume {options.resume} stands at step {step}; give --steps above that")
+        raise InputError(f"--resume {run} stands at step {step}; give --steps above that")
 
 
 def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:
     """Raise InputError for options that ask for another shape or tokenizer than those of the run that --init names."""
     for name, value in asked["model_config"].items():
-        if name in OF_THE_WEIGHTS and value != getattr(config, name):
-            own = getattr(config, name)
+        own = getattr(config, name)
+        if name in OF_THE_WEIGHTS and value != own:
             raise InputError(f"{option_name(name)} is {value}, the weights of --init {init} have {own}; leave it out")
     if asked["data"].keys() & {"tokenizer", "train_bpe"}:
         raise InputError(f"--init {init} keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out")
 
 
-def check_asked(defaults: Settings, asked: dict[str, dict]) -> None:
-    """Raise InputError for an option that the others leave nothing to do, or that contradicts another."""
-    training, data, model = asked["training"], asked["data"], asked["model_config"]
-    optimizer, schedule, update_every = (
-        training.get(name, getattr(defaults.training, name)) for name in ("optimizer", "schedule", "update_every")
-    )
+def check_idle(settings: Settings, asked: dict[str, dict]) -> None:
+    """Raise InputError for an option that was given although the other settings leave it nothing to do."""
+    training = settings.training
     idle = {
-        "beta2": (optimizer == "adafactor", "--optimizer adafactor has none"),
-        "final_fraction": (schedule != "cosine", f"--schedule {schedule} does not end in one"),
-        "update_every_from": (update_every == 1, "--update-every is 1"),
+        "beta2": (training.optimizer == "adafactor", "--optimizer adafactor has none"),
+        "final_fraction": (training.schedule != "cosine", f"--schedule {training.schedule} does not end in one"),
+        "update_every_from": (training.update_every == 1, "--update-every is 1"),
     }
     for name, (useless, why) in idle.items():
-        if useless and training.get(name):
+        if useless and asked["training"].get(name):
             raise InputError(f"{option_name(name)} has no effect: {why}; leave it out")
-    if data.get("tokenizer", "bytes") != "bytes" and data.get("train_bpe"):
-        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
-    if asked["recall"] and data.get("data", defaults.data.data) != "recall":
+    if asked["recall"] and settings.data.data != "recall":
         raise InputError(f"--recall-{next(iter(asked['recall']))} needs --data recall; add it or leave the option out")
-    if defaults.model == GPT2_MODEL and model.get("vectors", defaults.model_config.vectors) == 0:
-        for name in sorted(model.keys() & OF_THE_MODULE):
+    if settings.model == GPT2_MODEL and settings.model_config.vectors == 0:
+        for name in sorted(asked["model_config"].keys() & OF_THE_MODULE):
             raise InputError(f"{option_name(name)} is of the recurrence module, and --vectors 0 has none; give --vectors 1")
 
 
@@ -315,6 +304,8 @@ def check_together(settings: Settings) -> None:
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
+    if data.tokenizer != "bytes" and data.train_bpe:
+        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
     if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):
         other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
         raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")

@@ -172,11 +172,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     model = MODELS[settings.model](config, training.seed).to(device)
     take_weights(model, beginning)
-    optimizer, state, saved = (
-        make_optimizer(model, training),
-        detach(model.initial_state(training.batch)),
-        beginning.resumed or {},
-    )
+    optimizer, state = make_optimizer(model, training), detach(model.initial_state(training.batch))
+    saved = beginning.resumed or {}
     if saved:
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["random"].cpu())
@@ -209,11 +206,11 @@ def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
     elif beginning.resumed:
         load_parameters(model, beginning.resumed["parameters"], checkpoint_path(beginning.folder))
     elif beginning.initial:
-        parameters, module = beginning.initial["parameters"], "module."  # the recurrence of GPT-2, which one side may lack
-        only_theirs = not any(name.startswith(module) for name in model.state_dict())
-        only_ours = not any(name.startswith(module) for name in parameters)
-        path = checkpoint_path(beginning.init)
-        load_parameters(model, parameters, path, module if only_theirs else None, module if only_ours else None)
+        own, parameters = model.state_dict(), beginning.initial["parameters"]
+        ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (own, parameters))
+        if not (ours and theirs):  # one side lacks GPT-2's recurrence: theirs is left out, ours stays as it starts
+            parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
+        load_parameters(model, parameters, checkpoint_path(beginning.init))
 
 
 def introduce(run: Run, beginning: Beginning) -> None:

@@ -19,11 +19,9 @@ from accelerated.replay import BACKPROP
 from accelerated.training.optimization import OPTIMIZERS, SCHEDULES
 
 DEFAULT_MODEL = "block_recurrent"
-TASK_MODEL = "memformer"  # the one that trains on several tasks
-GPT2_MODEL = "pretrained_recurrence"  # the one that takes GPT-2's weights
+TASK_MODEL = "memformer"  # it alone trains on several tasks
+GPT2_MODEL = "pretrained_recurrence"  # it alone takes GPT-2's weights
 DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float32", "bfloat16", "float64")
-COMPILERS = ("none", "inductor")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of Settings' options
 
 
@@ -108,8 +106,6 @@ class TrainingConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {int(name in positive)}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
-        if self.batch % self.accumulate:
-            raise ValueError(f"accumulate is {self.accumulate}; it must divide the batch of {self.batch} lanes")
         if self.optimizer == "adam" and self.weight_decay:
             raise ValueError(f"weight_decay is {self.weight_decay}, and adam has none; give adamw, or weight_decay 0")
         for name in ("initial_fraction", "final_fraction"):
@@ -120,7 +116,7 @@ class TrainingConfig:
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         choices = {"backprop": tuple(BACKPROP), "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "device": DEVICES,
-                   "dtype": DTYPES, "compile": COMPILERS}  # fmt: skip
+                   "dtype": ("float32", "bfloat16", "float64"), "compile": ("none", "inductor")}  # fmt: skip
         for name, possible in choices.items():
             check_choice(name, getattr(self, name), possible)
 
@@ -203,23 +199,6 @@ GPT2 = {
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
 
 
-def gpt2_preset(layers: int, width: int) -> dict:
-    """A published GPT-2 with the paper's recurrence; its heads are 64 wide."""
-    return GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
-
-
-def with_transformer_xl(presets: dict, memories: dict) -> dict:
-    """Every preset of the Compressive Transformer and, as NAME-xl, the Transformer-XL that attends to as many rows.
-
-    memories {name: M} gives the Transformer-XL's memory if the paper's differs from that.
-    """
-    both = {}
-    for name, preset in presets.items():
-        memory = memories.get(name, preset["memory"] + preset["compressed_memory"])
-        both |= {name: preset, f"{name}-xl": preset | {"memory": memory, "compressed_memory": 0}}
-    return both
-
-
 PRESETS = {
     "block_recurrent": {
         "tiny": {
@@ -244,40 +223,37 @@ PRESETS = {
             "steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50,
         },
     },
-    "compressive": with_transformer_xl(
-        {
-            "tiny": {
-                "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
-                "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160,
-            },
-            "small": {
-                "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
-                "compressed_memory": 512, "compression_rate": 4,
-                "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
-            },
-            # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
-            "enwik8": COMPRESSIVE_TRAINING | {
-                "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
-                "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
-                "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8",
-            },
-            # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
-            "wikitext-103": WORDS | {"layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103"},
-            # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
-            "pg19": WORDS | {"layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19"},
-            "recall": {
-                "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
-                "compressed_memory": 64, "compression_rate": 4,
-                "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
-                "recall_distance": 192, "recall_questions": 16,
-            },
+    "compressive": {
+        "tiny": {
+            "width": 128, "layers": 3, "segment": 64, "memory": 64, "compressed_memory": 64, "compression_rate": 4,
+            "steps": 1200, "batch": 32, "learning_rate": 6e-3, "warmup": 80, "validation_segments": 160,
         },
-        memories={"enwik8": 2304},
-    ),
+        "small": {
+            "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 512, "memory": 512,
+            "compressed_memory": 512, "compression_rate": 4,
+            "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
+        },
+        # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
+        "enwik8": COMPRESSIVE_TRAINING | {
+            "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
+            "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
+            "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8",
+        },
+        # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
+        "wikitext-103": WORDS | {"layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103"},
+        # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
+        "pg19": WORDS | {"layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19"},
+        "recall": {
+            "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+            "compressed_memory": 64, "compression_rate": 4,
+            "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
+            "recall_distance": 192, "recall_questions": 16,
+        },
+    },
     "memformer": {
         "tiny": {
             "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,
-            "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3, "warmup": 40,
+            "steps": 600, "batch": 16, "horizon": 4, "backprop": "memory_replay", "learning_rate": 4e-3,
             "validation_segments": 160,
         },
         "small": MEMFORMER | {
@@ -312,13 +288,18 @@ PRESETS = {
             "steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50,
             "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
         },
-    } | {name: gpt2_preset(*size) for name, size in GPT2_SIZES.items()},
+    } | {  # the published sizes, whose heads are 64 wide
+        name: GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
+        for name, (layers, width) in GPT2_SIZES.items()
+    },
 }  # fmt: skip
 
-
-def known_fields(config_class: type, values: dict) -> Any:
-    """A config of saved values: fields that are gone since are ignored, fields that are new have their defaults."""
-    return config_class(**{field.name: values[field.name] for field in dataclasses.fields(config_class) if field.name in values})
+# Beside each NAME stands NAME-xl, the Transformer-XL that attends to as many rows; on enwik8 the paper gives it more
+PRESETS["compressive"] |= {
+    f"{name}-xl": preset | {"memory": preset["memory"] + preset["compressed_memory"], "compressed_memory": 0}
+    for name, preset in PRESETS["compressive"].items()
+}
+PRESETS["compressive"]["enwik8-xl"]["memory"] = 2304
 
 
 def by_config(model: str, values: dict) -> dict[str, dict]:
@@ -328,6 +309,11 @@ def by_config(model: str, values: dict) -> dict[str, dict]:
         part: {f.name: values[prefix + f.name] for f in dataclasses.fields(config_class) if prefix + f.name in values}
         for (part, prefix), config_class in zip(PREFIXES.items(), classes, strict=True)
     }
+
+
+def known_fields(config_class: type, values: dict) -> Any:
+    """A config of saved values: fields that are gone since are ignored, fields that are new have their defaults."""
+    return config_class(**{field.name: values[field.name] for field in dataclasses.fields(config_class) if field.name in values})
 
 
 def assembled(model: str, model_config: dict, training: dict, data: dict, recall: dict, tasks: dict) -> Settings:
@@ -355,7 +341,7 @@ def settings_from(contents: dict, path: Any) -> Settings:
     if contents["model"] not in MODELS:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
     training, data = dict(contents["training_config"]), contents["data_config"]
-    if training.get("compile") in ("eager", "aot_eager"):  # choices of before, which computed what none does
+    if training.get("compile") in ("eager", "aot_eager"):  # earlier releases had them; they computed what none does
         training["compile"] = "none"
     try:
         return assembled(contents["model"], contents["model_config"], training, data, data["recall"], data.get("tasks", {}))

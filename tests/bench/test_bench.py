@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from accelerated.bench import __main__ as bench
-from accelerated.bench import generation, horizons, steps, timing
+from accelerated.bench import generation, horizons, timing
 from accelerated.bench.sizes import SIZES
+from accelerated.bench.timing import matmul_rate
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.errors import InputError
@@ -42,7 +43,7 @@ def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model, config in TINY.items():
         monkeypatch.setitem(SIZES, (model, "cpu"), config)
-    monkeypatch.setattr(steps, "matmul_rate", lambda device, dtype: 1e6)
+    monkeypatch.setattr(timing, "matmul_rate", lambda device, dtype: 1e6)
     monkeypatch.setattr(horizons, "HORIZONS", (1, 2))
     monkeypatch.setattr(horizons, "WINDOWS", (1, 2))
 
@@ -123,7 +124,7 @@ def test_pairs_are_of_steps_that_took_turns():
 
 def test_the_rate_of_matrix_products_counts_their_operations(monkeypatch):
     monkeypatch.setattr(timing, "seconds", lambda function, device: 0.5)
-    assert timing.matmul_rate(torch.device("cpu"), torch.float32, size=8, repeats=3) == 2 * 8**3 / 0.5
+    assert matmul_rate(torch.device("cpu"), torch.float32, size=8, repeats=3) == 2 * 8**3 / 0.5
 
 
 def test_spread_is_median_and_range():

@@ -10,7 +10,6 @@ from accelerated.errors import InputError
 from accelerated.training import checkpoint
 from accelerated.training.checkpoint import (
     FIELDS,
-    best_path,
     checkpoint_path,
     load_checkpoint,
     load_parameters,
@@ -107,7 +106,7 @@ def test_kept_checkpoints_are_links_or_copies(tmp_path, monkeypatch, keep, links
         save_in_run(tmp_path, CONTENTS | {"step": step}, keep, best=step == 5)
     names = ["best.pt", "checkpoint.pt", *(["step-5.pt", "step-9.pt"] if keep == 2 else [])]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert load_checkpoint(best_path(tmp_path))["step"] == 5 and load_checkpoint(checkpoint_path(tmp_path))["step"] == 9
+    assert load_checkpoint(tmp_path / "best.pt")["step"] == 5 and load_checkpoint(checkpoint_path(tmp_path))["step"] == 9
 
 
 def test_what_a_crash_left_is_not_written_through(tmp_path, monkeypatch):

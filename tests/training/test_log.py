@@ -7,7 +7,7 @@ import pytest
 
 from accelerated.errors import InputError
 from accelerated.training import log
-from accelerated.training.log import Log, check_figure, metrics_path, read_metrics
+from accelerated.training.log import Log, check_figure, read_metrics
 
 
 def test_means_weigh_by_tokens(tmp_path):
@@ -24,7 +24,7 @@ def test_means_weigh_by_tokens(tmp_path):
 
 def test_what_a_resumed_run_had_written_after_its_checkpoint_is_dropped(tmp_path):
     """With the line that a crash cut off; what was added up and not yet written is kept."""
-    metrics_path(tmp_path).write_text('{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
     record = Log(tmp_path, step=6, pending=(10.0, 5, 20))
     record.add(2.0, 1, 4)
     record.record(7)

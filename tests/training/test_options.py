@@ -78,7 +78,6 @@ def test_options_override_presets():
         (["--train-bpe", "256"], "--train-bpe is 256; it must be 0, or more than the 256 bytes"),
         (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
         (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
-        (["--batch", "3", "--accumulate", "2"], "--accumulate is 2; it must divide the batch of 3 lanes"),
         (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor"),
         (["--keep", "0"], "--keep is 0; it must be at least 1"),
         (["--save-minutes", "-1"], "--save-minutes is -1.0; it must be at least 0"),

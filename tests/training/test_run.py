@@ -75,6 +75,8 @@ def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
         assert "--train-bpe needs the package tokenizers" in refused(patch, *options, "--train-bpe", 300, "--out", run)
+    message = refused(monkeypatch, *options, "--batch", 3, "--accumulate", 2, "--out", run)
+    assert "--accumulate 2 does not divide the 3 lanes a process" in message
     message = refused(monkeypatch, "--init", tmp_path / "nowhere", "--data", "stdlib", "--out", run)
     assert "no such file; expected GPT-2 in safetensors" in message
     with monkeypatch.context() as patch:
