@@ -67,7 +67,7 @@ class Config:
         feed_forward: F, width of the feed-forward hidden layer
         window: W, tokens that attention reaches back, and tokens in a block
         segment: N, tokens in a segment, a multiple of the window (equal to it: Transformer-XL style)
-        recurrent_layers: recurrent layers, counted from 1; an empty tuple gives the Slide baseline
+        recurrent_layers: recurrent layers, counted from 1; none gives the Slide baseline
         states: S, recurrent state vectors
         gate: the gate on the states, fixed (Eqs. 1-3) or lstm (Eqs. 4-7)
         configuration: where the gates stand, dual, single or skip (section 3.6)

@@ -49,7 +49,8 @@ def configs_to_compare(model: str, config: Any) -> dict:
 
 def report(options: Namespace) -> None:
     """Print a row for each method at each horizon; speed is relative to full back-propagation, in pairs."""
-    print(PAPER)
+    if options.model == "memformer":
+        print(PAPER)
     for title, config in configs_to_compare(options.model, options.config).items():
         model = MODELS[options.model](config).to(options.device)
         state = sum(field.numel() * field.element_size() for field in model.initial_state(options.batch)) / 1e6

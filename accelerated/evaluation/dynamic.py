@@ -40,7 +40,7 @@ def evaluate_dynamically(
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     rate = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
-    text = "of the run's optimiser, which trains on; a tenth of the run's own is a start"
+    text = "constant rate at which the run's optimiser continues (required); a tenth of the run's own is a start"
     parser.add_argument("--learning-rate", type=rate, metavar="RATE", required=True, help=text)
 
 
@@ -60,4 +60,4 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     return {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}, lines + score_lines(dynamic, words)
 
 
-REPORT = Report("the score when training goes on along the text that is scored", "RUN --learning-rate 2e-4", report, add_options)
+REPORT = Report("the score when training continues on the text that is scored", "RUN --learning-rate 2e-4", report, add_options)

@@ -92,7 +92,7 @@ def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> 
     """The config with other sizes and attention reconstruction as its auxiliary losses."""
     config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
     if not config.compressed_memory:
-        raise InputError("compression: compressed_memory is 0, so nothing is compressed; give --compressed-memory or another run")
+        raise InputError("compression: compressed_memory is 0, so nothing is compressed; give a run with compressed memory")
     return config
 
 

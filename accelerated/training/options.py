@@ -151,7 +151,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
         return held, saved
     implied = held.model if held else GPT2_MODEL if first.init else DEFAULT_MODEL
     model = first.model or implied
-    check_choice("model", model, MODELS, InputError)
+    check_choice("--model", model, MODELS, InputError)
     if held and model != implied:
         raise InputError(f"--init {first.init} holds a {implied}; leave --model {model} out, or --init")
     if first.init and model != implied:
@@ -160,7 +160,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     if first.init:
         usual = "gpt2" if not held else "fine-tune" if "fine-tune" in PRESETS[model] else usual
     preset = first.preset or usual
-    check_choice("preset", preset, PRESETS[model], InputError)
+    check_choice("--preset", preset, PRESETS[model], InputError)
     defaults = preset_settings(model, preset)
     return held._replace(training=defaults.training) if held else defaults, saved
 

@@ -70,12 +70,14 @@ def wait_for_all() -> None:
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """The first process runs what is inside before the others do."""
+    """The first process runs what is inside before the others do; they do so too if it is refused, to refuse it as well."""
     if rank() > 0:
         wait_for_all()
-    yield
-    if rank() == 0:
-        wait_for_all()
+    try:
+        yield
+    finally:
+        if rank() == 0:
+            wait_for_all()
 
 
 def own_lanes(batch: int) -> slice:

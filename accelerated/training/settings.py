@@ -39,8 +39,8 @@ class TrainingConfig:
     Fields:
         steps: iterations, each reading `horizon` segments of every lane
         batch: B, lanes that each read a document of their own
-        horizon: K, segments per iteration, with gradient through the state that links them; none passes through the state of a
-            compressive model without --compression-loss bptt, nor of pretrained_recurrence with --vectors 0
+        horizon: K, segments per iteration, with gradient through the state that links them (the state of a compressive model
+            carries gradient under --compression-loss bptt alone, that of pretrained_recurrence with --vectors 0 never)
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
         accumulate: groups that the lanes are read in, one after another, before their summed gradient is used: less memory
         optimizer: adamw, adam (without weight decay) or adafactor
