@@ -158,3 +158,12 @@ def test_a_state_within_a_block_is_refused_by_forward():
     for read in (model, model.advance):
         with pytest.raises(ValueError, match="5 rows of keys, not 4: finish its block with step"):
             read(torch.zeros(1, 12, dtype=torch.long), stream.state)
+
+
+def test_a_stream_whose_block_is_full_is_refused():
+    """step closes a full block itself: such a Stream is of a model with a window twice as long."""
+    model = BlockRecurrent(SMALL).eval()
+    stream = model.stream(model.initial_state(1))
+    keys = stream.state.keys.repeat_interleave(2, 3)
+    with pytest.raises(ValueError, match="is it another model"):
+        model.step(torch.zeros(1, dtype=torch.long), stream._replace(state=stream.state._replace(keys=keys, values=keys)))

@@ -233,8 +233,11 @@ def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path):
 
 @pytest.mark.parametrize(
     "options,expected",
-    [(["--save-every", 2], [2, 3]), (["--save-minutes", 1e-9], [1, 2, 3]), (["--save-minutes", 0], [3])],
-)
+    [
+        (["--save-every", 2], [2, 3]), (["--save-minutes", 1e-9], [1, 2, 3]), (["--save-minutes", 0], [3]),
+        (["--validate-every", 2], [2, 3]), (["--validate-every", 3, "--update-every", 4, "--steps", 6], [4, 6]),
+    ],
+)  # fmt: skip
 def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch, options, expected):
     steps, keep = [], opening.save_in_run
     monkeypatch.setattr(opening, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or keep(run, c, *a))
@@ -252,6 +255,18 @@ def test_metrics_are_means_over_the_iterations_between_them(text, tmp_path):
     assert record.keys() == {"step", "loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second"}
     assert record["bits_per_byte"] == pytest.approx(record["loss"] / 0.6931471805599453) and record["gradient_norm"] > 0
     assert len((tmp_path / "mean" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_tokens_of_all_segments_are_counted(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(opening.Run, "tokens_per_second", lambda run: run.tokens)
+    train(*COMPRESSIVE, "--data", text, "--horizon", 2, "--steps", 2, "--log-every", 1, *BRIEF, "--out", tmp_path / "run")
+    assert [r["tokens_per_second"] for r in read_metrics(tmp_path / "run")] == [48, 96]
+
+
+def test_a_signal_in_the_last_step_stops_nothing(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(process, "Interruption", lambda: StopAt(2))
+    train("--data", text, *TINY, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
+    assert f"saved in {tmp_path / 'run'}" in capsys.readouterr().out
 
 
 def test_the_schedule_reaches_the_optimiser(text, tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import datetime
+import gc
 import os
 import signal
 import sys
@@ -59,6 +60,7 @@ def joined(device: torch.device) -> Iterator[None]:
         yield
         wait_for_all()  # none leaves while another may still want to speak to it
     finally:
+        gc.collect()  # what refers to the connection and outlives it can abort the process at its end
         torch.distributed.destroy_process_group()
 
 

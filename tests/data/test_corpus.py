@@ -18,7 +18,7 @@ from accelerated.data import corpus as token_cache
 from accelerated.data.corpus import cache_folder, check_data, check_length, load_corpus, pieces_of, tokenised
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
-from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
+from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS, count_words, lengths_of
 from accelerated.errors import InputError
 
@@ -109,6 +109,25 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
     assert sum(map(len, splits.values())) == len(texts)
     kept = caches(tmp_path)
     assert len(kept) == (2 if change == "tokenizer" else 1), "what is out of date is removed"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_digest_is_of_every_split(tmp_path, split):
+    """What a run is validated on may not change either."""
+    digests, folder = [], tmp_path / "texts"
+    for name in SPLITS:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "a.txt").write_text("a text")
+    for content in ("a text", "another"):
+        (folder / split / "a.txt").write_text(content)
+        digests.append(tokenised(source_of_path(folder), BYTES, tmp_path / "cache").digest)
+    assert digests[0] != digests[1]
+
+
+def test_tokenizers_of_one_name_have_caches_of_their_own(folder, tmp_path):
+    """All that are learned are called bpe."""
+    other = tokenizer_of_ranks(SMALL.name, {bytes([byte]): byte for byte in range(256)})
+    assert cache_folder(source_of_path(folder), SMALL, tmp_path) != cache_folder(source_of_path(folder), other, tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "cut off", "no table", "table cut off", "half-written manifest"])

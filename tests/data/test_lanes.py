@@ -95,7 +95,8 @@ def test_one_pass_leaves_out_lanes_that_have_ended(ns, lanes, length):
     for (segment, kept), full in zip(one_pass(documents, lanes, length), whole, strict=True):
         rows = [rows[row] for row in kept]
         assert rows == [lane for lane in range(lanes) if full.scored[lane].any()]
-        assert all(torch.equal(a, b[rows]) for a, b in zip(segment[:4], full[:4], strict=True))
+        fields, expected = (*segment[:4], segment.place), (*full[:4], full.place)
+        assert all(torch.equal(a, b[rows]) for a, b in zip(fields, expected, strict=True))
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.integers(0, 9))

@@ -90,6 +90,11 @@ def test_words_are_counted_across_pieces(some, tokenizer, size, wanted):
     )
 
 
+@pytest.mark.parametrize("text", ["abcd", "abcd abcd"])
+def test_a_longer_word_is_not_counted_as_its_beginning(text):
+    assert not word_counts([document_from(text, BYTES)], {b"abc"}, BYTES, 1)
+
+
 def test_counting_holds_no_more_than_a_piece_in_memory():
     """Neither of a long document nor of a text without white space; and no more tokens than a piece are text at a time."""
     asked = []

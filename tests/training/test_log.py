@@ -2,6 +2,7 @@
 
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
         assert drawn == expected, "the whole curves at the end, however short the run"
         drawn.clear()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*writing*"))
+
+
+def test_curves_are_redrawn_once_they_are_old(tmp_path, monkeypatch):
+    times, drawn = iter([0.0, 31.0, 31.0, 32.0, 62.0, 62.0]), []  # asked at the start, at every line, and when it is drawn
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=times.__next__))
+    monkeypatch.setattr(log, "draw_curves", lambda records, path: drawn.append(len(records)))
+    record = Log(tmp_path, plot=True)
+    for step in (1, 2, 3):
+        record.write(step=step)
+    assert drawn == [1, 3]
 
 
 def test_a_curve_that_cannot_be_drawn_is_warned_of(tmp_path, capsys):

@@ -86,6 +86,7 @@ def test_options_override_presets():
         (["--seed", str(2**63)], r"it must be below 2\^63"),
         (["--optimizer", "adafactor", "--beta2", "0.9"], "--beta2 has no effect: --optimizer adafactor has none"),
         (["--schedule", "constant", "--final-fraction", "0.1"], "--final-fraction has no effect: --schedule constant"),
+        (["--schedule", "inverse_square_root", "--final-fraction", "0.1"], "--final-fraction has no effect: --schedule inverse"),
         (["--update-every-from", "3"], "--update-every-from has no effect: --update-every is 1"),
         (["--weight-decay", "inf"], "--weight-decay is inf"),
         (["--model", "compressive", "--compression-loss", "bptt"], "--horizon 1 has none; give --horizon 2"),

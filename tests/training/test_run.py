@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,3 +100,10 @@ def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
     for _ in range(2):
         train("--data", text, *TINY, "--steps", 1, "--sample", 0, "--validation-segments", 1)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["block_recurrent-book-1", "block_recurrent-book-2"]
+
+
+def test_a_checkpoint_is_due_after_its_minutes(monkeypatch):
+    run = SimpleNamespace(settings=SimpleNamespace(training=SimpleNamespace(save_minutes=2.0)), last_save=10.0)
+    for now, due in ((129.0, False), (131.0, True)):
+        monkeypatch.setattr(opening, "time", SimpleNamespace(perf_counter=lambda now=now: now))
+        assert opening.Run.time_to_save(run) == due
