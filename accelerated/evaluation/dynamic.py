@@ -1,4 +1,4 @@
-"""eval.py dynamic: a model goes on training on the text that it is scored on, each token scored before it is trained on."""
+"""eval.py dynamic: a model continues training on the text that it is scored on; each token is scored before it is trained on."""
 
 import argparse
 import math
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The score with the weights as they are, and with weights that go on learning from what was scored."""
+    """The score with the weights as they are, and with weights that keep learning from what was scored."""
     words, rate = run.words(), options.learning_rate
     optimizer = make_optimizer(run.model, run.settings.training)
     try:

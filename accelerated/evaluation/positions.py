@@ -112,9 +112,7 @@ def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
 
 
 def add_range_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--segments", type=at_least(2), metavar="K", required=True, help="clear the memory this often (required)"
-    )
+    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear the memory this often (required)")
 
 
 def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
