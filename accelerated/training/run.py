@@ -245,7 +245,7 @@ def gradient_passes(model: torch.nn.Module) -> bool:
     """Whether the state that a segment leaves carries gradient, to learn from later segments' losses."""
     tokens = torch.zeros(1, model.config.segment, dtype=torch.long, device=next(model.parameters()).device)
     model.eval()  # draws no random numbers
-    state = model(tokens, model.initial_state(1)).state
+    state = model.advance(tokens, model.initial_state(1))
     model.train()
     return any(part.requires_grad for part in state)
 
