@@ -236,6 +236,7 @@ def linear_forward(x, weight):
     return x @ weight.T, (x, weight)
 
 
+# y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
     dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
@@ -250,11 +251,11 @@ def layer_norm_forward(x, scale, bias):
     return normal * scale + bias, (normal, inverse, scale)
 
 
+# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     normal, inverse, scale = cache
     dnormal = dy * scale
-    dcentred = dnormal - normal * (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dcentred - dcentred.mean(-1, keepdims=True))
+    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
 
@@ -266,6 +267,7 @@ def unit_norm_forward(x):
     return unit, (unit, inverse)
 
 
+# y = x / |x|: dx = (dy - y (y·dy)) / |x|
 def unit_norm_backward(dunit, cache):
     unit, inverse = cache
     return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
@@ -278,6 +280,7 @@ def softmax_forward(scores):
     return weights, weights
 
 
+# w = softmax(s): ds = w (dw - w·dw)
 def softmax_backward(dweights, weights):
     return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
 
@@ -286,12 +289,12 @@ def dropout_forward(x, rate, rng):
     """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
     if rng is None or rate == 0:
         return x, None
-    keep = (rng.random(x.shape) >= rate) / (1 - rate)
-    return x * keep, keep
+    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
+    return x * dropout_mask, dropout_mask
 
 
-def dropout_backward(dy, keep):
-    return dy if keep is None else dy * keep
+def dropout_backward(dy, dropout_mask):
+    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def sigmoid(x):
@@ -762,16 +765,16 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
-    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    picked = np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
-    return -picked[scored].sum(), (logs, targets, scored)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
 
 
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    logs, targets, scored = cache
-    dlogits = np.exp(logs)
-    np.put_along_axis(dlogits, targets[..., None], np.take_along_axis(dlogits, targets[..., None], -1) - 1, -1)
-    return dloss * dlogits * scored[..., None]
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
 def loss_and_gradients(params, config, segments):

@@ -289,6 +289,7 @@ def linear_forward(x, weight):
     return x @ weight.T, (x, weight)
 
 
+# y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
     dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
@@ -302,12 +303,13 @@ def affine_forward(p, name, x):
     return (y + p[f"{name}_bias"] if biased else y), (name, biased, cache)
 
 
+# y = x W^T + b: dx = dy W, dW = dy^T x, db = sum of dy
 def affine_backward(dy, cache):
     """Gradients of x, and of the weight and the bias by name."""
     name, biased, linear_cache = cache
     dx, dweight = linear_backward(dy, linear_cache)
     dbias = dy.sum(tuple(range(dy.ndim - 1)))
-    if name == "key":  # softmax takes no notice of what all keys have in common; the sum would be rounding
+    if name == "key":  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
         dbias = np.zeros_like(dbias)
     return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
 
@@ -320,11 +322,11 @@ def layer_norm_forward(x, scale, bias):
     return normal * scale + bias, (normal, inverse, scale)
 
 
+# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
     normal, inverse, scale = cache
     dnormal = dy * scale
-    dcentred = dnormal - normal * (dnormal * normal).mean(-1, keepdims=True)
-    dx = inverse * (dcentred - dcentred.mean(-1, keepdims=True))
+    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
     return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
 
@@ -347,6 +349,7 @@ def softmax_forward(scores):
     return weights, weights
 
 
+# w = softmax(s): ds = w (dw - w·dw)
 def softmax_backward(dweights, weights):
     return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
 
@@ -355,12 +358,12 @@ def dropout_forward(x, rate, rng):
     """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
     if rng is None or rate == 0:
         return x, None
-    keep = (rng.random(x.shape) >= rate) / (1 - rate)
-    return x * keep, keep
+    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
+    return x * dropout_mask, dropout_mask
 
 
-def dropout_backward(dy, keep):
-    return dy if keep is None else dy * keep
+def dropout_backward(dy, dropout_mask):
+    return dy if dropout_mask is None else dy * dropout_mask
 
 
 def split_heads(x, heads):
@@ -866,16 +869,16 @@ def advance(params, config, tokens, state, rng=None, task=None):
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
-    logs = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    picked = np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
-    return -picked[scored].sum(), (logs, targets, scored)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
 
 
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
 def cross_entropy_backward(dloss, cache):
-    logs, targets, scored = cache
-    dlogits = np.exp(logs)
-    np.put_along_axis(dlogits, targets[..., None], np.take_along_axis(dlogits, targets[..., None], -1) - 1, -1)
-    return dloss * dlogits * scored[..., None]
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
 def choose_lanes(starts, first, second):
