@@ -1,4 +1,4 @@
-"""Draw the pictures of the chapters as SVG: python docs/figures.py (needs the extra `plot`)."""
+"""Draw the pictures of the chapters into docs/figures/ as SVG: python docs/figures.py (needs the extra `plot`)."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def new_figure(width, height):
 
 
 def save(figure, name):
-    figure.savefig(HERE / f"{name}.svg", bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
+    figure.savefig(HERE / "figures" / f"{name}.svg", bbox_inches="tight", facecolor=PAPER, metadata={"Date": None})
 
 
 def box(axes, x, y, width, height, text, colour, size=10, **style):
