@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import functools
 import importlib
 import re
 import sys
@@ -53,22 +52,60 @@ def test_every_forward_stands_directly_before_its_backward(path):
             assert names[names.index(name) + 1] == partner, f"{partner} should follow {name}"
 
 
+SECTIONS = ["parameters", "operations", "the method", "the model", "through segments", "demonstration"]
+LINES = {"block_recurrent": 840, "compressive": 772, "memformer": 1035, "pretrained_recurrence": 758}
+OBVIOUS = {"forward", "backward", "layer", "model", "dropout", "norm", "mlp", "gelu_mlp", "initial_state", "token_projection"}
+
+
 @pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
-def test_every_function_the_chapter_names_exists(path):
-    """Code in the chapter's tables: `name` of the reference, `accelerated/file.py::name`, or `tests/file.py::name`."""
+def test_a_reference_has_six_sections_and_says_in_which_order_to_read_it(path):
+    source = path.read_text()
+    rule = "# " + "-" * 76
+    assert re.findall(f"^{rule}\n# ([a-z ]+): .+$", source, re.M) == SECTIONS
+    assert "Read in this order" in ast.get_docstring(ast.parse(source))
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+def test_a_reference_grows_no_longer(path):
+    assert len(path.read_text().splitlines()) <= LINES[path.stem]
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+def test_the_backward_of_an_operation_has_its_mathematics_above_it(path):
+    """Of the section `operations`, where every backward is a formula and not a chain of calls."""
+    source = path.read_text()
+    operations = source.partition("\n# operations: ")[2].partition("\n# the method: ")[0]
+    found = re.findall(r"(.*)\ndef ([a-z_0-9]+)_backward\(", operations)
+    assert len(found) > 5
+    assert not [name for above, name in found if not re.match("# .+: .*d", above) and name not in OBVIOUS]
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+def test_caches_of_more_than_five_fields_have_names(path):
+    tree = ast.parse(path.read_text())
+    indexed = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
+    assert not [node.lineno for node in indexed if "cache" in ast.unparse(node.value) and isinstance(node.slice.value, int)]
+    forwards = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.endswith("forward")]
+    tuples = [node.value for forward in forwards for node in ast.walk(forward) if isinstance(node, ast.Return | ast.Assign)]
+    tuples = [part for value in tuples if isinstance(value, ast.Tuple) for part in (value, *value.elts)]
+    assert not [part.lineno for part in tuples if isinstance(part, ast.Tuple) and len(part.elts) > 5]
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+def test_every_decision_is_listed_once_and_cited_where_it_acts(path):
     chapter = (ROOT / "docs" / f"{path.stem}.md").read_text()
-    cells = re.findall(r"`([a-z_]+_(?:forward|backward))`", chapter)
-    assert cells and not [name for name in cells if name not in functions_of(path)]
-    named = re.findall(r"`((?:accelerated|tests)/[a-z_0-9/]+\.py)::(\w+)`", chapter)
-    assert named and not [f"{file}::{name}" for file, name in named if name not in functions_of(ROOT / file)]
-
-
-@functools.cache
-def functions_of(path):
-    if not path.is_file():
-        return set()
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
+    listed = chapter.partition("\n## Departures and decisions\n")[2].partition("\n## ")[0]
+    items = re.split(r"^(\d+)\. ", listed, flags=re.M)[1:]
+    numbers, texts = [int(number) for number in items[::2]], items[1::2]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 9
+    assert all("   Ours:" in text or " Ours:" in text for text in texts)
+    cited = {
+        int(number) for group in re.findall(r"decisions? ([\d, and]+)", path.read_text()) for number in re.findall(r"\d+", group)
+    }
+    elsewhere = {
+        number for number, text in zip(numbers, texts, strict=True) if re.search(r"`(accelerated/|train\.py|eval\.py)", text)
+    }
+    assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, f"cited nowhere: {set(numbers) - cited - elsewhere}"
 
 
 @pytest.mark.parametrize(
