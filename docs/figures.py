@@ -410,7 +410,53 @@ def overlaps(window=3, length=8):
     save(figure, "pretrained_recurrence_overlap")
 
 
+def four_memories(segments=8, n=3):
+    """What each memory holds of a document, segment by segment: README's picture.
+
+    A panel's rows are moments, its columns positions. The compressive panel comes from the reference's own queues.
+    """
+    sizes = {"segment": n, "memory": n, "compressed_memory": 4, "compression_rate": n, "compression": "mean_pooling"}
+    shown = positions_in_memory(compressive.Config(**sizes), segments)
+    panels = (  # title, kept as it was before the segment in positions, whether vectors hold the rest, what the state is
+        ("Compressive", n, False, "the last rows, older ones\n3 in 1, the oldest not at all"),
+        ("Block-Recurrent", n, True, "the last block, and\ngated state vectors"),
+        ("Memformer", n, True, "the last segment, and slots\nthat attend to each new one"),
+        ("GPT-2 with recurrence", 0, True, "one vector, pooled from\nall layers and positions"),
+    )
+    figure, axes = new_figure(12.6, 4.0)
+    for place, (title, kept, vectors, what) in enumerate(panels):
+        left = place * (segments * n + 6)
+        for row, column in np.ndindex(segments, segments * n):
+            age = row * n - 1 - column  # how many positions before the segment; negative in it and after it
+            compressed = any(column in positions for positions in shown[row][:4])
+            colour, strength = HIDDEN, 1.0
+            if -n <= age < 0:
+                colour = TOKEN
+            elif 0 <= age < kept:
+                colour = PREVIOUS
+            elif age >= 0 and (vectors or compressed):
+                colour, strength = STATE, 0.75 ** ((age - kept) // n) if vectors else 0.6
+            if age >= -n:
+                frame(axes, left + column, -1.9 * row, 0.9, 1.7, colour, alpha=strength)
+        label(axes, left + segments * n / 2, 3.0, title, size=12, weight="bold")
+        label(axes, left + segments * n / 2, -1.9 * segments - 0.6, what, size=9.5)
+    label(axes, -1.4, -6, "one row per segment read", FAINT, 9, rotation=90)
+    for x, colour, strength, text in (
+        (0, TOKEN, 1, "read now"),
+        (12.5, PREVIOUS, 1, "kept as it was"),
+        (29, STATE, 0.6, "compressed, 3 to 1"),
+        (50, STATE, 0.95, "mixed into a fixed number of vectors (how it fades is learned)"),
+        (108.5, HIDDEN, 1, "gone"),
+    ):
+        frame(axes, x, -20.6, 1.6, 1.5, colour, alpha=strength)
+        label(axes, x + 2.2, -19.85, text, size=9.5, ha="left")
+    axes.set_xlim(-2.5, 4 * (segments * n + 6) - 4)
+    axes.set_ylim(-21, 4.2)
+    save(figure, "four_memories")
+
+
 if __name__ == "__main__":
+    four_memories()
     mask_tile()
     cell()
     flow()
