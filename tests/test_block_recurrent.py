@@ -1,4 +1,4 @@
-"""Block-Recurrent Transformer: what its paper claims, of the reference and the accelerated model alike."""
+"""Block-Recurrent Transformer: the paper's claims, for the reference and the accelerated model."""
 
 import dataclasses
 import math
@@ -32,7 +32,7 @@ def test_masks_equal_the_definition(window):
     expected = np.zeros((window, 2 * window), bool)
     for i in range(window):
         for j in range(2 * window):
-            distance = (window + i) - j  # both counted from the previous block's first token
+            distance = (window + i) - j  # both counted from the first token of the previous block
             expected[i, j] = 1 <= distance <= window
     assert (ref.tile_mask(window) == expected).all()
     assert (window_mask(tile_distance(window), window).numpy() == expected).all()
@@ -45,14 +45,14 @@ def test_position_buckets_equal_the_rule(half, extra):
     distances = np.arange(0, 3 * furthest)
     expected = [slow_bucket(d, buckets, furthest) for d in distances.tolist()]
     bucket = ref.position_bucket(distances, buckets, furthest)
-    assert (np.abs(bucket - expected) <= (distances % furthest != 0)).all()  # rounding of a logarithm at a bucket's edge
+    assert (np.abs(bucket - expected) <= (distances % furthest != 0)).all()  # the logarithm may round at a bucket's edge
     assert (np.diff(bucket) >= 0).all() and bucket[0] == 0 and bucket[-1] == buckets - 1
     assert (position_bucket(torch.tensor(distances), buckets, furthest).numpy() == bucket).all()
 
 
 @given(values=st.lists(st.floats(-4, 4), min_size=6, max_size=6))
 def test_gates_equal_their_equations(values):
-    """One state of width 1, in scalars, on both sides."""
+    """One state of width 1, computed with scalars, for both sides."""
     c, h, w, bias, w2, b2 = values
     sigmoid = lambda x: 1 / (1 + math.exp(-x))  # noqa: E731
     carry, hidden = np.full((1, 1, 1), c), np.full((1, 1, 1), h)
@@ -81,7 +81,7 @@ def check_gate(kind, p, carry, hidden, expected):
 
 
 def test_a_step_from_a_state_that_does_not_fit_is_refused():
-    """Another window (its rows look like a block half read), other states, a State within a block, other lanes in mid-block."""
+    """Another window (it looks like a half-read block), other states, a State inside a block, other lanes inside a block."""
     model, token = BlockRecurrent(SMALL).eval(), torch.zeros(1, dtype=torch.long)
     for change, words in (
         ({"window": 6}, "6 rows of keys, not 4"),
@@ -101,7 +101,7 @@ def test_a_step_from_a_state_that_does_not_fit_is_refused():
 
 
 def test_a_forget_gate_near_one_forgets_over_hundreds_of_blocks_in_bfloat16():
-    """Forget 0.99909 and write 0.00091, of inputs that bfloat16 holds exactly: after 500 blocks, what float64 gives."""
+    """Gates of 0.99909 and 0.00091, from inputs that bfloat16 holds exactly, agree with float64 after 500 blocks."""
     torch.set_default_dtype(torch.float32)
     gate, carry, expected = fast.LSTMGate(width=2, fan_in=3), torch.tensor([[[1.0, -2.0]]]), np.array([1.0, -2.0])
     values = {"bias_f": [6.0, 6.0], "bias_i": [-6.0, -6.0], "bias_z": [0.5, 0.5]}
@@ -139,7 +139,7 @@ def test_segmented_run_equals_one_long_run(name):
 
 
 def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
-    """Slide reaches W tokens a layer; the recurrent model's state reaches further."""
+    """Slide reaches back W tokens per layer; the recurrent model's state reaches further."""
     for layers, recurrent, remembers in (((), (), False), ((), (2,), True)):
         config = dataclasses.replace(SMALL, layers=2, recurrent_layers=recurrent or layers, segment=24)
         model = BlockRecurrent(config, seed=9).eval()
@@ -152,16 +152,16 @@ def test_slide_forgets_beyond_its_reach_and_recurrence_does_not():
         assert not torch.allclose(a[:, beyond - 1], b[:, beyond - 1])
 
 
-def test_a_state_within_a_block_is_refused_by_forward():
+def test_forward_refuses_a_state_inside_a_block():
     model = BlockRecurrent(SMALL).eval()
     _, stream = model.step(torch.zeros(1, dtype=torch.long), model.initial_state(1))
     for read in (model, model.advance):
-        with pytest.raises(ValueError, match="5 rows of keys, not 4: finish its block with step"):
+        with pytest.raises(ValueError, match="5 rows of keys, not 4: it is inside a block; finish it with step"):
             read(torch.zeros(1, 12, dtype=torch.long), stream.state)
 
 
 def test_a_stream_whose_block_is_full_is_refused():
-    """step closes a full block itself: such a Stream is of a model with a window twice as long."""
+    """step closes a full block itself, so this Stream must come from a model with twice the window."""
     model = BlockRecurrent(SMALL).eval()
     stream = model.stream(model.initial_state(1))
     keys = stream.state.keys.repeat_interleave(2, 3)

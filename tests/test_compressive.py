@@ -1,4 +1,4 @@
-"""Compressive Transformer: what its paper claims, of the reference and the accelerated model alike."""
+"""Compressive Transformer: the paper's claims, for the reference and the accelerated model."""
 
 import dataclasses
 import itertools
@@ -47,7 +47,7 @@ def compression_with(p, config):
 
 
 def both_compress(p, name, rate, evicted, usage=None, **changes):
-    """compress by the reference, held against the accelerated one."""
+    """Compress with the reference, and compare with the accelerated compression."""
     config = dataclasses.replace(
         SMALL, compression=name, compression_rate=rate, width=2 * evicted.shape[2], segment=evicted.shape[1], **changes
     )
@@ -60,7 +60,7 @@ def both_compress(p, name, rate, evicted, usage=None, **changes):
 
 @given(rate=st.integers(1, 4), parts=st.integers(1, 4), levels=st.integers(1, 9), seed=st.integers(0, 99))
 def test_most_used_keeps_the_most_used_in_order(rate, parts, levels, seed):
-    """Against sorting by (less used, younger) and cutting; few levels of usage make many ties."""
+    """Compared with sorting by usage, then age; few levels of usage make many ties."""
     rng = np.random.default_rng(seed)
     evicted, usage = rng.standard_normal((2, rate * parts, 3)), rng.integers(levels, size=(2, rate * parts)) / 10
     new = both_compress({}, "most_used", rate, evicted, usage)
@@ -107,7 +107,7 @@ def test_dilated_conv_is_its_layers_in_order():
     name=st.sampled_from(sorted(ref.COMPRESSIONS)), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, name, seed):
-    """Against lists of everything that ever happened: memory is its last M rows, compressed memory the last C of what left."""
+    """Compared with lists of all past rows: memory is the last M rows, compressed memory the last C compressed rows."""
     length = n * rate
     config = dataclasses.replace(
         SMALL, segment=length, memory=memory, compressed_memory=compressed, compression_rate=rate, compression=name
@@ -121,7 +121,7 @@ def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, n
     for _ in range(4):
         h, weights = rng.standard_normal((1, length, 6)), rng.random((1, 2, length, total))
         history += list(h.transpose(1, 0, 2))
-        left = len(history) - memory - length  # rows that were gone before this segment
+        left = len(history) - memory - length  # rows evicted before this segment
         evicted = np.stack(history[left : left + length], axis=1)
         usage = weights[..., compressed : compressed + length].mean((1, 2))
         compressions += list(ref.COMPRESSIONS[name][0](p, config, evicted, usage)[0].transpose(1, 0, 2))
@@ -141,7 +141,7 @@ def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, n
 
 
 def slow_forward(params, config, segments):
-    """Algorithm 1 written out for one lane, one position at a time, from the list of all past inputs of a layer."""
+    """Algorithm 1 for one lane (row of a batch), one position at a time, from the list of all past inputs of a layer."""
     norm = lambda x, p: (x - x.mean()) / math.sqrt(x.var() + ref.NORM_EPSILON) * p[0] + p[1]  # noqa: E731
     memories = [[np.zeros(config.width)] * config.memory for _ in range(config.layers)]
     compresseds = [[np.zeros(config.width)] * config.compressed_memory for _ in range(config.layers)]
@@ -207,7 +207,7 @@ def test_without_compressed_memory_the_compression_options_change_nothing():
         assert params.keys() == plain.keys() and all((params[k] == plain[k]).all() for k in plain)
         output = Compressive(config)(torch.zeros(1, 8, dtype=torch.long), Compressive(config).initial_state(1))
         assert output.auxiliary == {} and output.state.compressed.shape == (1, 3, 0, 6)
-    odd = dataclasses.replace(SMALL, compressed_memory=0, compression_rate=3)  # 3 does not divide 8, and need not
+    odd = dataclasses.replace(SMALL, compressed_memory=0, compression_rate=3)  # 3 does not divide 8, and does not have to
     assert odd.temporal_range == 3 * 12
 
 
@@ -221,7 +221,7 @@ def test_zeros_compress_to_zeros(compression):
 
 @pytest.mark.parametrize("compression,loss", list(itertools.product(ref.COMPRESSIONS, ref.AUXILIARY)))
 def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
-    """Zeros are evicted and reconstructed as zeros: loss 0.0 and gradient 0.0, where a norm would give NaN."""
+    """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0; with a norm they would be NaN."""
     config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss)
     params, tokens = ref.init_params(config, np.random.default_rng(0)), np.arange(16).reshape(2, 8) % 11
     state = ref.initial_state(params, config, 2)
@@ -261,7 +261,7 @@ def test_the_compression_loss_reaches_the_compression_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "conv" in name])
 def test_the_task_loss_reaches_the_compression_only_under_bptt_and_across_segments(name):
-    """Never within one segment; at horizon 2 in the BPTT variant alone, on both sides."""
+    """Never within one segment; over two segments only in the BPTT variant, on both sides."""
     config, rng = variant(name), np.random.default_rng(2)
     params, model = ref.init_params(config, np.random.default_rng(1)), Compressive(config, seed=1)
     names, tokens = compression_names(params), rng.integers(11, size=(2, 2, 8))
@@ -274,7 +274,7 @@ def test_the_task_loss_reaches_the_compression_only_under_bptt_and_across_segmen
     two, before = ref.backward(params, config, first[2], np.zeros_like(first[0]), dstate)
     assert all(two[n].any() == (config.compression_loss == "bptt") for n in names)
     others = [n for n in params if n not in names]
-    assert not any(two[n].any() for n in others) and not before.memory.any(), "memory is data"
+    assert not any(two[n].any() for n in others) and not before.memory.any(), "no gradient through memory"
     state = to_torch(random_state(config, rng, 2))
     for horizon in (1, 2):
         model.zero_grad()
@@ -290,7 +290,7 @@ def test_the_task_loss_reaches_the_compression_only_under_bptt_and_across_segmen
 
 
 def test_attention_reconstruction_equals_algorithm_2():
-    """One query at a time: content alone, no mask, no u, no output projection; squares averaged over lanes, heads, queries, E."""
+    """One query at a time: no positions, mask, u or output projection; squares averaged over lanes, heads, queries, E."""
     config, rng = SMALL, np.random.default_rng(4)
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(11, size=(2, 8))
@@ -320,7 +320,7 @@ def test_attention_reconstruction_equals_algorithm_2():
 
 
 def test_a_step_costs_the_same_however_much_was_read():
-    """What a stream holds does not grow from one segment's start to the next."""
+    """A stream has the same size at every segment's start."""
     model = Compressive(SMALL).eval()
     stream, sizes = model.initial_state(1), []
     for at in range(40):
@@ -331,9 +331,9 @@ def test_a_step_costs_the_same_however_much_was_read():
 
 @pytest.mark.parametrize("change,counts", [({"compressed_memory": 0}, 2), ({}, 5)])
 def test_how_many_segments_later_a_token_still_counts(change, counts):
-    """One layer, N = M = 8: a token counts in its segment, then in memory, then in compressed memory: 5 rows, two new a segment.
+    """One layer, N = M = 8: a token is in its segment, then in memory, then in compressed memory (5 rows, two new per segment).
 
-    The last token of a segment is in the newer of its two compressed rows, which stands at 5, 3 and 1 of 5 before it is gone.
+    A segment's last token is in the newer of two compressed rows, which is row 5, then 3, then 1, and then evicted.
     """
     config = dataclasses.replace(SMALL, layers=1, memory=8, **change)
     model = Compressive(config, seed=9).eval()
@@ -359,7 +359,7 @@ def test_temporal_range_and_description():
 
 @pytest.mark.parametrize("memory,compressed", [(12, 9), (3, 5), (20, 0), (0, 2)])
 def test_memory_sizes_can_change_after_training(memory, compressed):
-    """The same weights at other sizes are the reference's at those sizes."""
+    """With the same weights, the model at other sizes equals the reference at those sizes."""
     trained, rng = Compressive(SMALL, seed=3).eval(), np.random.default_rng(1)
     config = dataclasses.replace(SMALL, memory=memory, compressed_memory=compressed)
     model = Compressive(config).eval()
@@ -374,12 +374,13 @@ def test_memory_sizes_can_change_after_training(memory, compressed):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_usage_is_each_keys_share(name):
-    """Sums to one over keys, zero for the segment's last key but for its own query, the same as the reference's weights."""
+    """It sums to one over keys and equals the reference's mean weights."""
     config, rng = variant(name), np.random.default_rng(5)
     params, model = ref.init_params(config, np.random.default_rng(9)), Compressive(config, seed=9).eval()
     state, tokens = random_state(config, rng, 2), rng.integers(11, size=(2, 8))
     usage, after = model.usage(torch.tensor(tokens), to_torch(state))
-    cache = ref.forward(params, config, tokens, state)[2]
-    expected = np.stack([layer[0][0][4][5].mean((1, 2)) for layer in cache[1]], axis=1)
+    _, caches, _ = ref.forward(params, config, tokens, state)[2]
+    attention = [attend_cache[1] for (attend_cache, *_), *_ in caches]
+    expected = np.stack([cache.weights.mean((1, 2)) for cache in attention], axis=1)
     assert_agree({"usage": expected, "sum": np.ones((2, config.layers))}, {"usage": usage, "sum": usage.sum(-1)}, 1e-12)
     assert_agree(rows_of_state(model(torch.tensor(tokens), to_torch(state)).state), rows_of_state(after), 1e-12)

@@ -1,4 +1,4 @@
-"""Memformer: what its paper claims, of the reference and the accelerated model alike."""
+"""Memformer: the paper's claims, for the reference and the accelerated model."""
 
 import dataclasses
 import math
@@ -28,7 +28,7 @@ to_torch = PAPER.to_torch
 
 
 def test_key_biases_have_exactly_no_gradient():
-    """They add the same to all scores of a query, which softmax does not notice: on both sides."""
+    """They add the same to all scores of a query, and softmax cancels it; on both sides."""
     for name in VARIANTS:
         config, rng = variant(name), np.random.default_rng(5)
         params, state = random_params(config, rng), random_state(config, rng, 2)
@@ -59,7 +59,7 @@ def writer_of(rng, **changes):
 
 
 def both_writes(p, config, memory, encoded, readable=None):
-    """slot_attention of both sides, which must agree."""
+    """Slot attention of both sides, after checking that they agree."""
     new, _ = ref.slot_attention_forward(p, config, memory, encoded, readable)
     writer = fast.Writer(config)
     writer.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
@@ -72,13 +72,13 @@ def both_writes(p, config, memory, encoded, readable=None):
 
 @given(slots=st.integers(1, 5), n=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))
 def test_slot_attention_is_masked_attention_over_slots_and_encodings(slots, n, padded, seed):
-    """The sparse pattern of Figure 2c by brute force: S x (S + N) scores, of which a mask leaves each slot its own."""
+    """Figure 2c by brute force: S x (S + N) scores with a mask that hides other slots."""
     rng = np.random.default_rng(seed)
     config, p = writer_of(rng, slots=slots)
     memory, encoded = rng.standard_normal((2, slots, 10)), rng.standard_normal((2, n, 10))
     readable = np.ones((2, n), bool)
     if padded:
-        readable[0, n // 2 :] = False  # a slot with nothing to read keeps what it has
+        readable[0, n // 2 :] = False  # a slot with nothing to read does not change
     new, _ = both_writes(p, config, memory, encoded, readable)
 
     def norm(x, name):
@@ -99,7 +99,7 @@ def test_slot_attention_is_masked_attention_over_slots_and_encodings(slots, n, p
 
 @given(slots=st.integers(2, 5), changed=st.integers(0, 4), seed=st.integers(0, 99))
 def test_slots_never_mix(slots, changed, seed):
-    """Another content of one slot changes that slot's next content and no other's, bit for bit."""
+    """A change in one slot changes only that slot's next content; the others stay equal bit for bit."""
     rng = np.random.default_rng(seed)
     config, p = writer_of(rng, slots=slots)
     memory, encoded = rng.standard_normal((1, slots, 10)), rng.standard_normal((1, 6, 10))
@@ -111,7 +111,7 @@ def test_slots_never_mix(slots, changed, seed):
 
 
 def test_a_slot_that_attends_only_to_itself_does_not_change():
-    """Bit for bit, in one segment and after a hundred (2.2.3)."""
+    """Bit for bit, over a hundred segments (section 2.2.3)."""
     rng = np.random.default_rng(0)
     config, p = writer_of(rng)
     p["retention"] = np.full(2, 1000.0)
@@ -127,7 +127,7 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_model_is_equations_5_to_7(seed):
-    """M_t = Encoder(s_t, M_{t-1}); s_{t+1} from what the encoder made of s_t: written out segment by segment."""
+    """M_t = Encoder(s_t, M_{t-1}); s_{t+1} is predicted from the encoded s_t; computed segment by segment."""
     config, rng = SMALL, np.random.default_rng(seed)
     params = random_params(config, rng)
     document = rng.integers(11, size=(2, 19))
@@ -151,7 +151,7 @@ def test_the_model_is_equations_5_to_7(seed):
 
 
 def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
-    """In the encoder-decoder a segment's tokens change its own logits at once and the memory one segment later."""
+    """In the encoder-decoder a segment's tokens change its own logits, and the memory one segment later."""
     _, _, model = both_models("encoder-decoder")
     tokens, state = torch.randint(11, (1, 6)), model.initial_state(1)
     other = (tokens + 1) % 11
@@ -162,7 +162,7 @@ def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
 
 
 def test_memory_is_read_by_every_layer_that_should():
-    """Each encoder layer of the one, each layer of the other, gets gradient from what memory holds."""
+    """Every encoder layer and, in the decoder-only model, every layer gets gradient through memory."""
     for name, count in (("encoder-decoder", 2), ("decoder-only", 3)):
         config, _, model = both_models(name)
         state = to_torch(random_state(config, np.random.default_rng(0), 2))
@@ -177,7 +177,7 @@ def test_memory_is_read_by_every_layer_that_should():
 
 @pytest.mark.parametrize("kind", range(3))
 def test_task_tokens_and_rows(kind):
-    """Which special token starts the decoder, and that row i predicts token i + 1 in continuation and token i otherwise."""
+    """A special token starts the decoder; row i predicts token i + 1 in continuation and token i in other tasks."""
     config, params, model = both_models("encoder-decoder")
     rng = np.random.default_rng(0)
     state, tokens, task = random_state(config, rng, 2), rng.integers(11, size=(2, 6)), random_task(config, rng, [kind, kind])
@@ -194,8 +194,8 @@ def test_task_tokens_and_rows(kind):
 
 
 @pytest.mark.parametrize("place", [0, 3, 5])
-def test_padding_is_seen_by_nobody(place):
-    """Whatever stands where the encoder's input is padding: logits and memory are the same, bit for bit."""
+def test_padding_is_never_read(place):
+    """Other tokens in the encoder's padding change neither logits nor memory, bit for bit."""
     config, params, model = both_models("encoder-decoder")
     rng = np.random.default_rng(0)
     state, tokens, task = random_state(config, rng, 2), rng.integers(11, size=(2, 6)), random_task(config, rng, [1, 1])
@@ -225,7 +225,7 @@ def test_the_decoder_only_model_refuses_tasks():
 
 
 def test_the_references_tasks_are_the_lanes_tasks():
-    """What infilling and recall of the reference ask for, field by field, and that they agree with MultiTask's."""
+    """Infilling and recall of the reference, field by field, agree with those of accelerated/data/tasks.py."""
     rng = np.random.default_rng(0)
     previous, earlier = rng.integers(11, size=(2, 3, 6))
     filled_in, recalled = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1)), ref.recall(previous, earlier)
@@ -250,7 +250,7 @@ def test_the_references_tasks_are_the_lanes_tasks():
 @pytest.mark.parametrize("method", ["through_time", "memory_replay"])
 @pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only"])
 def test_rollouts_of_both_sides_agree(name, method):
-    """The reference's rollout functions against those of accelerated/replay.py: loss, gradients, next state."""
+    """The reference's rollout functions agree with accelerated/replay.py: loss, gradients, next state."""
     config, params, model = both_models(name)
     rng = np.random.default_rng(4)
     state, segments = random_state(config, rng, 3), memformer_segments(config, rng, 4)
@@ -279,7 +279,7 @@ def test_advance_reads_a_task_as_forward_does():
 
 @pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only"])
 def test_a_step_costs_the_same_however_much_was_read(name):
-    """What a stream holds does not grow from one segment's start to the next."""
+    """A stream has the same size at every segment's start."""
     model = Memformer(variant(name)).eval()
     stream, sizes = model.initial_state(1), []
     for at in range(30):
@@ -298,7 +298,7 @@ def test_a_step_costs_the_same_however_much_was_read(name):
 
 @pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only"])
 def test_a_token_counts_in_every_later_segment(name):
-    """No end to the temporal range (2.5)."""
+    """The temporal range is unlimited (section 2.5)."""
     model, segments = Memformer(variant(name), seed=9).eval(), torch.randint(11, (12, 1, 6))
     other = segments.clone()
     other[0, 0, 2] = (other[0, 0, 2] + 1) % 11

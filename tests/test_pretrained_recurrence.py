@@ -1,4 +1,4 @@
-"""Recurrence added to GPT-2: what its paper claims, of the reference and the accelerated model alike."""
+"""Recurrence added to GPT-2: the paper's claims, for the reference and the accelerated model."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ RECURRENT = [name for name, change in VARIANTS.items() if change.get("vectors") 
 
 
 def test_key_biases_have_exactly_no_gradient():
-    """They add the same to all scores of a query, h_prev's too, which softmax does not notice: on both sides."""
+    """They add the same to all scores of a query, h_prev included, and softmax cancels it; on both sides."""
     config, rng = SMALL, np.random.default_rng(5)
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
@@ -53,7 +53,7 @@ def both_models(name, seed=9):
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("length", [1, 4, 6, 7, 8, 11, 19])
 def test_prompts_and_continuations(name, length):
-    """A prompt of any length is read as by step alone; a greedy continuation in a new window is the reference's (5.3)."""
+    """A prompt gives the logits of `step` alone; a greedy continuation in a new window is the reference's (5.3)."""
     config, params, model = both_models(name)
     prompt = torch.randint(11, (2, length))
     stream = model.eval().initial_state(2)
@@ -68,8 +68,8 @@ def test_prompts_and_continuations(name, length):
     assert (actual.numpy() == expected).all()
 
 
-def test_a_new_window_knows_of_its_context_by_the_vector_alone():
-    """Where windows are disjoint, contexts with the same last token differ by z alone; plain GPT-2 cannot tell them apart."""
+def test_a_new_window_sees_its_context_only_through_the_vector():
+    """If windows are disjoint, contexts with the same last token differ only in z; plain GPT-2 cannot tell them apart."""
     for name in ("disjoint", "plain"):
         config, rng = dataclasses.replace(variant(name), overlap=0), np.random.default_rng(1)
         loud = ("layers.1.value", "layers.1.output")  # so that what is inserted changes the most probable token
@@ -88,7 +88,7 @@ def test_a_new_window_knows_of_its_context_by_the_vector_alone():
 
 
 def test_the_gradient_of_the_layer_scores_sums_to_zero():
-    """A softmax does not notice what all its inputs have in common: on both sides, and it is no zero vector."""
+    """A softmax cancels what all its inputs have in common; the gradient itself is not zero. On both sides."""
     config, rng = SMALL, np.random.default_rng(2)
     params = random_params(config, rng)
     windows = ref.windows_of(config, rng.integers(11, size=(2, 19)))
@@ -106,7 +106,7 @@ def test_the_gradient_of_the_layer_scores_sums_to_zero():
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_first_window_has_no_slot(name):
-    """Its logits are plain GPT-2's, whatever stands in the state; a present zero vector is something else."""
+    """Its logits are plain GPT-2's, whatever the state holds; a zero vector that is present changes them."""
     config, rng = variant(name), np.random.default_rng(4)
     params = random_params(config, rng)
     plain = dataclasses.replace(config, vectors=0)
@@ -125,7 +125,7 @@ def test_a_first_window_has_no_slot(name):
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_document_of_one_window_is_plain_gpt2(name):
-    """No longer than the window: the same loss, the same gradients, and none for the module, whose z nobody reads."""
+    """It has the same loss and gradients, and the module gets no gradient, because no window reads z."""
     config, rng = variant(name), np.random.default_rng(4)
     params, plain = random_params(config, rng), dataclasses.replace(config, vectors=0)
     gpt2 = {key: value for key, value in params.items() if not key.startswith("module.")}
@@ -169,7 +169,7 @@ def test_absent_lanes_get_exactly_no_gradient():
 
 
 def test_information_passes_through_any_number_of_windows():
-    """A token of the first window changes the logits of the fifth, by z alone; in plain GPT-2 it does not."""
+    """A token of the first window changes the logits of the fifth through z; in plain GPT-2 it does not."""
     for name, reaches in (("disjoint", True), ("plain", False)):
         config, rng = dataclasses.replace(variant(name), overlap=0), np.random.default_rng(3)
         model = model_with(random_params(config, rng), config).eval()
@@ -188,10 +188,10 @@ def test_information_passes_through_any_number_of_windows():
 @pytest.mark.parametrize("pool", ref.POOLS)
 @pytest.mark.parametrize("overlap", [1, 2, 4])
 def test_the_leak_is_where_nothing_is_scored(pool, overlap):
-    """With pool all, z covers the o tokens that the next window reads again: a prediction there can know its own target.
+    """With pool all, z includes the o tokens that the next window reads again: predictions there can see their targets.
 
-    Scored on purpose, o - 1 of a window's do (the last one's target is the first token after those); predictions that count
-    never do. With pool advance there is nothing to leak.
+    In each window o - 1 predictions do (the last one's target comes after those tokens); scored predictions never do. With
+    pool advance nothing leaks.
     """
     config = dataclasses.replace(SMALL, overlap=overlap, pool=pool)
     rng = np.random.default_rng(overlap)
@@ -200,7 +200,7 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
     document = rng.integers(11, size=(1, 6 + 2 * config.stride + 1))
 
     def predictions(text):
-        """{target position: logits} of the predictions that count, and of the others."""
+        """{(window, target position): logits} of the scored predictions, and of the others."""
         counted, others, state = {}, {}, ref.initial_state(params, config, 1)
         carried = model.initial_state(1)
         for k, window in enumerate(ref.windows_of(config, text)):
@@ -220,7 +220,7 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
         after_counted, after_others = predictions(changed)
         for (k, target), logits in counted.items():
             if target <= at:
-                assert (after_counted[k, target] == logits).all(), "a prediction that counts knows what it is of"
+                assert (after_counted[k, target] == logits).all(), "a scored prediction saw its target"
         leaks += sum((after_others[key] != logits).any() for key, logits in others.items() if key[1] == at)
     assert leaks == (2 * (overlap - 1) if pool == "all" else 0), "in each of the two windows after the first"
 
@@ -228,7 +228,7 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
 @pytest.mark.parametrize("name", ["overlapping", "advance", "all-but-one-shared", "plain", "several-vectors"])
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_training_from_lanes_is_training_on_the_document(name, method):
-    """Overlapping segments as corpus.Lanes deals them, padded and with starts, against the reference's own windows."""
+    """Overlapping segments from Lanes, padded and with starts, give the gradients of the reference's own windows."""
     config = dataclasses.replace(variant(name), vocabulary=256)
     params = random_params(config, np.random.default_rng(4))
     [document] = documents_of([17])
@@ -244,7 +244,7 @@ def test_training_from_lanes_is_training_on_the_document(name, method):
 
 
 def test_a_context_no_longer_than_the_overlap_is_read_again_whole():
-    """Then there is nothing before the new window, and no slot: the continuation is that of a first window."""
+    """Then nothing comes before the new window, and there is no slot: the continuation is that of a first window."""
     params = random_params(SMALL, np.random.default_rng(0))
     for length in (1, 2):
         context = np.full((1, length), 3)
@@ -279,7 +279,7 @@ def test_describe_says_what_is_carried():
 
 @given(length=st.integers(0, 40), window=st.integers(1, 9), data=st.data())
 def test_windows_of_are_the_windows_of_cut(length, window, data):
-    """The reference's own cutting and that of accelerated/windows.py, token by token."""
+    """The reference and accelerated/data/windows.py cut documents alike, token by token."""
     overlap = data.draw(st.integers(0, window - 1))
     config = dataclasses.replace(SMALL, segment=window, overlap=overlap)
     document = np.arange(length)[None]

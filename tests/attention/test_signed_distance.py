@@ -1,4 +1,4 @@
-"""Self-attention by signed distances: both kinds of positions against the reference and against the paper's equations."""
+"""Self-attention by signed distances: both kinds of positions equal the reference and the paper's equations."""
 
 import math
 
@@ -32,11 +32,11 @@ def test_simplified_attention_equals_the_references(n, before, reach, causal, pa
     if padded and not causal:
         readable = rng.random((2, n)) < 0.6
         readable[:, 0] = True
-    index, seen = ref.distance_index(n, distances), ref.seen_keys(n, before, causal, readable)
-    out, cache = ref.simplified_attention_forward({"positions": table}, *arrays.values(), index, seen, 0.0, None)
+    index, mask = ref.distance_index(n, distances), ref.self_attention_mask(n, before, causal, readable)
+    out, cache = ref.simplified_attention_forward({"positions": table}, *arrays.values(), distances, mask, 0.0, None)
     *leading, grads = ref.simplified_attention_backward(dout, cache)
     expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
-    hidden = None if causal is False and readable is None else torch.tensor(~seen[..., before:])
+    hidden = None if causal is False and readable is None else torch.tensor(~mask[..., before:])
     assert torch.equal(distance_index(n, *map(int, distances[[0, -1]])), torch.tensor(index))
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
     actual = simplified_attention(*leaves.values(), torch.tensor(index), hidden)
@@ -46,7 +46,7 @@ def test_simplified_attention_equals_the_references(n, before, reach, causal, pa
 
 @given(n=st.integers(1, 5), before=st.integers(0, 3), causal=st.booleans(), seed=st.integers(0, 99))
 def test_transformer_xl_attention_is_equation_1(n, before, causal, seed):
-    """The four terms (a) to (d) of each pair, one query and head at a time; the reference's and ours."""
+    """The terms (a) to (d) of each pair, one query and head at a time, equal the reference and the accelerated path."""
     rng, width = np.random.default_rng(seed), 8
     query = rng.standard_normal((2, 2, n, 3))
     key, value = rng.standard_normal((2, 2, 2, before + n, 3))
@@ -67,13 +67,12 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, seed):
         expected[b, h, i] = weights / weights.sum() @ np.array(values)
     distances = np.arange(0 if causal else 1 - n, n)
     p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
-    p["rows"] = ref.sinusoids(distances, width)
-    index, seen = ref.distance_index(n, distances), ref.seen_keys(n, before, causal, None)
-    out, _ = ref.transformer_xl_attention_forward(p, query, key, value, index, seen, 0.0, None)
+    index, mask = ref.distance_index(n, distances), ref.self_attention_mask(n, before, causal, None)
+    out, _ = ref.transformer_xl_attention_forward(p, query, key, value, distances, mask, 0.0, None)
     rows = signed_sinusoids(int(distances[0]), int(distances[-1]), width)
     distance_key = torch.einsum("hed,rd->hre", torch.tensor(weight), rows)
     arrays = (torch.tensor(a) for a in (query, key, value))
-    hidden = torch.tensor(~seen[..., before:])
+    hidden = torch.tensor(~mask[..., before:])
     actual = transformer_xl_attention(*arrays, distance_key, torch.tensor(u), torch.tensor(v), torch.tensor(index), hidden)
-    assert_agree({"out": expected, "rows": p["rows"]}, {"out": out, "rows": rows}, 1e-10)
+    assert_agree({"out": expected, "rows": ref.sinusoids(distances, width)}, {"out": out, "rows": rows}, 1e-10)
     assert_agree({"out": expected}, {"out": actual}, 1e-10)

@@ -23,14 +23,25 @@ random_state = PAPER.random_state
 # Gradients
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_head_projection_gradient(normalise):
-    check_operation(
-        lambda x, weight: ref.head_projection_forward(x, weight, 2, normalise),
-        lambda dout, cache: dict(zip(("x", "weight"), ref.head_projection_backward(dout, cache), strict=True)),
-        {"x": draw(2, 3, 5), "weight": draw(6, 5)},
-        "head_projection",
+def test_head_projections_gradient():
+    names = ("key", "value", "query")
+
+    def forward(x, **p):
+        projected, caches = ref.head_projections_forward(p, names, 2, x)
+        return np.stack([projected[name] for name in names]), caches
+
+    def backward(dout, caches):
+        return flat(ref.head_projections_backward(dict(zip(names, dout, strict=True)), caches), ["x"])
+
+    check_operation(forward, backward, {"x": draw(2, 3, 5)} | {name: draw(6, 5) for name in names}, "head_projections")
+
+
+def test_queries_and_keys_have_unit_length_and_values_have_not():
+    projected, _ = ref.head_projections_forward(
+        {name: draw(6, 5) for name in ("key", "value")}, ("key", "value"), 2, draw(2, 4, 5)
     )
+    assert np.allclose((projected["key"] ** 2).sum(-1), 1, atol=1e-4)
+    assert not np.isclose((projected["value"] ** 2).sum(-1), 1).any()
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
@@ -246,11 +257,11 @@ def test_state_update_equals_direct_attention():
 
 
 def test_states_read_both_blocks_and_tokens_read_states_before_their_update():
-    """The next state depends on the previous block's keys; a block's logits on the incoming state, not on its own update."""
+    """The next state depends on the layer's previous block; a block's logits on the incoming state, not on its own update."""
     params, rng = ref.init_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1)
     tokens, state = rng.integers(11, size=(1, 4)), random_state(SMALL, rng, 1)
     logits, after, _ = ref.forward(params, SMALL, tokens, state)
-    moved = state._replace(values=state.values + 1)
+    moved = state._replace(values=state.values + np.array([0, 1, 0])[:, None, None, None])  # layer 2's alone, the recurrent one
     assert not np.isclose(ref.forward(params, SMALL, tokens, moved)[1].states, after.states).all()
     gate = "layers.1.state.attention_gate.bias_z"
     changed, changed_after, _ = ref.forward(params | {gate: params[gate] + 1}, SMALL, tokens, state)
@@ -308,6 +319,11 @@ def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
     tokens = np.arange(12)[None] % 11
     logits, plain = (ref.forward(p, config, tokens, state)[0] for p in (params, without))
     assert (logits[:, 0] == plain[:, 0]).all() and not np.isclose(logits[:, 1], plain[:, 1]).all()
+    p, block = ref.subtree(params, "layers.0."), np.ones((1, 2, 4, 5))
+    p["position_bias"] = np.zeros_like(p["position_bias"])
+    keys, values = (np.concatenate([start[:, 0], block], axis=2) for start in (state.keys, state.values))
+    attended, _ = ref.sliding_attention_forward(p, config, 0 * block, keys, values, None)
+    assert np.allclose(attended[0, 0, :, 0], [0, 1 / 4, 2 / 4, 3 / 4]), "of W equal weights, those of the zeros are lost"
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ random_params, random_state = PAPER.random_params, PAPER.random_state
 
 
 def test_relative_shift_gradient():
-    """Where the mask hides nothing; the hidden entries of the gradient are zeros."""
+    """Of the entries that the mask shows; the gradient's hidden entries are zeros."""
     mask = ref.causal_mask(3, 7)
     check_operation(
         lambda scores: (ref.relative_shift_forward(scores)[0] * mask, None),
@@ -39,7 +39,7 @@ def test_relative_attention_gradient(rate):
     shapes = ((2, 2, 3, 5), (2, 2, 7, 5), (2, 2, 7, 5), (2, 7, 5), (2, 5), (2, 5))
     check_operation(
         lambda **inputs: ref.relative_attention_forward(*(inputs[n] for n in names), rate, np.random.default_rng(8)),
-        lambda dout, cache: dict(zip(names, ref.relative_attention_backward(dout, cache), strict=True)),
+        lambda dout, cache: flat(ref.relative_attention_backward(dout, cache), names[:4]),
         {name: draw(*shape) for name, shape in zip(names, shapes, strict=True)},
         "relative_attention",
     )
@@ -99,7 +99,7 @@ def test_auto_encoding_gradient():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_model_gradient(name):
-    """Random directions of the logits through parameters and both memories, of the next compressed memory where it has one.
+    """Random directions of the logits through parameters and both memories, and of the next compressed memory under bptt.
 
     What is stopped is data, so each side of a stop is differenced by itself: the next compressed memory with respect to the
     incoming one and the compression's parameters, with evicted rows that do not depend on either.
@@ -188,7 +188,7 @@ def test_relative_attention_equals_direct_indexing(n, before, seed):
             usage[b, j] += weight_j / sum(exps) / (heads * n)
     distance_key = np.einsum("kd,hed->hke", ref.distance_sinusoids(k, width), weight)
     actual, cache = ref.relative_attention_forward(query, key, value, distance_key, u, v)
-    assert_agree({"out": expected, "usage": usage}, {"out": actual, "usage": cache[5].mean((1, 2))}, 1e-10)
+    assert_agree({"out": expected, "usage": usage}, {"out": actual, "usage": cache.weights.mean((1, 2))}, 1e-10)
 
 
 @given(n=st.integers(1, 6), before=st.integers(0, 6), seed=st.integers(0, 99))
@@ -208,8 +208,9 @@ def test_usage_is_the_mean_attention_at_eviction():
     config, rng = dataclasses.replace(variant("most_used-none"), layers=1), np.random.default_rng(4)
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(11, size=(2, 8))
-    _, after, cache = ref.forward(params, config, tokens, state)
-    weights = cache[1][0][0][0][4][5]  # (B, H, N, K)
+    _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
+    (attend_cache, *_), *_ = caches[0]
+    weights = attend_cache[1].weights  # (B, H, N, K)
     assert weights.shape == (2, 2, 8, 25)
     for b in range(2):
         sums = [sum(weights[b, h, i, 5 + row] for h in range(2) for i in range(8)) for row in range(8)]

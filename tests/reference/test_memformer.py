@@ -43,21 +43,36 @@ def test_by_distance_gradient():
     )
 
 
-def attention_inputs(distances, before, length=4):
+def attention_inputs(before, length=4):
     shapes = {"query": (2, 2, length, 3), "key": (2, 2, before + length, 3), "value": (2, 2, before + length, 3)}
-    return {name: draw(*shape) for name, shape in shapes.items()}, ref.distance_index(length, distances)
+    return {name: draw(*shape) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_relative_weights_gradient(rate):
+    index = ref.distance_index(4, np.arange(3))
+    mask = ref.self_attention_mask(4, 2, True, None)
+
+    def forward(query, key, by_distance):
+        return ref.relative_weights_forward(query, key, by_distance, index, mask, rate, np.random.default_rng(8))
+
+    def backward(dout, cache):
+        return dict(zip(("query", "key", "by_distance"), ref.relative_weights_backward(dout, cache), strict=True))
+
+    inputs = {"query": draw(2, 2, 4, 3), "key": draw(2, 2, 6, 3), "by_distance": draw(2, 2, 4, 3)}
+    check_operation(forward, backward, inputs, "relative weights")
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("distances,before,causal", [(np.arange(-2, 3), 0, False), (np.arange(4), 2, True)])
 def test_simplified_attention_gradient(distances, before, causal, rate):
-    inputs, index = attention_inputs(distances, before)
+    inputs = attention_inputs(before)
     readable = None if causal else np.array([[True, True, False, False], [True] * 4])
-    seen = ref.seen_keys(4, before, causal, readable)
+    mask = ref.self_attention_mask(4, before, causal, readable)
 
     def forward(query, key, value, positions):
         rng = np.random.default_rng(8)
-        return ref.simplified_attention_forward({"positions": positions}, query, key, value, index, seen, rate, rng)
+        return ref.simplified_attention_forward({"positions": positions}, query, key, value, distances, mask, rate, rng)
 
     def backward(dout, cache):
         *leading, params = ref.simplified_attention_backward(dout, cache)
@@ -69,20 +84,73 @@ def test_simplified_attention_gradient(distances, before, causal, rate):
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 @pytest.mark.parametrize("distances,before,causal", [(np.arange(-3, 4), 0, False), (np.arange(4), 2, True)])
 def test_transformer_xl_attention_gradient(distances, before, causal, rate):
-    inputs, index = attention_inputs(distances, before)
-    seen = ref.seen_keys(4, before, causal, None)
+    inputs, mask = attention_inputs(before), ref.self_attention_mask(4, before, causal, None)
     inputs |= {"distance_key": draw(6, 8), "content_bias": draw(2, 3), "distance_bias": draw(2, 3)}
-    rows = ref.sinusoids(distances, 8)
 
     def forward(query, key, value, **p):
         rng = np.random.default_rng(8)
-        return ref.transformer_xl_attention_forward(p | {"rows": rows}, query, key, value, index, seen, rate, rng)
+        return ref.transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng)
 
     def backward(dout, cache):
         *leading, params = ref.transformer_xl_attention_backward(dout, cache)
         return dict(zip(("query", "key", "value"), leading, strict=True)) | params
 
     check_operation(forward, backward, inputs, "transformer_xl")
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_masked_attention_gradient(rate):
+    mask = ref.readable_mask(np.array([[True, True, False], [True] * 3]))
+
+    def backward(dout, cache):
+        return dict(zip(("query", "key", "value"), ref.masked_attention_backward(dout, cache), strict=True))
+
+    check_operation(
+        lambda query, key, value: ref.masked_attention_forward(query, key, value, mask, rate, np.random.default_rng(8)),
+        backward,
+        {"query": draw(2, 2, 4, 3), "key": draw(2, 2, 3, 3), "value": draw(2, 2, 3, 3)},
+        "masked attention",
+    )
+
+
+def test_projections_gradient():
+    rng = np.random.default_rng(1)
+    p = {name: value for part in ("query", "key", "value") for name, value in ref.init_affine(rng, part, 6, 5).items()}
+    key_bias = p.pop("key_bias")
+
+    def forward(x, source, **p):
+        parts, cache = ref.projections_forward(p | {"key_bias": key_bias}, 2, x, source)
+        return np.concatenate(parts, axis=2), cache
+
+    def backward(dout, cache):
+        dx, dsource, grads = ref.projections_backward(dout[:, :, :3], dout[:, :, 3:7], dout[:, :, 7:], cache)
+        return {"x": dx, "source": dsource} | grads
+
+    check_operation(forward, backward, p | {"x": draw(2, 3, 5), "source": draw(2, 4, 5)}, "projections")
+
+
+def test_slot_scores_gradient():
+    mask = ref.readable_mask(np.array([[True, False, True, True], [True] * 4]))
+
+    def forward(query, self_key, key, retention):
+        scores, cache = ref.slot_scores_forward(query, self_key, key, retention, mask)
+        return np.where(np.isinf(scores), 0.0, scores), cache
+
+    def backward(dout, cache):
+        dscores = dout * np.concatenate([np.ones((2, 1, 1, 1), bool), mask], axis=-1)  # as softmax hands them back
+        return dict(zip(("query", "self_key", "key", "retention"), ref.slot_scores_backward(dscores, cache), strict=True))
+
+    inputs = {"query": draw(2, 3, 2, 5), "self_key": draw(2, 3, 2, 5), "key": draw(2, 3, 4, 5), "retention": draw(3)}
+    check_operation(forward, backward, inputs, "slot scores")
+
+
+def test_slot_mean_gradient():
+    check_operation(
+        ref.slot_mean_forward,
+        lambda dout, cache: dict(zip(("scores", "slots", "value"), ref.slot_mean_backward(dout, cache), strict=True)),
+        {"scores": draw(2, 3, 2, 5), "slots": draw(2, 3, 2, 6), "value": draw(2, 3, 4, 6)},
+        "slot mean",
+    )
 
 
 def check_sublayer(forward, backward, arrays, params, title, dropout=0.0):
@@ -121,7 +189,7 @@ def test_self_attention_gradient(positions, causal, before, dropout):
         return {"x": dx} | ({"memory": dmemory} if before else {}), grads
 
     def params(config, rng):
-        return ref.init_attention(dataclasses.replace(config, positions=positions), rng, causal, before is not None)
+        return ref.init_attention(dataclasses.replace(config, positions=positions), rng, causal, memory=False)
 
     check_sublayer(forward, backward, arrays, params, positions, dropout)
 
@@ -218,9 +286,8 @@ def test_simplified_attention_is_equations_3_and_4(n, reach, before, causal, see
         weights = brute_force_softmax([query[b, h, i] @ (k + r) / math.sqrt(3) for k, _, r in keys])
         expected[b, h, i] = sum(w * (v + r) for w, (_, v, r) in zip(weights, keys, strict=True))
     rows, distances = np.stack(list(table.values())), np.array(list(table))
-    seen = ref.seen_keys(n, before, causal, None)
-    index = ref.distance_index(n, distances)
-    out, _ = ref.simplified_attention_forward({"positions": rows}, query, key, value, index, seen, 0.0, None)
+    mask = ref.self_attention_mask(n, before, causal, None)
+    out, _ = ref.simplified_attention_forward({"positions": rows}, query, key, value, distances, mask, 0.0, None)
     assert_agree({"out": expected}, {"out": out}, 1e-10)
 
 

@@ -35,10 +35,10 @@ def test_gelu_is_gpt2s():
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_masked_attention_gradient(rate):
-    seen = ref.visible_keys(4, 2, np.array([True, False]))
+    mask = ref.window_mask(4, 2, np.array([True, False]))
     inputs = {"query": draw(2, 3, 4, 5), "key": draw(2, 3, 6, 5), "value": draw(2, 3, 6, 5)}
     check_operation(
-        lambda query, key, value: ref.masked_attention_forward(query, key, value, seen, rate, np.random.default_rng(8)),
+        lambda query, key, value: ref.masked_attention_forward(query, key, value, mask, rate, np.random.default_rng(8)),
         lambda dout, cache: dict(zip(inputs, ref.masked_attention_backward(dout, cache), strict=True)),
         inputs,
         "attention",
