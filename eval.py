@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.corpus import check_data, load_corpus
+from accelerated.data.corpus import check_carry_over, check_data, load_corpus
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import SPLITS, lengths_of
 from accelerated.errors import InputError, option_name, run_program
@@ -34,7 +34,7 @@ REPORTS = {
     "compression": memories.COMPRESSION,
     "dynamic": dynamic.REPORT,
 }
-MODEL_OF_OPTION = {  # the only model that an option is for; all but new_window are fields of its config
+MODEL_OF_OPTION = {  # the only model that takes an option; all except new_window are fields of its config
     "memory": "compressive", "compressed_memory": "compressive",
     "segment": GPT2_MODEL, "pool": GPT2_MODEL, "new_window": GPT2_MODEL,
 }  # fmt: skip
@@ -44,16 +44,16 @@ def overview() -> str:
     """The text of eval.py --help."""
     rows = [(f"python eval.py {name} {report.example}", report.help) for name, report in REPORTS.items()]
     lines = "\n".join(f"  {example:<55} {text}" for example, text in rows)
-    return f"""Report what a trained model predicts of documents, its state carried through each; or continue a text.
+    return f"""Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
 RUN is a folder that train.py wrote.
 
 {lines}
 
-python eval.py RUN alone scores. Each report has options of its own: python eval.py positions --help"""
+python eval.py RUN means python eval.py score RUN. Each report has its own options: python eval.py positions --help"""
 
 
 def report_parser(name: str) -> OptionParser:
-    """The parser of one report: it takes only the options that the report uses."""
+    """The parser of one report; it has only the options that the report uses."""
     report = REPORTS[name]
     usage = f"python eval.py {name} RUN{' [RUN ...]' if report.table else ''} [options]"
     about = {"description": f"Print {report.help}.", "epilog": f"example: python eval.py {name} {report.example}"}
@@ -66,19 +66,21 @@ def report_parser(name: str) -> OptionParser:
     if report.plots:
         parser.add_argument("--plot", metavar="FILE", help="draw it too: .png, .pdf or .svg (needs the extra plot)")
     if report.splits:
-        parser.add_argument("--data", help="what to read: all that train.py's --data takes (default what the run trained on)")
+        parser.add_argument("--data", help="what to read, as for train.py's --data (default: what the run was trained on)")
         add_data_dir(parser)
-        parser.add_argument("--split", choices=SPLITS, help=f"which part of it (default {' and '.join(report.splits)})")
-        parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes read at a time (default the run's)")
+        parser.add_argument("--split", choices=SPLITS, help=f"which split of it (default {' and '.join(report.splits)})")
+        text = "carry memory from document to document; positions then count in all of a lane's text (default as trained)"
+        parser.add_argument("--carry-over-documents", action=argparse.BooleanOptionalAction, help=text)
+        parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes, documents read at a time (default the run's)")
     if report.model != GPT2_MODEL:
         for size in ("memory", "compressed_memory"):
             text = f"rows of {size.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
             parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
     if report.model != "compressive":
         whose = "of a pretrained_recurrence model (default the run's)"
-        parser.add_argument("--segment", type=int, metavar="T", help=f"window {whose}")
+        parser.add_argument("--segment", type=int, metavar="T", help=f"window length {whose}")
         parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {whose}")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="which one: last, best or step-N (default last)")
+    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="checkpoint: last, best or step-N (default last)")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
@@ -87,7 +89,7 @@ def report_parser(name: str) -> OptionParser:
 def refuse_options_of_other_reports(name: str, words: list[str]) -> None:
     """Raise InputError for an option that only other reports have.
 
-    The parser of the report would refuse it too; this message says where the option belongs.
+    The report's parser would refuse it too; this message also names the reports that have it.
     """
     known = {report: report_parser(report)._option_string_actions for report in REPORTS}
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
@@ -97,7 +99,7 @@ def refuse_options_of_other_reports(name: str, words: list[str]) -> None:
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
-    """(name of the report, its options) of a command line; raises InputError for what is impossible whatever the run."""
+    """Return (name of the report, its options) of a command line; raises InputError for what no run can do."""
     if argv[:1] in (["-h"], ["--help"]):
         print(overview())
         raise SystemExit
@@ -135,7 +137,7 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
 
 
 def open_trained_run(path: str, name: str, options: argparse.Namespace, device: torch.device) -> TrainedRun:
-    """The run at path with its model ready to evaluate, and nothing to read yet."""
+    """Open the run at path, with its model ready to evaluate, but without documents."""
     file = chosen_checkpoint(path, options.checkpoint)
     checkpoint = load_checkpoint(file, device)
     settings = settings_from(checkpoint, file)
@@ -147,24 +149,26 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace, device: 
 
 
 def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> TrainedRun:
-    """The run with what it reads: --split, or else these splits; raises InputError if one has nothing to predict."""
+    """Return the run with documents of --split, or else of `splits`; raises InputError if one has nothing to predict."""
     trained = run.settings.data
     data = options.data or trained.data
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
+    check_carry_over(data, asked := options.carry_over_documents)
+    carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
     documents = trained.documents if Path(data).is_dir() else "files"  # other data than the run's may be a file
     corpus = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir, documents)
     if data == trained.data and run.checkpoint.get("corpus") not in (None, corpus.digest):
-        print(f"warning: {data} is no longer what the run was trained on; its splits may be others", file=sys.stderr)
+        print(f"warning: {data} is no longer what the run was trained on; its splits may differ", file=sys.stderr)
     read = {split: corpus.splits[split] for split in ((options.split,) if options.split else splits)}
     for split, documents in read.items():
         if not lengths_of(documents).any():
             raise InputError(f"--split {split} of {data} has nothing to predict; choose another split")
-    return run._replace(data=data, splits=read)
+    return run._replace(data=data, splits=read, carry_over=carry_over)
 
 
 def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
-    """What is evaluated, and how: the fields that begin the report's JSON, and its title lines."""
+    """Return what is evaluated, and how: the first fields of the report's JSON, and its title lines."""
     config, trained = run.model.config, run.settings.model_config
     lines = [run.model.describe()]
     if run.settings.model == GPT2_MODEL and (differing := overlap.differences(config, trained)):
@@ -174,11 +178,12 @@ def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
         lines += [f"evaluated with {now}; trained with {then}"] if now != then else []
     [split] = run.splits
     step = run.checkpoint["step"]
-    memory = "memory cleared at every segment" if cleared else "memory carried through each document"
-    memory = "no memory" if score.carries_nothing(run.model) else memory
+    carried = f"memory carried {'over documents' if run.carry_over else 'through each document'}"
+    memory = "no memory" if score.carries_nothing(run.model) else "memory cleared at every segment" if cleared else carried
+    memory += ", documents joined" if run.carry_over and memory != carried else ""
     lines.append(f"{run.settings.model} from {Path(run.path)}, step {step}, {split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
-    return record | {"data": run.data, "split": split, "memory_cleared": cleared}, lines
+    return record | {"data": run.data, "split": split, "memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
 
 
 def main(argv: list[str]) -> None:
@@ -189,7 +194,7 @@ def main(argv: list[str]) -> None:
     if report.splits:
         data = list(dict.fromkeys(options.data or run.settings.data.data for run in runs))  # each once, in order
         if len(data) > 1:
-            raise InputError(f"the runs read different data ({', '.join(data)}); say with --data what all are to read")
+            raise InputError(f"the runs read different data ({', '.join(data)}); give --data for all of them")
         runs = [open_documents(run, options, report.splits) for run in runs]
     results = []
     for run in runs:

@@ -1,11 +1,11 @@
 """Train a long-memory Transformer: python train.py --help.
 
-The loop is in `train`. What a run carries along is one object, a Run, which accelerated/training/run.py opens and saves.
+The loop is in `train`. A Run holds all that the loop needs; accelerated/training/run.py opens and saves it.
 
-    lane       one of B documents that are read side by side, each with a state of its own
+    lane       one of B documents that are read side by side; each has its own state
     segment    the next N tokens of every lane, which the model reads at once
-    rollout    the `horizon` segments of one iteration, with gradient through the state that links them
-    scored     said of a token whose prediction counts: padding and what overlaps does not
+    rollout    the `horizon` segments of one iteration; gradient flows through the state between them
+    scored     a token is scored if its prediction counts: not padding, not tokens repeated by an overlap
 """
 
 import math
@@ -23,7 +23,7 @@ from accelerated.training.run import Run, open_run, save
 
 
 def train(run: Run) -> str | None:
-    """Train to the last step; returns the signal that stopped the run before that, or None."""
+    """Train to the last step; returns the name of the signal that stopped the run early, or None."""
     training = run.settings.training
     save_due = validation_due = False
     with process.Interruption() as interruption, progress_bar(run) as steps:
@@ -31,7 +31,7 @@ def train(run: Run) -> str | None:
             # Read the next segments of this process's lanes
             segments = next_segments(run)
 
-            # Forward and backward: add to the gathered gradients, carry the state on
+            # Forward and backward: add to the gathered gradients, move the state on
             nats, scored, text_bytes = forward_and_backward(run, segments)
             auxiliary = {name: value.item() for name, value in run.auxiliary.items()}
             optimization.check_finite(run.step, {"loss": nats} | auxiliary)
@@ -40,7 +40,7 @@ def train(run: Run) -> str | None:
             if optimization.update_due(run.step, training):
                 update(run)
 
-            # Log: what is added up here is written as a mean
+            # Log: sums here, written as means
             run.log.add(nats, scored, text_bytes)
             show_progress(run, steps, nats / max(1, text_bytes), auxiliary)
             if run.step % training.log_every == 0 or run.step == training.steps:
@@ -68,7 +68,7 @@ def train(run: Run) -> str | None:
 
 
 def next_segments(run: Run) -> list:
-    """The next `horizon` segments of this process's lanes; counts the tokens of all."""
+    """The next `horizon` segments of this process's lanes; counts the tokens of all processes."""
     training = run.settings.training
     own = process.own_lanes(training.batch)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
@@ -76,10 +76,10 @@ def next_segments(run: Run) -> list:
 
 
 def forward_and_backward(run: Run, segments: list) -> tuple[float, float, float]:
-    """Add the gradients of a rollout to the gathered ones and carry the state on.
+    """Add the gradients of a rollout to the gathered ones and move the state on.
 
-    The lanes are read in `accumulate` groups, one after another. Returns the summed -log p (nats), the scored tokens and the
-    bytes of text that these spell, of all processes together.
+    The lanes are read in `accumulate` groups, one after another. Returns the summed -log p (nats), the number of scored tokens
+    and the bytes of text that these stand for, of all processes together.
     """
     training, lane_count = run.settings.training, len(segments[0].tokens)
     own_bytes = score.count_bytes(segments, run.token_bytes)
@@ -102,7 +102,7 @@ def forward_and_backward(run: Run, segments: list) -> tuple[float, float, float]
 
 
 def update(run: Run) -> None:
-    """Take one optimiser step along the mean of the gathered gradients, over iterations and processes."""
+    """Take one optimiser step with the gathered gradients, averaged over iterations and processes."""
     training = run.settings.training
     process.average_gradients(run.model.parameters(), run.device)
     run.gradient_norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
@@ -121,7 +121,7 @@ def progress_bar(run: Run) -> tqdm:
 
 
 def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
-    """Show what an iteration measured beside the bar."""
+    """Show an iteration's measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
     rate = f"{run.tokens_per_second():,.0f} tokens/s"
@@ -129,7 +129,7 @@ def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[s
 
 
 def log_means(run: Run, auxiliary: dict[str, float]) -> None:
-    """Write a line of metrics.jsonl: the mean loss since the last one, and other numbers of this moment."""
+    """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
     rate = optimization.learning_rate(run.step, run.settings.training)
     others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second()} | auxiliary
     run.log.record(run.step, learning_rate=rate, **others)
@@ -137,7 +137,7 @@ def log_means(run: Run, auxiliary: dict[str, float]) -> None:
 
 def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
     """The Score of the validation split, or of as many of its segments as --validation-segments allows."""
-    training, documents = run.settings.training, run.corpus.splits["valid"]
+    training, documents = run.settings.training, run.validation
     limit = training.validation_segments or None
     with process.autocast(training.dtype, run.device):
         return score.evaluate(run.model, documents, run.tokenizer, training.batch, clear_memory, limit)
@@ -157,7 +157,7 @@ def validate(run: Run) -> bool:
 
 
 def report(run: Run) -> None:
-    """Print the validation score, with the state carried through each document and with it cleared at every segment."""
+    """Print the validation score, with the state carried on and with it cleared at every segment."""
     carried = validation_score(run)
     if carried.tokens == 0:
         limit = run.settings.training.validation_segments

@@ -1,8 +1,8 @@
-"""Block-Recurrent Transformer in PyTorch, reference/block_recurrent.py made fast: train.py and eval.py run it through models.py.
+"""Block-Recurrent Transformer in PyTorch: the fast version of reference/block_recurrent.py.
 
-Config, parameter names, shapes and initial values are the reference's. Only the states' projections and update run block after
-block. The tokens' projections, feed-forward, sliding attention and, once each block's incoming state is known, cross-attention
-run for the whole segment at once. Feedback (section 3.7) is the exception: all layers must wait for the previous block's state.
+Config, parameter names, shapes and initial values are the reference's. Only the states' projections and updates run block by
+block (W tokens each). The tokens' projections, feed-forward, sliding attention and, after the states are known, cross-attention
+run for the whole segment at once. Under feedback (section 3.7) all layers wait for the previous block's states.
 """
 
 from typing import NamedTuple
@@ -20,23 +20,23 @@ from reference.block_recurrent import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one; axis 0 of every field is the lane.
+    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch).
 
     While `step` reads a block, keys and values grow from W to 2W - 1 rows; they are back at W when the block is full.
     """
 
     states: torch.Tensor  # (B, R, S, D)
-    keys: torch.Tensor  # (B, L, H, W, E), the last block's, unit length
+    keys: torch.Tensor  # (B, L, H, W, E), of the last block, unit length
     values: torch.Tensor  # (B, L, H, W, E)
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """x in float32, or as it is if it is more precise: in bfloat16 a gate of 0.99909 would be 1 and never forget."""
+    """x in float32, or in its own type if more precise: in bfloat16 a gate of 0.99909 would round to 1 and never forget."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class FixedGate(nn.Module):
-    """Mixes the carried states with a candidate, by one learned rate for each feature (section 3.4)."""
+    """Mixes the carried states with a candidate, at a learned rate for each feature (section 3.4)."""
 
     def __init__(self, width: int, fan_in: int):
         super().__init__()
@@ -73,15 +73,15 @@ GATES = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
 class Recurrence(nn.Module):
-    """The recurrent cell of a layer: its states read themselves and a block's tokens, and gates rewrite them (section 3.2)."""
+    """A layer's recurrent cell: its states attend to themselves and to a block's tokens, and gates update them (section 3.2)."""
 
     def __init__(self, config: Config):
         super().__init__()
         d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
         gate, single, skip = GATES[config.gate], config.configuration == "single", config.configuration == "skip"
         self.config = config
-        self.initial = parameter(config.states, d)  # (S, D), what a document starts with
-        self.ids = parameter(config.states, d)  # (S, D), which tell the states apart
+        self.initial = parameter(config.states, d)  # (S, D), the states at a document's start
+        self.ids = parameter(config.states, d)  # (S, D), learned IDs of the states
         self.norm = LayerNorm(d)
         self.key = parameter(he, d)  # (HE, D)
         self.value = parameter(he, d)  # (HE, D)
@@ -95,7 +95,7 @@ class Recurrence(nn.Module):
         self.mlp_gate = None if skip else gate(d, f)
 
     def matrices(self) -> torch.Tensor:
-        """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), put together once for all blocks."""
+        """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), concatenated once for all blocks."""
         return torch.cat([self.key, self.query, self.cross_query, self.value])
 
     def project(self, states: torch.Tensor, matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -103,7 +103,7 @@ class Recurrence(nn.Module):
         return project_heads(self.norm(states) + self.ids, matrices, self.config.heads, 4)
 
     def keys_and_values(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K_s and V_s alone, for tokens that read a state: (B, H, S, E) each."""
+        """K_s and V_s, which tokens read: (B, H, S, E) each."""
         return project_heads(self.norm(states) + self.ids, torch.cat([self.key, self.value]), self.config.heads, 2)
 
     def update(self, states: torch.Tensor, projected: tuple, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -125,12 +125,12 @@ class Recurrence(nn.Module):
     def forward(
         self, keys: torch.Tensor, values: torch.Tensor, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Run over the blocks of keys and values (B, H, W + N, E), the previous block's first.
+        """Update the states block by block from keys and values (B, H, W + N, E), which begin with the previous block's.
 
         Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
         """
         state_keys, state_values, matrices = [], [], self.matrices()
-        # split, not slices: the gradient of a split is one concatenation, that of each slice a whole segment of zeros
+        # split, not slices: a split's backward is one concatenation, a slice's fills a whole segment with zeros
         keys, values = keys.split(self.config.window, 2), values.split(self.config.window, 2)
         for block in range(len(keys) - 1):
             near = slice(block, block + 2)
@@ -142,13 +142,13 @@ class Recurrence(nn.Module):
 
 
 def cross_attend(query: torch.Tensor, state_keys: torch.Tensor, state_values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Attention of every block of query (B, H, N, E) to its own states (B, H, N/W, S, E); (B, H, N, E)."""
+    """Attention (B, H, N, E) of each block of query (B, H, N, E) to its own states (B, H, N/W, S, E)."""
     tiles = query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
     return scaled_attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
 
 
 class Layer(nn.Module):
-    """Layer `number`, from 1: sliding attention, cross-attention if it reads states, feed-forward; the cell if recurrent."""
+    """Layer `number` (from 1): sliding attention, cross-attention if it reads states, feed-forward, the cell if recurrent."""
 
     def __init__(self, config: Config, number: int):
         super().__init__()
@@ -196,13 +196,13 @@ class Layer(nn.Module):
         tile: tuple,
         memory_only: bool = False,
     ) -> tuple[torch.Tensor, tuple, torch.Tensor | None]:
-        """Read x (B, N, D): output, the last block's (keys, values), next states.
+        """Read x (B, N, D); return the output, the last block's (keys, values) and the next states.
 
         previous: the previous block's (keys, values), (B, H, W, E) each
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that all layers except the recurrent one read
         tile: (bucket, mask) of a block's queries and keys, (W, 2W) each
-        memory_only: leave x as it is
+        memory_only: return x unchanged as the output
         """
         window, dropout = self.config.window, self.config.dropout if self.training else 0.0
         key, query, cross_query, value = self.project(x)
@@ -221,7 +221,7 @@ class Layer(nn.Module):
 
 
 class BlockRecurrent(nn.Module):
-    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
+    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
 
@@ -238,7 +238,7 @@ class BlockRecurrent(nn.Module):
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
-        """One line about how far back the model can look."""
+        """One line on how far back the model can look."""
         c = self.config
         reach = f"attention reaches {c.layers} layers x {c.window} = {c.layers * c.window:,} tokens back"
         if not c.recurrent_layers:
@@ -247,21 +247,21 @@ class BlockRecurrent(nn.Module):
 
     @property
     def attention_reach(self) -> int:
-        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.layers * self.config.window
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """None: the task loss trains them all."""
+        """An empty list: the model has no auxiliary loss."""
         return []
 
     def state_shapes(self, batch: int) -> State:
-        """The shapes of a State of so many lanes; raises ValueError if there are none."""
+        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
         rows = (check_lanes(batch), c.layers, c.heads, c.window, c.head_width)
         return State((batch, len(c.recurrent_layers), c.states, c.width), rows, rows)
 
     def initial_state(self, batch: int) -> State:
-        """What a document starts with: the learned states, and zero keys and values."""
+        """The state at a document's start: the learned states, and zero keys and values."""
         shapes = self.state_shapes(batch)
         zeros = self.embedding.new_zeros(shapes.keys)
         learned = [layer.state.initial for layer in self.layers if layer.state is not None]
@@ -272,7 +272,7 @@ class BlockRecurrent(nn.Module):
     def forward(self, tokens: torch.Tensor, state: State) -> Output:
         """Read a segment: tokens (B, N), N a multiple of the window. Output.logits (B, N, V) predict the next token.
 
-        Raises ValueError if N is not a positive multiple of the window, or if the state is not one of this model and B lanes.
+        Raises ValueError if N is not a positive multiple of the window, or if the state does not fit this model and B lanes.
         """
         hidden, state = self._read(tokens, state)
         return Output(self._logits(hidden), state, {})
@@ -295,13 +295,13 @@ class BlockRecurrent(nn.Module):
             return self._stack(x, state, memory_only)
         outs = []
         for block in x.split(c.window, dim=1):
-            # never memory_only: a block's dropout must follow the same draws as in forward
+            # not memory_only: dropout must draw the same numbers as in forward
             out, state = self._stack(block, state, memory_only=False)
             outs.append(out)
         return torch.cat(outs, dim=1), state
 
     def _stack(self, x, state, memory_only):
-        """All layers over x (B, N, D), one block at a time under feedback."""
+        """Run all layers over x (B, N, D), which under feedback is one block."""
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
@@ -319,20 +319,20 @@ class BlockRecurrent(nn.Module):
         return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
 
     def _check(self, state, batch):
-        """Raise ValueError unless state is one of this model and so many lanes, at a block's start."""
+        """Raise ValueError unless state fits this model and `batch` lanes and is at a block's start."""
         if self._within_block(state):
             rows, window = state.keys.shape[3], self.config.window
-            raise ValueError(f"the state holds {rows} rows of keys, not {window}: finish its block with step, from a Stream")
+            raise ValueError(f"the state holds {rows} rows of keys, not {window}: it is inside a block; finish it with step")
         check_state(state, self.state_shapes(batch))
 
     def _within_block(self, state):
-        """Whether `step` has read a part of the state's block, but not all of it."""
+        """Whether the state is inside a block: `step` has read some of its tokens, but not all."""
         return isinstance(state, State) and self.config.window < state.keys.shape[3] < 2 * self.config.window
 
-    # From here on: what generation alone needs.
+    # The methods below are only for generation.
 
     def stream(self, state: State) -> "Stream":
-        """Open a state for `step`: project what every token of the coming block reads."""
+        """Turn a State into a Stream for `step`: compute the K_s and V_s that all tokens of the coming block read."""
         self._check(state, len(state[0]))
         c, shared = self.config, [None] * self.config.layers
         for r, number in enumerate(c.recurrent_layers):
@@ -342,10 +342,10 @@ class BlockRecurrent(nn.Module):
         return Stream(state, tuple(shared))
 
     def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the Stream of an earlier step, or a State to begin from; raises ValueError if it is not one of this model and B
-        lanes.
+        state is the previous step's Stream, or a State at the start of a block. Raises ValueError if it does not fit this model
+        and B lanes.
         """
         stream = state if isinstance(state, Stream) else self.stream(state)
         self._check_stream(stream, len(token))
@@ -360,7 +360,7 @@ class BlockRecurrent(nn.Module):
         return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
 
     def _check_stream(self, stream, batch):
-        """Raise ValueError unless the stream's state is one of this model and so many lanes, at a block's start or within it."""
+        """Raise ValueError unless the stream's state fits this model and `batch` lanes; it may be inside a block."""
         shapes = self.state_shapes(batch)
         if self._within_block(stream.state):
             rows = (*shapes.keys[:3], stream.state.keys.shape[3], self.config.head_width)
@@ -371,7 +371,7 @@ class BlockRecurrent(nn.Module):
         """One token x (B, 1, D) through a layer; returns the output and the keys and values with this token's added."""
         key, query, cross_query, value = layer.project(x)
         window = self.config.window
-        seen_keys, seen_values = previous[0][:, :, -window:], previous[1][:, :, -window:]  # the W tokens before this one
+        seen_keys, seen_values = previous[0][:, :, -window:], previous[1][:, :, -window:]  # of the previous W tokens
         scores = (query * layer.scale[:, None, None]) @ seen_keys.transpose(-1, -2)
         scores = scores + (layer.position_bias * layer.scale[:, None])[:, None, self.bucket[0, :window]]  # distances W .. 1
         attended = merge_heads(scores.softmax(-1) @ seen_values)
@@ -382,7 +382,7 @@ class BlockRecurrent(nn.Module):
         return layer.mlp(x + functional.linear(attended, layer.output)), grown
 
     def _close_block(self, grown):
-        """A full block: the states read it, and its keys and values become the previous block's."""
+        """The State after a full block: the states read it, and its keys and values become the previous block's."""
         window, states = self.config.window, []
         for r, number in enumerate(self.config.recurrent_layers):
             cell, old = self.layers[number - 1].state, grown.states[:, r]
@@ -393,9 +393,9 @@ class BlockRecurrent(nn.Module):
 
 
 class Stream(NamedTuple):
-    """A State within a block, with what its tokens read of the recurrent states: K_s and V_s, fixed until the block ends.
+    """A State inside a block, with the K_s and V_s that the block's tokens read.
 
-    `step` alone takes it; `state` is a State for `forward` only if a block has just ended.
+    Only `step` takes it; `forward` takes its `state` only if a block has just ended.
     """
 
     state: State

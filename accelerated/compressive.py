@@ -1,8 +1,8 @@
-"""Compressive Transformer in PyTorch, reference/compressive.py made fast: train.py and eval.py run it through models.py.
+"""Compressive Transformer in PyTorch: the fast version of reference/compressive.py.
 
-Without compressed memory it is Transformer-XL. Config, parameter names, shapes and initial values are the reference's. What is
-compressed has already been projected to keys and values by the segment's own attention, so the attention-reconstruction loss
-projects the compressed rows alone.
+Without compressed memory it is Transformer-XL. Config, parameter names, shapes and initial values are the reference's. The
+segment's attention has already projected the rows to be compressed to keys and values, so the attention-reconstruction loss
+projects only the compressed rows.
 """
 
 from typing import NamedTuple
@@ -20,23 +20,23 @@ from reference.compressive import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one; axis 0 of every field is the lane."""
+    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
     memory: torch.Tensor  # (B, L, M, D)
     compressed: torch.Tensor  # (B, L, C, D)
 
 
-# The compression functions f_c (section 3.2), from evicted (B, N, D) to (B, N/c, D); usage (B, N) is the mean attention to a row.
+# Compression functions f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D); usage (B, N): their mean attention.
 
 
 def decoder(config: Config) -> nn.Parameter | None:
-    """g (cD, D), which reconstructs what was compressed, if the auto-encoding loss is to train the compression."""
+    """g (cD, D), which reconstructs the evicted rows for the auto-encoding loss; None for other losses."""
     auto_encoding = config.compression_loss == "auto_encoding"
     return parameter(config.compression_rate * config.width, config.width) if auto_encoding else None
 
 
 class Pooling(nn.Module):
-    """What the compressions without weights share."""
+    """Base class of the compressions without weights."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -59,7 +59,7 @@ class MeanPooling(Pooling):
 
 
 class MostUsed(Pooling):
-    """The N/c rows with the largest usage, in their order in time; of equals the older."""
+    """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
 
     def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
         kept = evicted.shape[1] // self.rate
@@ -68,7 +68,7 @@ class MostUsed(Pooling):
 
 
 class Conv(nn.Module):
-    """A convolution with kernel and stride c: each c rows, end to end, through one matrix."""
+    """A convolution with kernel and stride c: every c rows are concatenated and multiplied by one matrix."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -81,7 +81,7 @@ class Conv(nn.Module):
 
 
 class DilatedConv(nn.Module):
-    """A convolution with kernel 2 and a ReLU for each dilation, then the strided one."""
+    """A convolution with kernel 2 and a ReLU for each dilation, then a convolution with kernel and stride c."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -110,7 +110,7 @@ COMPRESSIONS = {
 
 
 class Layer(nn.Module):
-    """A layer (Algorithm 1): attention over [compressed memory | memory | segment], feed-forward, and the queue of memories."""
+    """A layer (Algorithm 1): attention over [compressed memory | memory | segment], feed-forward, update of memories."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -143,8 +143,8 @@ class Layer(nn.Module):
     ) -> tuple:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
-        Returns the next layer's input, the next memory and compressed memory, the compression's loss or None, and if measured
-        the usage (B, K). memory_only leaves out the loss; last, what the layer makes of h.
+        Returns the next layer's input, the next memory and compressed memory, the compression's loss or None, and the usage
+        (B, K) or None. memory_only: no loss; last: the layer's output is not needed, h is returned.
         """
         measure = measure or isinstance(self.compression, MostUsed)
         projected, attended, usage = None, None, None
@@ -168,7 +168,7 @@ class Layer(nn.Module):
     def project_remembered(self, remembered: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
-        Apart from the segment's own: they need no gradient, which half the work of a joint product would be spent on.
+        Separate from project_own: these rows need no gradient, so a joint product would waste work in backward.
         """
         return split_heads(functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2)
 
@@ -179,7 +179,7 @@ class Layer(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, distance_key: torch.Tensor, measure: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attended (B, H, N, E), and usage (B, K) or None if it is not measured (Algorithm 1, line 6)."""
+        """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
         dropout = self.config.dropout if self.training else 0.0
         return relative_attention(query, key, value, distance_key, self.content_bias, self.distance_bias, dropout, measure)
 
@@ -194,9 +194,9 @@ class Layer(nn.Module):
         return functional.dropout(x, self.config.dropout, self.training)
 
     def remember(self, h: torch.Tensor, memory: torch.Tensor, compressed: torch.Tensor, usage: torch.Tensor | None) -> tuple:
-        """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two None if C = 0."""
+        """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two are None if C = 0."""
         c, n = self.config, h.shape[1]
-        queue = torch.cat([memory, h], 1).detach()  # memory is data
+        queue = torch.cat([memory, h], 1).detach()  # no gradient through memory
         evicted, next_memory = queue[:, :n], queue[:, n:]
         if self.compression is None:
             return next_memory, compressed.detach(), None, None
@@ -204,11 +204,11 @@ class Layer(nn.Module):
         new = self.compression(evicted, own)  # (B, N/c, D)
         next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]
         if c.compression_loss != "bptt":
-            next_compressed = next_compressed.detach()  # the compression has a loss of its own
+            next_compressed = next_compressed.detach()  # only its own loss trains the compression
         return next_memory, next_compressed, evicted, new
 
     def compression_loss(self, projected: tuple, evicted: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
-        """The loss that trains the compression, or None if it has none of its own."""
+        """The auxiliary loss that trains the compression, or None if there is none."""
         if self.config.compression_loss == "attention_reconstruction":
             return self.attention_reconstruction(*projected, new)
         if self.config.compression_loss == "auto_encoding":  # the mean square of evicted - g(new) (section 3.2)
@@ -218,11 +218,10 @@ class Layer(nn.Module):
     def attention_reconstruction(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, new: torch.Tensor
     ) -> torch.Tensor:
-        """Algorithm 2, mean square: attention over the evicted rows against attention over new (B, N/c, D), by content alone.
+        """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), without positions.
 
-        key and value (B, H, K, E) have the evicted rows after the compressed ones. Gradient reaches new alone: query, key, value
-        and the attention's parameters are detached here. The plain path of attention, which both sides take to the last bit, so
-        that equal rows give a loss of exactly zero.
+        In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
+        the attention's parameters are detached. Both sides take the plain path, so that equal rows give a loss of exactly zero.
         """
         own = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         with torch.no_grad():
@@ -233,7 +232,7 @@ class Layer(nn.Module):
 
 
 class Compressive(nn.Module):
-    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
+    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
 
@@ -247,14 +246,14 @@ class Compressive(nn.Module):
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
-        """One line about how far back the model looks, the paper's temporal range (3.3)."""
+        """One line on how far back the model looks, the paper's temporal range (section 3.3)."""
         c = self.config
         memories = f"{c.memory} + {c.compression_rate} x {c.compressed_memory}" if c.compressed_memory else c.memory
         return f"temporal range {c.layers} layers x ({memories}) = {c.temporal_range:,} tokens, and segments of {c.segment}"
 
     @property
     def attention_reach(self) -> int:
-        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.temporal_range
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
@@ -265,28 +264,28 @@ class Compressive(nn.Module):
         return [weight for compression in compressions for weight in compression.parameters()]
 
     def state_shapes(self, batch: int) -> State:
-        """The shapes of a State of so many lanes; raises ValueError if there are none."""
+        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
         return State(*((check_lanes(batch), c.layers, rows, c.width) for rows in (c.memory, c.compressed_memory)))
 
     def initial_state(self, batch: int) -> State:
-        """What a document starts with: zeros (Algorithm 1, lines 1-2)."""
+        """The state at a document's start: zeros (Algorithm 1, lines 1-2)."""
         return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
 
     def forward(self, tokens: torch.Tensor, state: State) -> Output:
         """Read a segment of tokens (B, N). Output.logits (B, N, V) predict the next token; auxiliary has a loss per layer.
 
-        Raises ValueError if N is not config.segment, or if the state is not one of this model and B lanes.
+        Raises ValueError if N is not config.segment, or if the state does not fit this model and B lanes.
         """
         hidden, state, auxiliary, _ = self._read(tokens, state)
         return Output(self._logits(hidden), state, auxiliary)
 
     def advance(self, tokens: torch.Tensor, state: State) -> State:
-        """The state after tokens (B, N), without logits, compression losses and what the last layer makes of its input."""
+        """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
         return self._read(tokens, state, memory_only=True)[1]
 
     def usage(self, tokens: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """The attention weight that each key got, mean over heads and queries, by layer: (B, L, K); and the next state."""
+        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K); and the next state."""
         _, state, _, usage = self._read(tokens, state, measure=True)
         return torch.stack(usage, 1), state
 
@@ -294,7 +293,7 @@ class Compressive(nn.Module):
         return functional.linear(hidden * self.config.width**-0.5, self.embedding)
 
     def _read(self, tokens, state, memory_only=False, measure=False):
-        """The last layer's output, the next state, auxiliary losses and, to measure them, each layer's usage (B, K)."""
+        """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
         c = self.config
         if tokens.shape[1] != c.segment:
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
@@ -311,10 +310,10 @@ class Compressive(nn.Module):
                 auxiliary[f"layers.{index}.compression"] = loss
         return h, State(torch.stack(memories, 1), torch.stack(compresseds, 1)), auxiliary, usages
 
-    # From here on: what generation alone needs.
+    # The methods below are only for generation.
 
     def stream(self, state: State) -> "Stream":
-        """Open a state for `step`: project what every token of the coming segment reads."""
+        """Turn a State into a Stream for `step`: project what all tokens of the coming segment attend to."""
         check_state(state, self.state_shapes(len(state[0])))
         keys, values, distance_keys = [], [], []
         for index, layer in enumerate(self.layers):
@@ -327,9 +326,9 @@ class Compressive(nn.Module):
         return Stream(state, hidden, tuple(keys), tuple(values), tuple(distance_keys), usage)
 
     def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the Stream of an earlier step, or a State to begin a segment from; raises ValueError if it is not one of this
+        state is the previous step's Stream, or a State at the start of a segment. Raises ValueError if it does not fit this
         model and B lanes.
         """
         stream = state if isinstance(state, Stream) else self.stream(state)
@@ -349,7 +348,7 @@ class Compressive(nn.Module):
         return self._logits(h)[:, 0], self.stream(self._close_segment(stream)) if full else stream
 
     def _step_attention(self, layer, h, keys, values, distance_key):
-        """One token h (B, 1, D) of a layer: attended (B, H, 1, E), keys and values with its own, and usage (B, K)."""
+        """Attention of one token h (B, 1, D): attended (B, H, 1, E), keys and values with its own added, and usage (B, K)."""
         query, key, value = layer.project_own(h)
         keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
         read = keys.shape[2]
@@ -357,10 +356,10 @@ class Compressive(nn.Module):
         return attended, keys, values, functional.pad(usage, (0, len(self.sinusoids) - read))
 
     def _close_segment(self, stream):
-        """The state after a segment that has been read whole."""
+        """The state after a complete segment."""
         memories, compresseds = [], []
         for index, layer in enumerate(self.layers):
-            usage = stream.usage[:, index]  # a sum over queries, not a mean: only its order counts
+            usage = stream.usage[:, index]  # a sum over queries, not a mean: only the order matters
             h, memory, compressed = (rows[:, index] for rows in (stream.hidden, *stream.state))
             memory, compressed, _, _ = layer.remember(h, memory, compressed, usage)
             memories.append(memory)
@@ -369,11 +368,11 @@ class Compressive(nn.Module):
 
 
 class Stream(NamedTuple):
-    """A segment being read token by token: `step` alone takes it. n of its N tokens have been read."""
+    """A segment that is read token by token: n of its N tokens have been read. Only `step` takes it."""
 
     state: State  # at the segment's start
     hidden: torch.Tensor  # (B, L, n, D), inputs of the layers
     keys: tuple  # per layer (B, H, C + M + n, E)
     values: tuple
     distance_keys: tuple  # per layer (H, K, E)
-    usage: torch.Tensor  # (B, L, K), attention that each key got so far, summed over tokens, mean over heads
+    usage: torch.Tensor  # (B, L, K), each key's attention so far, summed over tokens, averaged over heads

@@ -1,4 +1,4 @@
-"""Refusals in one line, and files that are written whole or not at all. Everybody uses it."""
+"""Error messages in one line, and files that are written completely or not at all."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ DISK_ADVICE = "free some space, or give another --data-dir"
 
 
 class InputError(Exception):
-    """Something that the user gave cannot work; the message says what is wrong, what was expected and what to do."""
+    """Raised for input that cannot work; the message says what is wrong, what was expected and what to do."""
 
 
 def option_name(field: str) -> str:
-    """The command-line option of a field of the settings, for messages."""
+    """The command-line option that sets a field of the settings, for messages."""
     return "--" + field.replace("_", "-")
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DISK_ADVICE) -> Iterator[None]:
-    """Turn errors of a disk that is full, or that may not be written to, into InputError."""
+    """Turn the OSError of a full or read-only disk into an InputError."""
     try:
         yield
     except OSError as error:
@@ -29,16 +29,16 @@ def disk_errors(path: Path, advice: str = DISK_ADVICE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
-    """Yield a path beside `path` to write to; the file is renamed to `path` at the end, so it appears whole or not at all.
+    """Yield a temporary path to write to, and rename it to `path` at the end: the file appears complete or not at all.
 
-    If writing fails, an older file stays, nothing is left beside it, and an error of the disk becomes InputError.
+    If writing fails, an older file stays, the temporary file is deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + ".writing")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # whole after a power cut too
+            os.fsync(file.fileno())  # so that it is complete even after a power failure
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError if the disk is full
         raise InputError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}; {advice}") from None
@@ -48,23 +48,23 @@ def written_whole(path: Path, advice: str = DISK_ADVICE) -> Iterator[Path]:
 
 
 def run_program(name: str, main: Callable[[list[str]], None]) -> None:
-    """Run main on the command line; an InputError becomes one line on the error stream and exit code 2."""
+    """Run main on the command line; an InputError prints one line to stderr and exits with code 2."""
     try:
         main(sys.argv[1:])
     except InputError as error:
         sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
         sys.exit(2)
-    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a class of its own
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a subclass of it
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
             raise
         sys.stderr.write(
-            f"{name}: out of memory; give a smaller --batch, or to train a smaller --horizon, --accumulate, or --backprop "
-            "memory_replay\n"
+            f"{name}: out of memory; give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or "
+            "--backprop memory_replay\n"
         )
         sys.exit(2)
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{name}: interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone: python eval.py RUN | head
+    except BrokenPipeError:  # the output was closed, as in: python eval.py RUN | head
         sys.stderr.close()
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""Memformer in PyTorch, encoder-decoder and decoder-only: reference/memformer.py made fast, for training, evaluation and bench.
+"""Memformer in PyTorch, encoder-decoder and decoder-only: the fast version of reference/memformer.py.
 
-Same config, parameter names, shapes and initial values. `advance` is the memory path alone: encoder and writer, or all layers of
+Config, parameter names, shapes and initial values are the reference's. `advance` runs only encoder and writer, or all layers of
 the decoder-only model. B lanes, N tokens, D width, H heads of width E, F feed-forward width, S slots, L layers, R distances.
 """
 
@@ -20,33 +20,33 @@ from reference.memformer import SPECIALS, Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one; axis 0 of every field is the lane."""
+    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
     memory: torch.Tensor  # (B, 1, S, D), decoder-only (B, L, S, D)
     previous: torch.Tensor  # (B, N) token ids, decoder-only (B, 0)
 
 
 def project(x: torch.Tensor, heads: int, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + b, a head at a time: (B, n, D) -> (B, H, n, E)."""
+    """x W^T + b, split into heads: (B, n, D) -> (B, H, n, E)."""
     return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
 
 
 class Distances(nn.Module):
-    """What the self-attention of all layers of a stack looks up: rows of distances, and which tokens must not see each other."""
+    """Constants that all self-attentions of a stack share: rows of distances, the causal mask and sinusoids."""
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()
-        length = config.segment + (1 if causal and config.encoder_layers else 0)  # the decoder's first is the task's token
+        length = config.segment + (1 if causal and config.encoder_layers else 0)  # 1: the decoder reads the task's token first
         lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
         mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
         sinusoids = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
         self.register_buffer("index", distance_index(length, lowest, highest), persistent=False)  # (N, N) of 0 .. R - 1
-        self.register_buffer("mask", mask, persistent=False)  # (N, N), true where a query must not look
+        self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D)
 
 
 class SelfAttention(nn.Module):
-    """What tokens find in each other and, in the decoder-only model, in their layer's memory.
+    """Attention of tokens to each other and, in the decoder-only model, to their layer's memory.
 
     Positions are simplified (Eqs. 2-4) or Transformer-XL's (Eq. 1), which has no biases on query, key and value.
     """
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
         memory: torch.Tensor | None = None,
         readable: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false where the encoder's x is padding."""
+        """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false for padding of the encoder's x."""
         normal = self.norm(x)
         query, (key, value) = self.project_query(normal), self.key_value(normal)
         if memory is not None:
@@ -87,11 +87,11 @@ class SelfAttention(nn.Module):
         return self.attend(query, key, value, distances.index, mask, distances.sinusoids)
 
     def project_query(self, normal: torch.Tensor) -> torch.Tensor:
-        """Query (B, H, n, E) of normed rows (B, n, D)."""
+        """Query (B, H, n, E) of normalised rows (B, n, D)."""
         return project(normal, self.heads, self.query, self.query_bias)
 
     def key_value(self, normal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value (B, H, n, E) of normed rows (B, n, D). A key's bias has no gradient: softmax does not notice it."""
+        """Key and value (B, H, n, E) of normalised rows (B, n, D). The key's bias gets no gradient: softmax cancels it."""
         key_bias = None if self.key_bias is None else self.key_bias.detach()
         return project(normal, self.heads, self.key, key_bias), project(normal, self.heads, self.value, self.value_bias)
 
@@ -104,7 +104,7 @@ class SelfAttention(nn.Module):
         mask: torch.Tensor | None,
         sinusoids: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Attention with positions, then the output matrix; (B, n, D). index (n, K) says which row of distances a pair has."""
+        """Attention with positions, then the output matrix; (B, n, D). index (n, K) is the row of distances of each pair."""
         rate = self.dropout if self.training else 0.0
         if sinusoids is None:
             out = simplified_attention(query, key, value, self.positions, index, mask, rate)
@@ -117,14 +117,14 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """What tokens find in memory or in what the encoder made of a segment, by content alone (Figure 2b)."""
+    """Attention of tokens to memory or to an encoded segment, without positions (Figure 2b)."""
 
     def __init__(self, config: Config, of_memory: bool):
         super().__init__()
         inner = config.heads * config.head_width
         self.heads, self.dropout = config.heads, config.dropout
         self.norm = LayerNorm(config.width)
-        self.memory_norm = LayerNorm(config.width) if of_memory else None  # what the encoder made is normed already
+        self.memory_norm = LayerNorm(config.width) if of_memory else None  # the encoder's output is already normalised
         self.query = parameter(inner, config.width)  # (HE, D)
         self.query_bias = parameter(inner)  # (HE,)
         self.key = parameter(inner, config.width)  # (HE, D)
@@ -135,11 +135,11 @@ class CrossAttention(nn.Module):
         self.output_bias = parameter(config.width)  # (D,)
 
     def forward(self, x: torch.Tensor, source: torch.Tensor, readable: torch.Tensor | None = None) -> torch.Tensor:
-        """(B, N, D) from x (B, N, D) and source (B, K, D); readable (B, K) is false in rows of padding."""
+        """(B, N, D) from x (B, N, D) and source (B, K, D); readable (B, K) is false for padding."""
         return self.attend(x, *self.key_value(source), readable)
 
     def key_value(self, source: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value (B, H, K, E) of source (B, K, D). A key's bias has no gradient: softmax does not notice it."""
+        """Key and value (B, H, K, E) of source (B, K, D). The key's bias gets no gradient: softmax cancels it."""
         if self.memory_norm is not None:
             source = self.memory_norm(source)
         key = project(source, self.heads, self.key, self.key_bias.detach())
@@ -148,7 +148,7 @@ class CrossAttention(nn.Module):
     def attend(
         self, x: torch.Tensor, key: torch.Tensor, value: torch.Tensor, readable: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The same from key and value (B, H, K, E) of the source."""
+        """The same as forward, from the source's key and value (B, H, K, E)."""
         query = project(self.norm(x), self.heads, self.query, self.query_bias)
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
         out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0)
@@ -157,7 +157,7 @@ class CrossAttention(nn.Module):
 
 
 class Writer(nn.Module):
-    """Slot attention (Figure 2c): each slot attends to [itself | encoded], never to another slot; its own value is the slot."""
+    """Slot attention (Figure 2c): each slot attends to [itself | encoded], not to other slots; its own value is the slot."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -171,10 +171,10 @@ class Writer(nn.Module):
         self.key_bias = parameter(inner)  # (HE,)
         self.value = parameter(config.width, config.width)  # (D, D)
         self.value_bias = parameter(config.width)  # (D,)
-        self.retention = parameter(config.heads)  # (H,), a bias on a slot's score of itself
+        self.retention = parameter(config.heads)  # (H,), bias on a slot's score for itself
 
     def forward(self, memory: torch.Tensor, encoded: torch.Tensor, readable: torch.Tensor | None = None) -> torch.Tensor:
-        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false in rows of padding."""
+        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false for padding."""
         normal, source, key_bias = self.memory_norm(memory), self.norm(encoded), self.key_bias.detach()
         query = project(normal, self.heads, self.query, self.query_bias)  # (B, H, S, E)
         own_key = project(normal, self.heads, self.key, key_bias)  # (B, H, S, E)
@@ -191,7 +191,7 @@ class Writer(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """What every layer ends with. Its parameters are named as the layer's own, so a layer inherits it and declares it last."""
+    """The last part of every layer. Layers inherit it, because its parameters have the layer's names, and declare it last."""
 
     def declare_feed_forward(self, config: Config) -> None:
         self.dropout = config.dropout
@@ -208,7 +208,7 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(FeedForward):
-    """Figure 2a: tokens look at each other, then at the memory."""
+    """Tokens attend to each other, then to the memory (Figure 2a)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -223,7 +223,7 @@ class EncoderLayer(FeedForward):
 
 
 class DecoderLayer(FeedForward):
-    """Tokens look at the ones before them, then at what the encoder made of the previous segment."""
+    """Tokens attend to earlier tokens, then to the encoded previous segment."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -240,7 +240,7 @@ class DecoderLayer(FeedForward):
 
 
 class MemoryLayer(FeedForward):
-    """Figure 1b: tokens look at this layer's memory and the tokens before them, and the layer's output is written to it."""
+    """Tokens attend to this layer's memory and to earlier tokens; the output is written to the memory (Figure 1b)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -255,7 +255,7 @@ class MemoryLayer(FeedForward):
 
 
 class Encoder(nn.Module):
-    """Eq. 5: reads a segment together with the memory."""
+    """Encodes a segment together with the memory (Eq. 5)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -271,7 +271,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Eq. 6: predicts a segment from what the encoder made of the previous one."""
+    """Predicts a segment from the encoded previous one (Eq. 6)."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -287,7 +287,7 @@ class Decoder(nn.Module):
 
 
 class MemoryDecoder(nn.Module):
-    """The decoder-only model's layers (Figure 1b), each with a memory of its own."""
+    """The decoder-only model's layers (Figure 1b), each with its own memory."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -305,7 +305,7 @@ class MemoryDecoder(nn.Module):
 
 
 class Memformer(nn.Module):
-    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
+    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
 
@@ -321,28 +321,28 @@ class Memformer(nn.Module):
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
-        """One line about how far back the model looks: its temporal range has no end (2.5)."""
+        """One line on how far back the model looks: its temporal range is unlimited (section 2.5)."""
         c = self.config
         kind = "encoder-decoder" if c.encoder_layers else "decoder-only, in each of its layers"
         return f"{c.slots} memory slots ({kind}) carry what was read over any number of segments of {c.segment}"
 
     @property
     def attention_reach(self) -> int:
-        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.segment * (2 if self.config.encoder_layers else 1)
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """None: there is one objective."""
+        """An empty list: the model has no auxiliary loss."""
         return []
 
     def state_shapes(self, batch: int) -> State:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if there is no lane."""
+        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
         batch = check_lanes(batch)
         return State((batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0))
 
     def initial_state(self, batch: int) -> State:
-        """What a document starts with: the learned slots, and a segment of begin tokens; raises ValueError if batch is 0."""
+        """The state at a document's start: learned slots and a segment of begin tokens; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
         previous = torch.full(shapes.previous, self.config.special("begin"), device=self.embedding.device)
         return State(self.initial_memory.expand(shapes.memory), previous)
@@ -350,8 +350,8 @@ class Memformer(nn.Module):
     def forward(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> Output:
         """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next token, or what a Task asks for.
 
-        Raises ValueError if N is not config.segment, for the state of another model, number of lanes, of slots or of tokens, and
-        if the decoder-only model is given a task.
+        Raises ValueError if N is not config.segment, if the state does not fit this model and B lanes, or if the decoder-only
+        model is given a task.
         """
         self._check(tokens, state, task)
         if self.encoder is None:
@@ -382,28 +382,28 @@ class Memformer(nn.Module):
         return functional.embedding(tokens, self.embedding)
 
     def _logits(self, hidden):
-        """Special tokens are never predicted."""
+        """Logits of the vocabulary; special tokens are never predicted."""
         return functional.linear(hidden * self.config.width**-0.5, self.embedding[: self.config.vocabulary])
 
     def _predicting(self, hidden, kind):
-        """The N of the decoder's N + 1 rows that predict: the last in continuation, the first in the other tasks."""
+        """The N of the decoder's N + 1 rows that predict: the last N in continuation, the first N in the other tasks."""
         if isinstance(kind, int):
             return hidden[:, 1:]
         return torch.where((kind == 0)[..., None], hidden[:, 1:], hidden[:, :-1])
 
     def _encode(self, state, task):
-        """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false on its padding."""
+        """Eq. 5: encoded (B, N, D), the next memory (B, 1, S, D), and readable (B, N), false for padding, or None."""
         reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
         memory, x = state.memory[:, 0], self._embed(reading)
         encoded = self.encoder(x, memory, readable)
         return encoded, self.writer(memory, encoded, readable)[:, None], readable
 
-    # From here on: what generation alone needs.
+    # The methods below are only for generation.
 
     def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the Stream of an earlier step, or a State to begin a segment from. Raises ValueError as forward does.
+        state is the previous step's Stream, or a State at the start of a segment. Raises ValueError as forward does.
         """
         stream = state if isinstance(state, Stream) else self.stream(state)
         shapes = self.state_shapes(len(token))
@@ -414,7 +414,7 @@ class Memformer(nn.Module):
         return self._logits(hidden)[:, 0], self.stream(self._close_segment(stream)) if full else stream
 
     def stream(self, state: State) -> "Stream":
-        """Open a state for `step`: read what every token of the coming segment looks at."""
+        """Turn a State into a Stream for `step`: compute what all tokens of the coming segment attend to."""
         check_state(state, self.state_shapes(len(state[0])))
         c, layers = self.config, self.decoder.layers
         tokens = state.previous.new_zeros(len(state.memory), 0)
@@ -448,7 +448,7 @@ class Memformer(nn.Module):
         return self.decoder.norm(x), stream
 
     def _step_attention(self, attention, x, keys, values):
-        """One token x (B, 1, D): what it finds, and keys and values with its own."""
+        """Attention of one token x (B, 1, D): its output, and keys and values with its own added."""
         normal, distances = attention.norm(x), self.decoder.distances
         query, new = attention.project_query(normal), attention.key_value(normal)
         keys, values = (torch.cat(pair, 2) for pair in zip((keys, values), new, strict=True))
@@ -457,7 +457,7 @@ class Memformer(nn.Module):
         return attention.attend(query, keys, values, index, None, distances.sinusoids), keys, values
 
     def _close_segment(self, stream):
-        """The state after a segment that has been read whole."""
+        """The state after a complete segment."""
         if self.encoder is not None:
             return State(stream.memory, stream.tokens)
         pairs = zip(self.decoder.layers, stream.memory.unbind(1), stream.hidden.unbind(1), strict=True)
@@ -466,11 +466,11 @@ class Memformer(nn.Module):
 
 
 class Stream(NamedTuple):
-    """A segment being read token by token: `step` alone takes it. n of its N tokens have been read."""
+    """A segment that is read token by token: n of its N tokens have been read. Only `step` takes it."""
 
-    memory: torch.Tensor  # of the next State; in the decoder-only model still what this segment reads
+    memory: torch.Tensor  # the next State's; in the decoder-only model the one that this segment reads
     tokens: torch.Tensor  # (B, n)
-    hidden: torch.Tensor  # (B, L, n, D), outputs of the decoder-only model's layers, which will write its memory
+    hidden: torch.Tensor  # (B, L, n, D), outputs of the decoder-only model's layers, to be written to memory
     keys: tuple  # per decoder layer (B, H, S + n or 1 + n, E): of memory or the task's token, and the tokens
     values: tuple
-    encoded: tuple  # per decoder layer the key and the value (B, H, N, E) of what the encoder made of the previous segment
+    encoded: tuple  # per decoder layer (key, value), each (B, H, N, E), of the encoded previous segment

@@ -1,4 +1,4 @@
-"""The models by name, for everything that takes --model."""
+"""The models, by the names that --model takes."""
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive

@@ -1,6 +1,6 @@
-"""GPT-2 with recurrence in PyTorch: reference/pretrained_recurrence.py made fast, for training, evaluation and bench.
+"""GPT-2 with recurrence in PyTorch: the fast version of reference/pretrained_recurrence.py.
 
-Same config, parameter names, shapes and initial values. `vectors` 0 is plain GPT-2, whose windows know nothing of each other.
+Config, parameter names, shapes and initial values are the reference's. `vectors` 0 is plain GPT-2, which carries nothing over.
 B lanes, N of a window's T tokens, D width, H heads of width E, F feed-forward width, S inserted vectors, L layers, V vocabulary.
 """
 
@@ -18,20 +18,20 @@ from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, p
 
 
 class State(NamedTuple):
-    """What a window hands to the next one; axis 0 of every field is the lane."""
+    """What a window passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
     pooled: torch.Tensor  # (B, D), for plain GPT-2 (B, 0)
     present: torch.Tensor  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
 def with_slots(causal: torch.Tensor, vectors: int, present: torch.Tensor) -> torch.Tensor:
-    """What queries must not see, (B, 1, N, S + K): of S vectors those that are not present (B,), of K tokens the causal mask."""
+    """The mask (B, 1, N, S + K), true for what queries must not see: S vectors if not present (B,), K tokens by `causal`."""
     absent = ~present[:, None, None, None].expand(-1, 1, len(causal), vectors)
     return torch.cat([absent, causal.expand(len(present), 1, -1, -1)], -1)
 
 
 class Layer(nn.Module):
-    """A layer of GPT-2: attention to the window's tokens and, where there are any, inserted vectors; then the MLP."""
+    """A layer of GPT-2: attention to the window's tokens and to inserted vectors, if any; then the MLP."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -41,7 +41,7 @@ class Layer(nn.Module):
         self.query = parameter(d, d)  # (D, D)
         self.query_bias = parameter(d)  # (D,)
         self.key = parameter(d, d)  # (D, D)
-        self.key_bias = parameter(d)  # (D,), without gradient: softmax does not notice it
+        self.key_bias = parameter(d)  # (D,), without gradient: softmax cancels it
         self.value = parameter(d, d)  # (D, D)
         self.value_bias = parameter(d)  # (D,)
         self.output = parameter(d, d)  # (D, D)
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         self.mlp_output_bias = parameter(d)  # (D,)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor, inserted: torch.Tensor | None) -> torch.Tensor:
-        """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true where a query must not see a key (Figure 2)."""
+        """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true if a query must not see a key (Figure 2)."""
         query, key, value = self.query_key_value(x)
         if inserted is not None:
             slots = self.key_value(inserted)
@@ -87,7 +87,7 @@ class Layer(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """What is added to GPT-2: Eq. 1 pools a window to one vector, and a small network makes the inserted vectors of it."""
+    """What is added to GPT-2: Eq. 1 pools a window into one vector; a small network maps it to the inserted vectors."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -111,7 +111,7 @@ class Recurrence(nn.Module):
         return functional.linear(x, self.inserted, self.inserted_bias).view(len(x), self.config.vectors, self.config.width)
 
     def mix(self, outputs: list[torch.Tensor]) -> torch.Tensor:
-        """Eq. 1's share of every layer, before positions are pooled; (B, N, D)."""
+        """Eq. 1's weighted sum of the layers' outputs, before positions are pooled; (B, N, D)."""
         shares = self.layer_scores.softmax(-1)
         return sum(share * output for share, output in zip(shares, outputs, strict=True))
 
@@ -122,12 +122,12 @@ class Recurrence(nn.Module):
             return rows.mean(1)
         if self.config.pooling == "max":
             return rows.max(1).values
-        weights = (rows @ self.fixed_key[:, None] * rows.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), fit to a learned key
-        return (weights.transpose(1, 2) @ rows)[:, 0].to(rows.dtype)  # a state keeps its type under autocast
+        weights = (rows @ self.fixed_key[:, None] * rows.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), similarity to a learned key
+        return (weights.transpose(1, 2) @ rows)[:, 0].to(rows.dtype)  # a state keeps its dtype under autocast
 
 
 class PretrainedRecurrence(nn.Module):
-    """The model; `config` as in the reference, `seed` gives the weights that the reference draws from it."""
+    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
 
@@ -135,47 +135,47 @@ class PretrainedRecurrence(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D)
-        self.positions = parameter(config.max_positions, config.width)  # one row for each place in a window
+        self.positions = parameter(config.max_positions, config.width)  # one row for each position in a window
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.final_norm = LayerNorm(config.width, NORM_EPSILON)
         self.module = Recurrence(config) if config.vectors else None
         causal = torch.ones(config.segment, config.segment, dtype=torch.bool).triu(1)
-        self.register_buffer("future_keys", causal, persistent=False)  # (T, T), true where a query must not look
+        self.register_buffer("future_keys", causal, persistent=False)  # (T, T), true if a query must not see a key
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
-        """One line about how far back the model can look."""
+        """One line on how far back the model can look."""
         c = self.config
-        reach = f"windows of {c.segment} tokens, {c.overlap} of them shared with the one before"
+        reach = f"windows of {c.segment} tokens, {c.overlap} of them shared with the previous one"
         if not c.vectors:
-            return f"{reach}; nothing else is known of what came earlier (plain GPT-2)"
+            return f"{reach}; nothing else is carried from earlier text (plain GPT-2)"
         what = "one pooled vector is" if c.vectors == 1 else f"{c.vectors} vectors are"
         return f"{reach}; {what} carried from window to window, into layer {', '.join(map(str, c.insertion_layers))}"
 
     @property
     def attention_reach(self) -> int:
-        """Tokens back that a prediction can depend on by attention alone, without what the memory carries farther."""
+        """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.segment
 
     def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """None: there is one objective."""
+        """An empty list: the model has no auxiliary loss."""
         return []
 
     def state_shapes(self, batch: int) -> State:
-        """The shape of each field of a State of `batch` lanes; raises ValueError if there is no lane."""
+        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         batch = check_lanes(batch)
         return State((batch, self.config.width), (batch,)) if self.config.vectors else State((batch, 0), (batch, 0))
 
     def initial_state(self, batch: int) -> State:
-        """What a document starts with: nothing to insert; raises ValueError if batch is 0."""
+        """The state at a document's start: nothing to insert; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
         pooled = self.embedding.new_zeros(shapes.pooled)
         return State(pooled, torch.zeros(shapes.present, dtype=torch.bool, device=pooled.device))
 
     def forward(self, tokens: torch.Tensor, state: State) -> Output:
-        """Read a window: tokens (B, N), 1 <= N <= T, of which the window before has read the first o. Output.logits (B, N, V).
+        """Read a window: tokens (B, N), 1 <= N <= T; the previous window has read the first o of them. Output.logits (B, N, V).
 
-        Raises ValueError for another N and for the state of another model, width or number of lanes.
+        Raises ValueError for another N, or if the state does not fit this model and B lanes.
         """
         self._check(tokens, state)
         outputs, hidden = self._read(tokens, state)
@@ -194,7 +194,7 @@ class PretrainedRecurrence(nn.Module):
         check_state(state, self.state_shapes(len(tokens)))
 
     def _read(self, tokens, state):
-        """All layers' outputs for tokens (B, N), and the last after the final norm."""
+        """The outputs of all layers for tokens (B, N), and the last output after the final norm."""
         c, length = self.config, tokens.shape[1]
         x, outputs, inserted = self._embed(tokens, 0), [], self._inserted(state)
         causal = self.future_keys[:length, :length]
@@ -211,28 +211,27 @@ class PretrainedRecurrence(nn.Module):
         return functional.dropout(x, self.config.dropout, self.training)
 
     def _inserted(self, state):
-        """h_prev, (B, S, D); None in plain GPT-2."""
+        """The vectors to insert, h_prev (B, S, D); None for plain GPT-2."""
         return None if self.module is None else self.module(state.pooled)
 
     def _next_state(self, state, outputs, hidden):
         return state if self.module is None else self._pool(self._mix(outputs, hidden))
 
     def _mix(self, outputs, hidden):
-        """The layers' outputs in their shares, the last one as it is or (pool_final_norm) after the final norm; (B, N, D)."""
+        """The weighted sum of the layers' outputs (B, N, D), the last one after the final norm if pool_final_norm."""
         return self.module.mix([*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]])
 
     def _pool(self, mixed):
-        """The State that a window of mixed outputs (B, N, D) leaves."""
+        """The State after a window with mixed outputs (B, N, D)."""
         return State(self.module.pool(mixed), torch.ones(len(mixed), dtype=torch.bool, device=mixed.device))
 
-    # From here on: what generation alone needs.
+    # The methods below are only for generation.
 
     def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
-        """Read one token (B,) in evaluation mode; returns logits (B, V) and the Stream to pass on.
+        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the Stream of an earlier step, or a State, which begins a window. A full window is closed and the next one opened
-        with its last o tokens, so that the next step's token is the first that it has not seen.
-        Raises ValueError for a state that forward refuses.
+        state is the previous step's Stream, or a State at the start of a window. After a full window, the next one begins by
+        reading the last o tokens again. Raises ValueError if the state does not fit this model and B lanes.
         """
         stream = state if isinstance(state, Stream) else self.stream(state)
         check_state(stream.state, self.state_shapes(len(token)))
@@ -242,7 +241,7 @@ class PretrainedRecurrence(nn.Module):
         return functional.linear(hidden[:, -1], self.embedding), stream
 
     def stream(self, state: State) -> "Stream":
-        """Open a window for `step`: keys and values of what is inserted into it."""
+        """Turn a State into a Stream for `step`: compute keys and values of the inserted vectors."""
         c, batch = self.config, len(state[0])
         check_state(state, self.state_shapes(batch))
         tokens = torch.zeros(batch, 0, dtype=torch.long, device=state.pooled.device)
@@ -254,7 +253,7 @@ class PretrainedRecurrence(nn.Module):
         return Stream(state, tokens, *zip(*pairs, strict=True), mixed)
 
     def _extend(self, tokens, stream):
-        """More tokens (B, m) of a window: final hidden states (B, m, D), and the stream with what they add."""
+        """Read m more tokens (B, m) of a window: their final hidden states (B, m, D), and the stream with them added."""
         count, at = tokens.shape[1], stream.tokens.shape[1]
         x, outputs, keys, values = self._embed(tokens, at), [], [], []
         causal = self.future_keys[at : at + count, : at + count]  # (m, n + m)
@@ -273,17 +272,17 @@ class PretrainedRecurrence(nn.Module):
         return hidden, Stream(stream.state, torch.cat([stream.tokens, tokens], 1), tuple(keys), tuple(values), mixed)
 
     def _next_window(self, stream):
-        """The stream of the window after a full one, which reads the last o tokens again."""
+        """The stream of the next window, which reads the last o tokens again."""
         c = self.config
         opened = self.stream(self.initial_state(len(stream.tokens)) if self.module is None else self._pool(stream.mixed))
         return self._extend(stream.tokens[:, c.stride :], opened)[1] if c.overlap else opened
 
 
 class Stream(NamedTuple):
-    """A window being read token by token: `step` alone takes it. n of its T tokens have been read."""
+    """A window that is read token by token: n of its T tokens have been read. Only `step` takes it."""
 
     state: State  # at the window's start
     tokens: torch.Tensor  # (B, n)
     keys: tuple  # per layer (B, H, S + n or n, E), those of the inserted vectors first
     values: tuple
-    mixed: torch.Tensor  # (B, n, D), the layers' outputs in their shares
+    mixed: torch.Tensor  # (B, n, D), weighted sum of the layers' outputs

@@ -1,14 +1,14 @@
-"""Back-propagation over a rollout of K segments, for train.py: three methods of one signature, which agree to rounding.
+"""Back-propagation over a rollout (K consecutive segments): three methods with one signature and, up to rounding, one result.
 
     (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, next state)
 
-Each leaves gradients in .grad. The objective is the cross-entropy summed over the rollout divided by its number of scored
-tokens, counted once, plus the mean over segments of the model's auxiliary losses; `loss` is the first part, in nats per token.
-If these lanes are only some of those that an update sees, `scored` is what to divide by instead, and `share` their part of the
-mean over lanes that the auxiliary losses are: objectives then sum to that of all lanes. The incoming state is data: no gradient
-leaves the rollout. A document that starts inside it takes the model's initial state, which does get gradient. Every segment draws
-its random numbers (dropout) from a seed of its own, so that computing it a second time repeats them, and all three methods see
-the same. `rank` is the number of this process among those that train together: each draws other numbers.
+Each method adds gradients to .grad. The objective is the rollout's summed cross-entropy divided by its number of scored tokens,
+plus the model's auxiliary losses, averaged over segments. `loss` is the first part, in nats per token. If an update has more
+lanes (rows of the batch) than these, `scored` replaces the divisor and `share` is the weight of these lanes' auxiliary losses:
+the objectives then sum to the objective of all lanes. No gradient flows into the incoming state. A document that starts inside
+the rollout takes the model's initial state, which does get gradient. Each segment has its own seed for random numbers (dropout),
+so computing it again repeats them, and all three methods draw the same numbers. `rank` is the number of this process among those
+that train together; each process draws different numbers.
 """
 
 import contextlib
@@ -21,44 +21,44 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.protocol import detach, replace_lanes, require_gradient
 
-RANK_STEP = 0x9E3779B1  # between the seeds of two processes, which draw the same numbers so that one state tells where all are
+RANK_STEP = 0x9E3779B1  # between the seeds of two processes; their generators stay equal, so one saved state restores all
 
 
 def segment_seeds(segments: list, rank: int = 0) -> list[int]:
-    """A seed for each segment, drawn from torch's global generator; other ones for each rank."""
+    """A seed for each segment, drawn from torch's global generator and different for each rank."""
     return [(seed + RANK_STEP * rank) % 2**31 for seed in torch.randint(2**31, (len(segments),)).tolist()]
 
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from seed inside; afterwards the generators are as they were."""
+    """Seed the random generators inside; their states are restored on exit."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def begin(model: torch.nn.Module, segment: tuple, state: tuple) -> tuple:
-    """The state that a segment reads: carried, or the initial one in lanes where a document starts."""
+    """The state that a segment reads: the initial state in lanes with a new document, the carried one elsewhere."""
     return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
 
 
 def count_scored(segments: list) -> int:
-    """The scored tokens of a rollout."""
+    """The number of scored tokens in a rollout."""
     return sum(int(segment.scored.sum()) for segment in segments)
 
 
 def divisor(segments: list, scored: float | None = None) -> float:
-    """What the summed cross-entropy is divided by, 1 if nothing is scored so that the loss is 0 rather than NaN."""
+    """The divisor of the summed cross-entropy; 1 if nothing is scored, so that the loss is 0 and not NaN."""
     return (count_scored(segments) if scored is None else scored) or 1
 
 
 def inputs_of(segment: tuple, state: tuple) -> tuple:
-    """The arguments that a model reads a segment with: a task only if the segment has one."""
+    """The arguments to call a model with; they include a task only if the segment has one."""
     return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
 
 
 def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
-    """(summed loss / scored tokens of the rollout, summed auxiliary losses, next state) of one segment."""
+    """Return one segment's (summed cross-entropy / scored, summed auxiliary losses, next state)."""
     with seeded(seed, segment.tokens.device):
         output = model(*inputs_of(segment, begin(model, segment, state)))
     logits = output.logits[segment.scored]  # (scored, V)
@@ -68,7 +68,7 @@ def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int,
 
 
 def run_backward(tensors: list, gradients: list | None = None) -> None:
-    """Make one backward call, outside of any autocast that the forward ran in."""
+    """Make one backward call, with autocast off."""
     device = tensors[0].device.type
     with torch.autocast(device, enabled=False):
         torch.autograd.backward(tensors, gradients)
@@ -77,7 +77,7 @@ def run_backward(tensors: list, gradients: list | None = None) -> None:
 def forward_then_backward(
     run: Callable, model: torch.nn.Module, segments: list, state: tuple, scored: float | None, share: float, rank: int
 ) -> tuple[torch.Tensor, tuple]:
-    """Run all segments forward by run, a run_segment, then one backward call through all of them."""
+    """Run all segments forward with `run` (run_segment or a wrapper of it), then make one backward call."""
     seeds, scored, state = segment_seeds(segments, rank), divisor(segments, scored), detach(state)
     loss, auxiliary = 0.0, 0.0
     for segment, seed in zip(segments, seeds, strict=True):
@@ -90,14 +90,14 @@ def forward_then_backward(
 def through_time(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
 ) -> tuple[torch.Tensor, tuple]:
-    """Full back-propagation through time: the graph of all K segments at once."""
+    """Full back-propagation through time: keeps the autograd graph of all K segments."""
     return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
 
 
 def checkpointed(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
 ) -> tuple[torch.Tensor, tuple]:
-    """Gradient checkpointing: the graph keeps each segment's incoming state and computes the rest again going back."""
+    """Gradient checkpointing: keeps each segment's incoming state and recomputes the rest during backward."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
     return forward_then_backward(run, model, segments, state, scored, share, rank)
 
@@ -105,17 +105,17 @@ def checkpointed(
 def memory_replay(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
 ) -> tuple[torch.Tensor, tuple]:
-    """Memory Replay Back-Propagation (Memformer, Algorithm 1): store states alone, then replay segments from the last.
+    """Memory Replay Back-Propagation (Memformer, Algorithm 1): stores only states, then replays segments from last to first.
 
-    The first pass is the memory path without gradient. Going back, each segment is computed again from its stored state and
-    one backward call takes its own loss and the gradient that arrived for its next state.
+    The first pass computes the states without gradient. Then each segment is computed again from its stored state, and one
+    backward call takes its loss together with the gradient of its next state.
     """
     seeds, scored, states = segment_seeds(segments, rank), divisor(segments, scored), [detach(state)]
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    torch.clear_autocast_cache()  # older torch would use weights that it cast without gradient again
+    torch.clear_autocast_cache()  # older torch would reuse weights that it cast under no_grad
     loss, last, dnext = 0.0, None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())
@@ -126,7 +126,7 @@ def memory_replay(
         run_backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
         dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
         loss = loss + part.detach()
-        del part, extra, after, objective, arriving  # this segment's graph goes before the next is built
+        del part, extra, after, objective, arriving  # free this segment's graph before the next is built
     return loss, last
 
 

@@ -1,21 +1,23 @@
 """Compressive Transformer (Rae, Potapenko, Jayakumar, Hillier, Lillicrap, 2019), forward and backward in NumPy.
 
-A Transformer-XL keeps the last M inputs of every layer as memory and forgets what falls out of it. The Compressive Transformer
-compresses what falls out, c rows into one, and keeps C of those as well. Attention reads [compressed memory | memory | segment].
-The task loss trains the Transformer; a loss of its own trains the compression, and no gradient passes from one to the other.
-`forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
-`auxiliary_forward` and `auxiliary_backward` are the compression loss, differentiated apart. C = 0 is Transformer-XL, exactly.
+A Transformer-XL keeps the last M inputs of every layer as memory and forgets older ones. The Compressive Transformer compresses
+what leaves memory, c rows into one, and keeps C compressed rows as well. Attention reads [compressed memory | memory | segment].
+The task loss trains the Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
+`forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next state to that of the incoming
+state. `auxiliary_forward` and `auxiliary_backward` are the compression losses. With C = 0 this is exactly Transformer-XL.
+
+Read in this order: State; `remember_forward`, the paper's idea; `attend_forward`; `relative_attention_forward`; `conv_forward`;
+`attention_reconstruction_forward`; `layer_forward`; `forward`; then each backward, below its forward. At first reading skip the
+checks of Config, `dilated_conv`, `most_used` and the demonstration. Decisions are numbered in docs/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens           x            (B, N)
-    segment            N, tokens in a segment                         n_s
-    memory             M, rows of memory per layer                    n_m
-    compressed_memory  C, rows of compressed memory per layer         n_cm
+    segment, memory, compressed_memory    N, M, C, numbers of rowsn_s, n_m, n_cm
     compression_rate   rows that are compressed into one              c
     h                  a layer's input                                h^(i)        (B, N, D)
     state.memory       inputs of the last M positions, per layer      m_t          (B, L, M, D)
     state.compressed   compressed older inputs, per layer             cm_t         (B, L, C, D)
-    seen               what attention reads: [compressed | memory | h]             (B, K, D), K = C + M + N
+    source             what attention reads: [compressed | memory | h]             (B, K, D), K = C + M + N
     evicted            the N rows that fall out of memory             old_mem      (B, N, D)
     new                evicted, compressed                            new_cm       (B, N/c, D)
     COMPRESSIONS       the compression functions                      f_c
@@ -24,37 +26,6 @@ Glossary: code symbol, meaning, paper symbol, shape
     decoder            what reconstructs evicted from new             g            (cD, D)
 
 B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
-
-Departures and decisions (the paper decides; where it is silent, its authors' code, github.com/google-deepmind/sonnet, branch v1,
-sonnet/python/modules/nets/transformer.py; where that is silent too, Transformer-XL)
-     1. Post-norm, as Algorithm 1, lines 7 and 12; the authors' code normalises a sublayer's input by default.
-     2. Memory holds a layer's input with the gradient stopped, as in Transformer-XL.
-     3. A document starts with zeros in both memories (Algorithm 1, lines 1-2), and they are not masked: they take softmax mass.
-     4. evicted is the first N rows of concat(memory, h), and memory the rest. Algorithm 1, l.8 takes memory[:N], the same for
-        M >= N; this (authors' code too) holds for every M, 0 included. Where M < N, some of the segment's own rows are evicted,
-        and both most-used and attention reconstruction let all its queries count; the code takes the last M queries.
-     5. Line 11 writes cm_t where it means cm_{t+1}.
-     6. Relative positions are Transformer-XL's, one distance i - j over [compressed | memory | segment], where a compressed row
-        counts as one position; u, v and W_R are each layer's own. The authors' code gives compressed memory a W_R and a v of its
-        own, and measures distances to it as if memory were not in between. Both biases stand inside the 1/sqrt(E), as in
-        Transformer-XL; the authors' code adds them to scaled queries.
-     7. The compressions have no bias (authors' code), so zeros compress to zeros. c must divide N; the paper takes the floor.
-     8. Dilated convolutions: for each rate a kernel of 2 and a ReLU, then the strided convolution (authors' code, where rates
-        1, 2, 4 are an example), padded on the left so that N/c rows come out (the code pads nothing).
-     9. Most-used: a row's usage is its attention weight when it is evicted, averaged over heads and queries, before dropout.
-        The N/c most used rows stay, in their order in time; of equals the older stays. No code of the authors is public.
-    10. Both losses are mean squares, not the norms that the paper writes, whose gradient at zero difference is not a number.
-        Attention is compared per head before the output projection, with 1/sqrt(E), without mask and u (authors' code). They are
-        summed over layers (Algorithm 2, l.8), where the code takes the mean. g is a transposed convolution (authors' code).
-    11. "bptt" (Table 5) has no auxiliary loss: the gradient of later segments reaches the compression through compressed memory.
-        What is compressed, and memory itself, stay stopped.
-    12. The feed-forward layers have biases (authors' code), attention's projections none (Transformer-XL; the authors' output
-        projection has one). Weights start truncated normal with variance 1/fan_in, as in all papers here (the code: 2/sqrt(L)
-        times that), u and v at N(0, 0.02^2) (Transformer-XL's code). LayerNorm's epsilon is 1e-6 (the code: 1e-5).
-    13. Dropout: on the attention matrix, after attention's output projection and after the feed-forward (the code has it on the
-        sinusoids and inside the feed-forward as well). It acts only when `forward` is given a random generator.
-    14. Embedding and output are tied, N(0, 1); logits are divided by sqrt(D).
-    15. Training: gradients of the two objectives are limited to their norm apart, and those of a late update (5.5.1) averaged.
 """
 
 from dataclasses import dataclass
@@ -62,7 +33,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-NORM_EPSILON = 1e-6  # under the square root of layer_norm
+# ----------------------------------------------------------------------------
+# parameters: sizes, the state, initial values
+NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12)
 
 
 @dataclass(frozen=True)
@@ -77,11 +50,11 @@ class Config:
         head_width: E, width of a head
         feed_forward: F, width of the feed-forward hidden layer
         segment: N, tokens in a segment (n_s)
-        memory: M, past positions that each layer remembers as they were (n_m)
+        memory: M, past positions whose uncompressed inputs each layer keeps (n_m)
         compressed_memory: C, compressed memories of each layer (n_cm); 0 gives Transformer-XL
         compression_rate: c, memories compressed into one; divides the segment
-        compression: how, one of conv, dilated_conv, max_pooling, mean_pooling, most_used (section 3.2)
-        compression_loss: what trains it, attention_reconstruction, auto_encoding, bptt (the task loss) or none
+        compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling, most_used (section 3.2)
+        compression_loss: loss that trains the compression, attention_reconstruction, auto_encoding, bptt (the task loss) or none
         dilations: rates of dilated_conv's layers
         dropout: dropout rate in training, 0 to below 1
     """
@@ -102,22 +75,19 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "compression_rate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("memory", "compressed_memory"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        sizes = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "compression_rate")
+        for name, least in [*((name, 1) for name in sizes), ("memory", 0), ("compressed_memory", 0)]:
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.width % 2:
             raise ValueError(f"width {self.width} is odd; the sinusoids of the distances need an even one")
-        if self.compressed_memory and self.segment % self.compression_rate:
+        if self.compressed_memory and self.segment % self.compression_rate:  # decision 7
             fits = [rate for rate in range(1, self.segment + 1) if self.segment % rate == 0]
             nearest = min(fits, key=lambda rate: abs(rate - self.compression_rate))
             raise ValueError(f"compression_rate {self.compression_rate} does not divide segment {self.segment}; {nearest} does")
-        if self.compression not in COMPRESSIONS:
-            raise ValueError(f"compression is {self.compression!r}; it must be one of {', '.join(COMPRESSIONS)}")
-        if self.compression_loss not in COMPRESSION_LOSSES:
-            raise ValueError(f"compression_loss is {self.compression_loss!r}; it must be one of {', '.join(COMPRESSION_LOSSES)}")
+        for name, known in (("compression", COMPRESSIONS), ("compression_loss", COMPRESSION_LOSSES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         if any(rate < 1 for rate in self.dilations):
             raise ValueError(f"dilations are {self.dilations}; each must be at least 1")
         if tuple(sorted(set(self.dilations))) != self.dilations:
@@ -127,11 +97,7 @@ class Config:
 
     @property
     def temporal_range(self):
-        """The paper's temporal range in tokens, l (n_m + c n_cm) (3.3).
-
-        It leaves out the segments: a row of memory was itself made by a token that looked back from its own segment's start, so
-        that up to a segment more per layer can count.
-        """
+        """The paper's temporal range in tokens, l (n_m + c n_cm), without the segments themselves (3.3)."""
         return self.layers * (self.memory + self.compression_rate * self.compressed_memory)
 
 
@@ -159,7 +125,7 @@ def init_norm(width):
 
 
 def init_compression(config, rng):
-    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory."""
+    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory (decision 7: no biases)."""
     p, d, c = {}, config.width, config.compression_rate
     if config.compressed_memory == 0:
         return p
@@ -173,7 +139,7 @@ def init_compression(config, rng):
 
 
 def init_layer(config, rng):
-    d, h, e = config.width, config.heads, config.head_width
+    d, h, e = config.width, config.heads, config.head_width  # decision 12: which parameters there are, and how they start
     p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value", "distance_key")}
     p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
     p["output"] = init_linear(rng, d, h * e)
@@ -186,7 +152,7 @@ def init_layer(config, rng):
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # the output's too (decision 14)
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     return params
@@ -209,8 +175,199 @@ def add_into(total, part):
 
 
 def initial_state(params, config, batch):
-    """What a document starts with: zeros (Alg. 1, l.1-2)."""
+    """What a document starts with: zeros, which attention reads like any other rows (Alg. 1, l.1-2; decision 3)."""
     return State(*(np.zeros((batch, config.layers, n, config.width)) for n in (config.memory, config.compressed_memory)))
+
+
+# ----------------------------------------------------------------------------
+# operations: relative attention; the compressions f_c, evicted (B, N, D) -> new (B, N/c, D); then the standard ones
+
+
+def distance_sinusoids(length, width):
+    """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
+    distance = np.arange(length - 1, -1, -1.0)
+    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
+    angle = distance[:, None] * frequency
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+
+
+def relative_shift_forward(by_distance):
+    """Scores by distance -> scores by key: out[i, j] = by_distance[i, j + N - 1 - i], both (B, H, N, K), i and j from 0.
+
+    Query i is at place K - N + i among the keys, so row i moves left by N - 1 - i. The mask hides what enters from the next row.
+    """
+    batch, heads, n, _ = by_distance.shape
+    padded = np.concatenate([np.zeros((batch, heads, n, 1)), by_distance], axis=-1)  # (B, H, N, K + 1), cut anew from place N
+    return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
+
+
+# out[i, j] = x[i, j + N - 1 - i]: dx[i, t] = dout[i, t - N + 1 + i], and 0 if no key has this distance
+def relative_shift_backward(dout, cache):
+    """The same numbers put back. dout must be zero wherever the mask hides, or it would land in the next row."""
+    batch, heads, n, k = dout.shape
+    flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
+    return flat.reshape(batch, heads, n, k + 1)[..., 1:]
+
+
+def causal_mask(n, k):
+    """Query i of N sees the K - N keys before the segment and the segment's own up to itself, (N, K)."""
+    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
+
+
+class RelativeAttentionCache(NamedTuple):
+    content_query: np.ndarray  # q + u, (B, H, N, E)
+    distance_query: np.ndarray  # q + v, (B, H, N, E)
+    key: np.ndarray  # (B, H, K, E)
+    value: np.ndarray  # (B, H, K, E)
+    distance_key: np.ndarray  # r, (H, K, E)
+    weights: np.ndarray  # (B, H, N, K), before dropout
+    dropped: np.ndarray  # (B, H, N, K), after dropout
+    dropout_mask: np.ndarray | None  # (B, H, N, K)
+
+
+def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None):
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) v, causal (decision 6).
+
+    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) of the rows of distance_sinusoids, biases (H, E).
+    """
+    content_query = query + content_bias[:, None]
+    distance_query = query + distance_bias[:, None]
+    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
+    scores = content_query @ key.swapaxes(-1, -2) + relative_shift_forward(by_distance)[0]
+    mask = causal_mask(*scores.shape[-2:])
+    weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13
+    cache = RelativeAttentionCache(content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask)
+    return dropped @ value, cache
+
+
+# s = ((q + u) k^T + shift((q + v) r^T)) / sqrt(E): dq = (ds k + dt r) / sqrt(E), dt = shift'(ds), dr = dt^T (q + v) / sqrt(E)
+def relative_attention_backward(dout, cache):
+    """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
+    content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask = cache
+    dvalue = dropped.swapaxes(-1, -2) @ dout
+    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
+    dscores = softmax_backward(dweights, weights) * dout.shape[-1] ** -0.5  # exactly zero where masked
+    dby_distance = relative_shift_backward(dscores, None)
+    dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
+    dkey = dscores.swapaxes(-1, -2) @ content_query
+    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, K, E)
+    dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
+    return dcontent + ddistance, dkey, dvalue, ddistance_key, dbiases
+
+
+def content_attention_forward(query, key, value):
+    """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
+    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
+    return weights @ value, (query, value, weights)
+
+
+# s = q k^T / sqrt(E), w = softmax(s), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dk = ds^T q / sqrt(E)
+def content_attention_backward(dout, cache):
+    """Gradients of key and value; the query is data."""
+    query, value, weights = cache
+    dscores = softmax_backward(dout @ value.swapaxes(-1, -2), weights) * query.shape[-1] ** -0.5
+    return dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
+
+
+def max_pooling_forward(p, config, evicted, usage):
+    """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
+    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
+    return np.take_along_axis(parts, largest, 2)[:, :, 0], (parts.shape, largest)
+
+
+# y = max over r of x_r: dx_r = dy at the row of the maximum, 0 elsewhere
+def max_pooling_backward(dnew, cache):
+    shape, largest = cache
+    dparts = np.zeros(shape)
+    np.put_along_axis(dparts, largest, dnew[:, :, None], 2)
+    return dparts.reshape(shape[0], -1, shape[3]), {}
+
+
+def mean_pooling_forward(p, config, evicted, usage):
+    """The mean of c rows."""
+    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    return parts.mean(2), config.compression_rate
+
+
+# y = (x_1 + ... + x_c) / c: dx_r = dy / c
+def mean_pooling_backward(dnew, rate):
+    return np.repeat(dnew, rate, axis=1) / rate, {}
+
+
+def conv_forward(p, config, evicted, usage):
+    """One-dimensional convolution with kernel and stride c: each c rows, end to end, through one matrix (D, cD) (decision 7)."""
+    batch, _, d = evicted.shape
+    new, cache = linear_forward(evicted.reshape(batch, -1, config.compression_rate * d), p["weight"])
+    return new, (cache, evicted.shape)
+
+
+# y = W [x_1; ...; x_c]: [dx_1; ...; dx_c] = W^T dy, dW = sum of dy [x_1; ...; x_c]^T
+def conv_backward(dnew, cache):
+    linear_cache, shape = cache
+    dflat, dweight = linear_backward(dnew, linear_cache)
+    return dflat.reshape(shape), {"weight": dweight}
+
+
+def dilated_layer_forward(x, weight, rate):
+    """relu(W [x_{i-rate}; x_i]), zeros before the first row (decision 8)."""
+    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
+    before, cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
+    return np.maximum(before, 0), (cache, before > 0, rate)
+
+
+# y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
+def dilated_layer_backward(dy, cache):
+    linear_cache, positive, rate = cache
+    dpair, dweight = linear_backward(dy * positive, linear_cache)
+    dearlier, dx = np.split(dpair, 2, axis=-1)
+    dx[:, : max(0, dx.shape[1] - rate)] += dearlier[:, rate:]
+    return dx, dweight
+
+
+def dilated_conv_forward(p, config, evicted, usage):
+    """A layer for each dilation rate, then the strided convolution (decision 8)."""
+    x, caches = evicted, []
+    for rate in config.dilations:
+        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
+        caches.append((rate, cache))
+    new, cache = conv_forward(p, config, x, usage)
+    return new, (caches, cache)
+
+
+# y = conv(layer_n(... layer_1(x))): dx = layer_1'(... layer_n'(conv'(dy)))
+def dilated_conv_backward(dnew, cache):
+    caches, conv_cache = cache
+    dx, grads = conv_backward(dnew, conv_cache)
+    for rate, layer_cache in reversed(caches):
+        dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
+    return dx, grads
+
+
+def most_used_forward(p, config, evicted, usage):
+    """The N/c rows with the largest usage (B, N), in their order in time; of equals the older (decision 9)."""
+    count = evicted.shape[1] // config.compression_rate
+    most = np.argsort(-usage, axis=1, kind="stable")[:, :count]
+    kept = np.sort(most, axis=1)[:, :, None]  # (B, N/c, 1)
+    return np.take_along_axis(evicted, kept, 1), (evicted.shape, kept)
+
+
+# y_i = x_kept(i): dx_kept(i) = dy_i, 0 for the others
+def most_used_backward(dnew, cache):
+    shape, kept = cache
+    devicted = np.zeros(shape)
+    np.put_along_axis(devicted, kept, dnew, 1)
+    return devicted, {}
+
+
+COMPRESSIONS = {
+    "conv": (conv_forward, conv_backward),
+    "dilated_conv": (dilated_conv_forward, dilated_conv_backward),
+    "max_pooling": (max_pooling_forward, max_pooling_backward),
+    "mean_pooling": (mean_pooling_forward, mean_pooling_backward),
+    "most_used": (most_used_forward, most_used_backward),
+}
 
 
 def linear_forward(x, weight):
@@ -278,100 +435,15 @@ def merge_heads(x):
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
-def distance_sinusoids(length, width):
-    """Row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near; (K, D) for K = length."""
-    distance = np.arange(length - 1, -1, -1.0)
-    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
-    angle = distance[:, None] * frequency
-    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+def project_heads_forward(x, weight, heads):
+    """x (B, n, D) through weight (HE, D), taken apart into heads (B, H, n, E)."""
+    y, cache = linear_forward(x, weight)
+    return split_heads(y, heads), cache
 
 
-def relative_shift_forward(by_distance):
-    """Scores by distance -> scores by key: out[i, j] = by_distance[i, j + N - 1 - i], both (B, H, N, K).
-
-    Query i stands at place K - N + i among the keys, so its distance to key j is K - N + i - j, which is column N - 1 - i + j:
-    out's row i is row i moved left by N - 1 - i. With a zero put before each row, rows are K + 1 long; cut the same numbers into
-    rows of length K, leaving out the first N, and each row starts one number earlier in its old row than the row above. What
-    moves in on the right from the next row belongs to keys after the query, which the mask hides.
-    """
-    batch, heads, n, _ = by_distance.shape
-    padded = np.concatenate([np.zeros((batch, heads, n, 1)), by_distance], axis=-1)  # (B, H, N, K + 1)
-    return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
-
-
-def relative_shift_backward(dout, cache):
-    """The adjoint: the same numbers put back. The first N - 1 of row 0 went nowhere, and the hidden ones must arrive as zeros."""
-    batch, heads, n, k = dout.shape
-    flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
-    return flat.reshape(batch, heads, n, k + 1)[..., 1:]
-
-
-def causal_mask(n, k):
-    """Query i of N sees the K - N keys before the segment and the segment's own up to itself, (N, K)."""
-    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
-
-
-def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None):
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v, causal; the cache's weights are those before dropout.
-
-    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) of the rows of distance_sinusoids, biases (H, E).
-    """
-    content_query = query + content_bias[:, None]
-    distance_query = query + distance_bias[:, None]
-    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
-    scores = content_query @ key.swapaxes(-1, -2) + relative_shift_forward(by_distance)[0]
-    mask = causal_mask(*scores.shape[-2:])
-    weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))
-    dropped, keep = dropout_forward(weights, rate, rng)
-    return dropped @ value, (content_query, distance_query, key, value, distance_key, weights, dropped, keep)
-
-
-def relative_attention_backward(dout, cache):
-    """Gradients of query, key, value, distance_key, content_bias and distance_bias."""
-    content_query, distance_query, key, value, distance_key, weights, dropped, keep = cache
-    dvalue = dropped.swapaxes(-1, -2) @ dout
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), keep)
-    dscores = softmax_backward(dweights, weights) * dout.shape[-1] ** -0.5  # exactly zero where masked
-    dby_distance = relative_shift_backward(dscores, None)
-    dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
-    dkey = dscores.swapaxes(-1, -2) @ content_query
-    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, K, E)
-    return dcontent + ddistance, dkey, dvalue, ddistance_key, dcontent.sum((0, 2)), ddistance.sum((0, 2))
-
-
-def attend_forward(p, config, h, remembered, rng):
-    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D) over seen = [remembered | h]: out, weights (B, H, N, K), cache."""
-    seen = np.concatenate([remembered, h], axis=1)  # (B, K, D)
-    query, query_cache = linear_forward(h, p["query"])
-    key, key_cache = linear_forward(seen, p["key"])
-    value, value_cache = linear_forward(seen, p["value"])
-    distance_key, distance_cache = linear_forward(distance_sinusoids(seen.shape[1], config.width)[None], p["distance_key"])
-    heads = [split_heads(x, config.heads) for x in (query, key, value, distance_key)]
-    attended, attention_cache = relative_attention_forward(
-        *heads[:3], heads[3][0], p["content_bias"], p["distance_bias"], config.dropout, rng
-    )
-    out, output_cache = linear_forward(merge_heads(attended), p["output"])
-    out, keep = dropout_forward(out, config.dropout, rng)
-    weights = attention_cache[5]
-    return out, weights, (query_cache, key_cache, value_cache, distance_cache, attention_cache, output_cache, keep)
-
-
-def attend_backward(config, dout, cache):
-    """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
-    query_cache, key_cache, value_cache, distance_cache, attention_cache, output_cache, keep = cache
-    dattended, doutput = linear_backward(dropout_backward(dout, keep), output_cache)
-    dquery, dkey, dvalue, ddistance_key, du, dv = relative_attention_backward(
-        split_heads(dattended, config.heads), attention_cache
-    )
-    dh, dquery_weight = linear_backward(merge_heads(dquery), query_cache)
-    dseen_key, dkey_weight = linear_backward(merge_heads(dkey), key_cache)  # memories count in the weights' gradient
-    dseen_value, dvalue_weight = linear_backward(merge_heads(dvalue), value_cache)
-    _, ddistance_weight = linear_backward(merge_heads(ddistance_key[None]), distance_cache)
-    dseen = dseen_key + dseen_value
-    before = dseen.shape[1] - dh.shape[1]  # C + M
-    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "distance_key": ddistance_weight}
-    grads |= {"content_bias": du, "distance_bias": dv, "output": doutput}
-    return dh + dseen[:, before:], dseen[:, :before], grads
+# y = heads of x W^T: dx = merge(dy) W, dW = merge(dy)^T x
+def project_heads_backward(dy, cache):
+    return linear_backward(merge_heads(dy), cache)
 
 
 def mlp_forward(p, config, x, rng):
@@ -379,13 +451,13 @@ def mlp_forward(p, config, x, rng):
     before, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, keep = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
-    return out, (hidden_cache, hidden, output_cache, keep)
+    out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
+    return out, (hidden_cache, hidden, output_cache, dropout_mask)
 
 
 def mlp_backward(dout, cache):
-    hidden_cache, hidden, output_cache, keep = cache
-    dout = dropout_backward(dout, keep)
+    hidden_cache, hidden, output_cache, dropout_mask = cache
+    dout = dropout_backward(dout, dropout_mask)
     dhidden, doutput = linear_backward(dout, output_cache)
     dbefore = dhidden * (hidden > 0)
     dx, dweight = linear_backward(dbefore, hidden_cache)
@@ -393,189 +465,183 @@ def mlp_backward(dout, cache):
     return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
 
 
-def layer_forward(p, config, h, remembered, rng):
-    """Algorithm 1, lines 6, 7, 12: the next layer's input from h (B, N, D) and remembered (B, C + M, D); attention weights."""
-    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)
-    a, norm_cache = layer_norm_forward(attended + h, p["norm.scale"], p["norm.bias"])
-    mixed, mlp_cache = mlp_forward(p, config, a, rng)
-    y, mlp_norm_cache = layer_norm_forward(mixed + a, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
 
 
-def layer_backward(config, dy, cache):
-    attend_cache, norm_cache, mlp_cache, mlp_norm_cache = cache
-    dsum, dmlp_norm = layer_norm_backward(dy, mlp_norm_cache)
-    dmixed, grads = mlp_backward(dsum, mlp_cache)
-    dsum, dnorm = layer_norm_backward(dsum + dmixed, norm_cache)
-    dh, dremembered, dattend = attend_backward(config, dsum, attend_cache)
-    return dsum + dh, dremembered, grads | dattend | prefixed("norm.", dnorm) | prefixed("mlp_norm.", dmlp_norm)
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
-def chunks(rows, rate):
-    """(B, N, D) -> (B, N/c, c, D)"""
-    return rows.reshape(rows.shape[0], -1, rate, rows.shape[2])
+# ----------------------------------------------------------------------------
+# the method: reading both memories, writing them, what trains the compression
 
 
-def max_pooling_forward(p, config, evicted, usage):
-    """The largest of c rows, feature by feature; of equals the first."""
-    parts = chunks(evicted, config.compression_rate)
-    at = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
-    return np.take_along_axis(parts, at, 2)[:, :, 0], (parts.shape, at)
+def attend_forward(p, config, h, remembered, rng):
+    """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D) over source = [remembered | h]; weights (B, H, N, K); cache."""
+    source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
+    sinusoids = distance_sinusoids(source.shape[1], config.width)  # (K, D)
+    query, query_cache = project_heads_forward(h, p["query"], config.heads)
+    key, key_cache = project_heads_forward(source, p["key"], config.heads)
+    value, value_cache = project_heads_forward(source, p["value"], config.heads)
+    distance_key, distance_cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
+    biases = (p["content_bias"], p["distance_bias"])
+    attended, attention_cache = relative_attention_forward(query, key, value, distance_key[0], *biases, config.dropout, rng)
+    out, output_cache = linear_forward(merge_heads(attended), p["output"])
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13
+    projection_caches = (query_cache, key_cache, value_cache, distance_cache)
+    return out, attention_cache.weights, (projection_caches, attention_cache, output_cache, dropout_mask)
 
 
-def max_pooling_backward(dnew, cache):
-    shape, at = cache
-    dparts = np.zeros(shape)
-    np.put_along_axis(dparts, at, dnew[:, :, None], 2)
-    return dparts.reshape(shape[0], -1, shape[3]), {}
-
-
-def mean_pooling_forward(p, config, evicted, usage):
-    """The mean of c rows."""
-    return chunks(evicted, config.compression_rate).mean(2), config.compression_rate
-
-
-def mean_pooling_backward(dnew, rate):
-    return np.repeat(dnew, rate, axis=1) / rate, {}
-
-
-def conv_forward(p, config, evicted, usage):
-    """One-dimensional convolution with kernel and stride c: each c rows, end to end, through one matrix (D, cD)."""
-    batch, _, d = evicted.shape
-    new, cache = linear_forward(evicted.reshape(batch, -1, config.compression_rate * d), p["weight"])
-    return new, (cache, evicted.shape)
-
-
-def conv_backward(dnew, cache):
-    linear_cache, shape = cache
-    dflat, dweight = linear_backward(dnew, linear_cache)
-    return dflat.reshape(shape), {"weight": dweight}
-
-
-def dilated_layer_forward(x, weight, rate):
-    """relu(W [x_{i-rate}; x_i]), zeros before the first row."""
-    earlier = np.zeros_like(x)
-    earlier[:, rate:] = x[:, : max(0, x.shape[1] - rate)]
-    before, cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
-    return np.maximum(before, 0), (cache, before > 0, rate)
-
-
-def dilated_layer_backward(dy, cache):
-    linear_cache, positive, rate = cache
-    dpair, dweight = linear_backward(dy * positive, linear_cache)
-    dearlier, dx = np.split(dpair, 2, axis=-1)
-    dx[:, : max(0, dx.shape[1] - rate)] += dearlier[:, rate:]
-    return dx, dweight
-
-
-def dilated_conv_forward(p, config, evicted, usage):
-    """A layer for each dilation rate, then the strided convolution."""
-    x, caches = evicted, []
-    for rate in config.dilations:
-        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
-        caches.append((rate, cache))
-    new, cache = conv_forward(p, config, x, usage)
-    return new, (caches, cache)
-
-
-def dilated_conv_backward(dnew, cache):
-    caches, conv_cache = cache
-    dx, grads = conv_backward(dnew, conv_cache)
-    for rate, layer_cache in reversed(caches):
-        dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
-    return dx, grads
-
-
-def most_used_forward(p, config, evicted, usage):
-    """The N/c rows with the largest usage (B, N), in their order in time; of equals the older."""
-    kept = evicted.shape[1] // config.compression_rate
-    most = np.argsort(-usage, axis=1, kind="stable")[:, :kept]
-    at = np.sort(most, axis=1)[:, :, None]  # (B, N/c, 1)
-    return np.take_along_axis(evicted, at, 1), (evicted.shape, at)
-
-
-def most_used_backward(dnew, cache):
-    shape, at = cache
-    devicted = np.zeros(shape)
-    np.put_along_axis(devicted, at, dnew, 1)
-    return devicted, {}
-
-
-COMPRESSIONS = {
-    "conv": (conv_forward, conv_backward),
-    "dilated_conv": (dilated_conv_forward, dilated_conv_backward),
-    "max_pooling": (max_pooling_forward, max_pooling_backward),
-    "mean_pooling": (mean_pooling_forward, mean_pooling_backward),
-    "most_used": (most_used_forward, most_used_backward),
-}
-COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
-
-
-def newest(queue, length):
-    """The last `length` rows of queue (B, n, D), none for 0."""
-    return queue[:, queue.shape[1] - length :].copy()
+# source = [m; h], q = h W_q^T, k = source W_k^T, v = source W_v^T: [dm; dh] = dk W_k + dv W_v + [0; dq W_q]
+def attend_backward(config, dout, cache):
+    """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
+    (query_cache, key_cache, value_cache, distance_cache), attention_cache, output_cache, dropout_mask = cache
+    dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
+    dattended = split_heads(dattended, config.heads)
+    dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(dattended, attention_cache)
+    dh, dquery_weight = project_heads_backward(dquery, query_cache)
+    dsource_key, dkey_weight = project_heads_backward(dkey, key_cache)  # remembered rows count in the weights' gradient
+    dsource_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
+    _, ddistance_weight = project_heads_backward(ddistance_key[None], distance_cache)
+    dsource = dsource_key + dsource_value
+    before = dsource.shape[1] - dh.shape[1]  # C + M
+    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "distance_key": ddistance_weight}
+    return dh + dsource[:, before:], dsource[:, :before], grads | dbiases | {"output": doutput}
 
 
 def remember_forward(p, config, h, memory, compressed, weights):
-    """Algorithm 1, lines 8 to 11: what a layer remembers after its input h (B, N, D), and what it compressed on the way.
+    """Alg. 1, l.8-11: next memory (B, M, D), next compressed (B, C, D), (evicted, new) or None if C = 0, and the cache.
 
-    weights (B, H, N, K) are this segment's attention. Returns next memory (B, M, D), next compressed (B, C, D), the pair
-    (evicted, new) or None without compressed memory, and the cache.
+    h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
     """
     n, c = h.shape[1], config.compressed_memory
-    queue = np.concatenate([memory, h], axis=1)
-    evicted = queue[:, :n].copy()  # l.8
-    next_memory = newest(queue, config.memory)  # l.10; stop: remember_backward takes no gradient of it
+    queue = np.concatenate([memory, h], axis=1)  # stop: memory and what is evicted are data from here on (decision 2)
+    evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
+    next_memory = queue[:, n:].copy()  # l.10
     if c == 0:
         return next_memory, compressed, None, None
-    usage = weights[..., c : c + n].mean((1, 2))  # (B, N): evicted rows stand at C .. C + N of the keys
+    usage = weights[..., c : c + n].mean((1, 2))  # (B, N): the evicted rows stand at C .. C + N of the keys (decision 9)
     new, cache = COMPRESSIONS[config.compression][0](p, config, evicted, usage)  # l.9
-    next_compressed = newest(np.concatenate([compressed, new], axis=1), c)  # l.11
+    next_compressed = np.concatenate([compressed, new], axis=1)[:, new.shape[1] :]  # l.11; its cm_t means cm_{t+1} (decision 5)
     return next_memory, next_compressed, (evicted, new), cache
 
 
+# cm' = the last C rows of [cm; f_c(evicted)]: [dcm; dnew] = [0; dcm'], and evicted is data
 def remember_backward(config, dnext_compressed, cache):
     """Gradient of the incoming compressed memory and of the compression's parameters, from that of the next one."""
     if cache is None or config.compression_loss != "bptt":
-        # stop: "the Transformer optimizes the task objective and the compression network optimizes the compression
-        # objective" (3.2)
+        # stop: the Transformer optimizes "the task objective", the compression network "the compression objective" (3.2)
         return np.zeros_like(dnext_compressed), {}
     batch, c, d = dnext_compressed.shape
-    dropped = np.zeros((batch, config.segment // config.compression_rate, d))  # the oldest rows fell out of the queue
-    dqueue = np.concatenate([dropped, dnext_compressed], axis=1)
-    _, grads = COMPRESSIONS[config.compression][1](dqueue[:, c:], cache)  # stop: what is compressed is memory, which is data
+    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # these rows fell out of the queue
+    dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
+    _, grads = COMPRESSIONS[config.compression][1](dqueue[:, c:], cache)  # stop: evicted is data (decision 11)
     return dqueue[:, :c], grads
 
 
-def forward(params, config, tokens, state, rng=None):
-    """Read one segment.
+def attention_reconstruction_forward(p, config, h, evicted, new):
+    """Alg. 2 of one layer: mean square of attention over new minus attention over evicted (decision 10)."""
+    # stop: h, evicted and the attention parameters are data here (l.3-5); the backward below goes to `new` alone
+    query, _ = project_heads_forward(h, p["query"], config.heads)
+    evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
+    evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
+    target, _ = content_attention_forward(query, evicted_key, evicted_value)
+    key, key_cache = project_heads_forward(new, p["key"], config.heads)
+    value, value_cache = project_heads_forward(new, p["value"], config.heads)
+    out, attention_cache = content_attention_forward(query, key, value)
+    return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
 
-    tokens (B, N) of ids below V, N = config.segment; state from `initial_state` or the segment before; rng turns dropout on.
-    Returns logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward` and
-    `auxiliary_forward`. Raises ValueError if N is not config.segment.
+
+# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dv W_v
+def attention_reconstruction_backward(dloss, cache):
+    """Gradient of new; none of the attention parameters."""
+    difference, attention_cache, key_cache, value_cache = cache
+    dkey, dvalue = content_attention_backward(dloss * 2 * difference / difference.size, attention_cache)
+    dnew_key, _ = project_heads_backward(dkey, key_cache)
+    dnew_value, _ = project_heads_backward(dvalue, value_cache)
+    return dnew_key + dnew_value, {}
+
+
+def auto_encoding_forward(p, config, h, evicted, new):
+    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2; decision 10)."""
+    flat, cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
+    difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
+    return (difference**2).mean(), (difference, flat.shape, cache)
+
+
+# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T, for e = 2 (G new - evicted) / size
+def auto_encoding_backward(dloss, cache):
+    """Gradients of new and of g."""
+    difference, shape, linear_cache = cache
+    dnew, ddecoder = linear_backward((dloss * 2 * difference / difference.size).reshape(shape), linear_cache)
+    return dnew, {"decoder": ddecoder}
+
+
+AUXILIARY = {
+    "attention_reconstruction": (attention_reconstruction_forward, attention_reconstruction_backward),
+    "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
+}
+COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
+
+# ----------------------------------------------------------------------------
+# the model: a layer, the stack, and the compression losses of all layers
+
+
+def layer_forward(p, config, h, remembered, rng):
+    """The next layer's input from h (B, N, D) and remembered (B, C + M, D), attention weights, cache (decision 1: post-norm)."""
+    attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
+    a, norm_cache = layer_norm_forward(attended + h, p["norm.scale"], p["norm.bias"])  # l.7
+    mixed, mlp_cache = mlp_forward(p, config, a, rng)
+    y, mlp_norm_cache = layer_norm_forward(mixed + a, p["mlp_norm.scale"], p["mlp_norm.bias"])  # l.12
+    return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
+
+
+# a = norm(attend(h) + h), y = norm(mlp(a) + a): dt = norm'(dy), ds = norm'(dt + mlp'(dt)), dh = ds + attend'(ds)
+def layer_backward(config, dy, cache):
+    attend_cache, norm_cache, mlp_cache, mlp_norm_cache = cache
+    dmixed_sum, dmlp_norm = layer_norm_backward(dy, mlp_norm_cache)
+    da, grads = mlp_backward(dmixed_sum, mlp_cache)
+    dattended_sum, dnorm = layer_norm_backward(dmixed_sum + da, norm_cache)
+    dh, dremembered, dattend = attend_backward(config, dattended_sum, attend_cache)
+    return dattended_sum + dh, dremembered, grads | dattend | prefixed("norm.", dnorm) | prefixed("mlp_norm.", dmlp_norm)
+
+
+def forward(params, config, tokens, state, rng=None):
+    """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
+
+    tokens (B, N) of ids below V, N = config.segment; state from `initial_state` or the previous segment; rng turns dropout on.
+    Position i of the logits (B, N, V) predicts token i + 1. Raises ValueError if N is not config.segment.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
-    h, caches, memories, compresseds = params["embedding"][tokens], [], [], []  # Alg. 1, l.3
+    h = params["embedding"][tokens]  # (B, N, D), Alg. 1, l.3
+    caches, memories, compressed_memories = [], [], []
     for layer in range(config.layers):
-        p, memory, compressed = subtree(params, f"layers.{layer}."), state.memory[:, layer], state.compressed[:, layer]
+        p = subtree(params, f"layers.{layer}.")
+        memory, compressed = state.memory[:, layer], state.compressed[:, layer]
         y, weights, layer_cache = layer_forward(p, config, h, np.concatenate([compressed, memory], axis=1), rng)  # l.5
-        next_memory, next_compressed, pair, compression_cache = remember_forward(
-            subtree(p, "compression."), config, h, memory, compressed, weights
-        )
-        memories.append(next_memory)
-        compresseds.append(next_compressed)
+        compression = subtree(p, "compression.")
+        memory, compressed, pair, compression_cache = remember_forward(compression, config, h, memory, compressed, weights)
+        memories.append(memory)
+        compressed_memories.append(compressed)
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
-    logits, output_cache = linear_forward(h * config.width**-0.5, params["embedding"])  # (B, N, V)
-    return logits, State(np.stack(memories, axis=1), np.stack(compresseds, axis=1)), (tokens, caches, output_cache)
+    logits, output_cache = linear_forward(h * config.width**-0.5, params["embedding"])  # (B, N, V), decision 14
+    return logits, State(np.stack(memories, axis=1), np.stack(compressed_memories, axis=1)), (tokens, caches, output_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
 
-    dnext_state None stops the gradient at the segment's end. dnext_state.memory is not read: memory is written without
-    gradient. The compression's own loss is not in here: see auxiliary_backward.
+    dnext_state None stops the gradient at the segment's end. dnext_state.memory is not read: memory is written without gradient.
     """
     tokens, caches, output_cache = cache
     dstate = initial_state(params, config, len(tokens))
@@ -594,63 +660,13 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
 
-def content_attention_forward(query, key, value):
-    """softmax(q.k / sqrt(E)) v without mask or positions (Alg. 2, l.6)."""
-    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
-    return weights @ value, (query, value, weights)
-
-
-def content_attention_backward(dout, cache):
-    """Gradients of key and value; the query is data."""
-    query, value, weights = cache
-    dscores = softmax_backward(dout @ value.swapaxes(-1, -2), weights) * query.shape[-1] ** -0.5
-    return dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
-
-
-def attention_reconstruction_forward(p, config, h, evicted, new):
-    """Algorithm 2 of one layer: how far attention over new falls short of attention over evicted, mean square."""
-    # stop: h, evicted and the attention parameters are data here (l.3-5); the backward below goes to `new` alone
-    query = split_heads(linear_forward(h, p["query"])[0], config.heads)
-    target, _ = content_attention_forward(query, *(split_heads(evicted @ p[name].T, config.heads) for name in ("key", "value")))
-    key, key_cache = linear_forward(new, p["key"])
-    value, value_cache = linear_forward(new, p["value"])
-    out, attention_cache = content_attention_forward(query, split_heads(key, config.heads), split_heads(value, config.heads))
-    return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)
-
-
-def attention_reconstruction_backward(dloss, cache):
-    """Gradient of new; none of the attention parameters."""
-    difference, attention_cache, key_cache, value_cache = cache
-    dkey, dvalue = content_attention_backward(dloss * 2 * difference / difference.size, attention_cache)
-    return linear_backward(merge_heads(dkey), key_cache)[0] + linear_backward(merge_heads(dvalue), value_cache)[0], {}
-
-
-def auto_encoding_forward(p, config, h, evicted, new):
-    """Mean square of evicted - g(new), g a transposed convolution of kernel and stride c (3.2)."""
-    flat, cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
-    difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
-    return (difference**2).mean(), (difference, flat.shape, cache)
-
-
-def auto_encoding_backward(dloss, cache):
-    """Gradients of new and of g."""
-    difference, shape, linear_cache = cache
-    dnew, ddecoder = linear_backward((dloss * 2 * difference / difference.size).reshape(shape), linear_cache)
-    return dnew, {"decoder": ddecoder}
-
-
-AUXILIARY = {
-    "attention_reconstruction": (attention_reconstruction_forward, attention_reconstruction_backward),
-    "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
-}
-
-
 def auxiliary_forward(params, config, cache):
-    """{name: loss} of every layer's compression, from forward's cache; their sum trains it. Empty where nothing is measured."""
+    """{name: loss} of every layer's compression, from forward's cache; their sum trains it. Empty if no loss is measured."""
     if config.compressed_memory == 0 or config.compression_loss not in AUXILIARY:
         return {}, []
+    _, layer_caches, _ = cache
     losses, caches = {}, []
-    for layer, (_, compression_cache, h, pair) in enumerate(cache[1]):
+    for layer, (_, compression_cache, h, pair) in enumerate(layer_caches):
         p = subtree(params, f"layers.{layer}.")
         losses[f"layers.{layer}.compression"], loss_cache = AUXILIARY[config.compression_loss][0](p, config, h, *pair)
         caches.append((compression_cache, loss_cache))
@@ -667,64 +683,51 @@ def auxiliary_backward(config, dloss, caches):
     return grads
 
 
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
+# ----------------------------------------------------------------------------
+# through segments: a whole document, forwards and then backwards
 
 
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+def read_document(params, config, segments, given=None):
+    """Mean loss of segments [(tokens, targets)], summed compression loss, the states they read (`given`, or carried), caches."""
+    state = initial_state(params, config, len(segments[0][0]))
+    total, compression = 0.0, 0.0
+    states, caches = [], []
+    for index, (tokens, targets) in enumerate(segments):
+        states.append(state if given is None else given[index])
+        logits, state, cache = forward(params, config, tokens, states[-1])
+        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        losses, auxiliary_cache = auxiliary_forward(params, config, cache)
+        total += loss
+        compression += sum(losses.values())
+        caches.append((cache, loss_cache, auxiliary_cache))
+    return total / sum(targets.size for _, targets in segments), compression, states, caches
 
 
 def loss_and_gradients(params, config, segments):
-    """Mean loss over a document cut into segments [(tokens, targets)], the gradients of it and of the compression losses.
-
-    Returns (loss, compression loss summed over layers and segments, gradients of their sum, the state each segment read).
-    """
-    state, caches, states, total, count, compression = initial_state(params, config, len(segments[0][0])), [], [], 0.0, 0, 0.0
-    for tokens, targets in segments:
-        states.append(state)
-        logits, state, cache = forward(params, config, tokens, state)
-        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-        losses, auxiliary_cache = auxiliary_forward(params, config, cache)
-        total, count, compression = total + loss, count + targets.size, compression + sum(losses.values())
-        caches.append((cache, loss_cache, auxiliary_cache))
+    """(mean loss, compression loss, gradients of their sum through all segments, the state that each segment read)."""
+    loss, compression, states, caches = read_document(params, config, segments)
+    count = sum(targets.size for _, targets in segments)
     grads, dstate = {}, None
     for cache, loss_cache, auxiliary_cache in reversed(caches):
         dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
         add_into(grads, dparams)
         add_into(grads, auxiliary_backward(config, 1.0, auxiliary_cache))
-    return total / count, compression, grads, states
+    return loss, compression, grads, states
 
 
-def losses_from(params, config, segments, states):
-    """(mean loss, compression loss) of segments that each read its given state: what the gradients above are of."""
-    total, compression = 0.0, 0.0
-    for (tokens, targets), state in zip(segments, states, strict=True):
-        logits, _, cache = forward(params, config, tokens, state)
-        total += cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))[0]
-        compression += sum(auxiliary_forward(params, config, cache)[0].values())
-    return total / sum(targets.size for _, targets in segments), compression
+# ----------------------------------------------------------------------------
+# demonstration: gradients against finite differences, then a tiny text
 
 
 def check_gradients(params, config, segments, rng):
-    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error.
-
-    The states that segments read stay as they were: they are data. A compression's parameters are held against the compression
-    loss, all others against the task loss.
-    """
+    """Print each parameter's gradient along a random direction against finite differences; returns the largest error."""
     _, _, grads, states = loss_and_gradients(params, config, segments)
     print(f"{'parameter':<34}{'loss':<13}{'shape':<10} analytic  numeric   relative error")
     worst = 0.0
     for name, value in params.items():
         direction, which = rng.standard_normal(value.shape), int(".compression." in name)
-        ends = [losses_from(params | {name: value + h * direction}, config, segments, states)[which] for h in (1e-5, -1e-5)]
+        moved = [params | {name: value + h * direction} for h in (1e-5, -1e-5)]
+        ends = [read_document(each, config, segments, states)[which] for each in moved]  # states are data, so they stay
         numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
         error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
         worst = max(worst, error)
@@ -736,10 +739,8 @@ def check_gradients(params, config, segments, rng):
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, layers=2, heads=2, head_width=5, feed_forward=20, segment=6, memory=6, compressed_memory=6,
-        compression_rate=3,
-    )  # fmt: skip
+    sizes = {"vocabulary": 11, "width": 12, "layers": 2, "heads": 2, "head_width": 5, "feed_forward": 20}
+    config = Config(**sizes, segment=6, memory=6, compressed_memory=6, compression_rate=3)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 6], document[:, at + 1 : at + 7]) for at in range(0, 24, 6)]
@@ -758,12 +759,9 @@ def demonstrate():
             params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token, compression loss {compression:.4f}")
-    fresh, state = initial_state(params, config, 2), states[-1]
-    starts = {
-        "both memories carried": state,
-        "compressed memory cleared": state._replace(compressed=fresh.compressed),
-        "both cleared": fresh,
-    }
+    carried, cleared = states[-1], initial_state(params, config, 2)
+    half = carried._replace(compressed=cleared.compressed)
+    starts = {"both memories carried": carried, "compressed memory cleared": half, "both cleared": cleared}
     for label, start in starts.items():
         logits = forward(params, config, segments[-1][0], start)[0]
         nats, _ = cross_entropy_forward(logits, segments[-1][1], np.ones((2, 6), bool))

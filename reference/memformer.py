@@ -1,68 +1,32 @@
-"""Memformer (Wu, Lan, Gu, Yu, 2020), and Memory Replay Back-Propagation, forward and backward in NumPy.
+"""Memformer (Wu, Lan, Gu and Yu, 2020) and Memory Replay Back-Propagation, forward and backward in NumPy.
 
-A document is read segment by segment. An encoder reads a segment together with S memory slots, and writes the slots anew:
-each slot attends to itself and to what the encoder made of the segment, never to another slot. A decoder predicts the next
-segment from what the encoder made of the last one. The slots are all that carries gradient, which must flow through many of
-their updates; Memory Replay Back-Propagation does that at the memory of one segment: it stores the slots alone, and computes
-each segment again on the way back.
-`forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
-`through_time` and `memory_replay` are the two ways over a rollout. No encoder layers gives the decoder-only model of Figure 1b.
+The model reads a document segment by segment and carries S memory slots from each segment to the next. An encoder reads a
+segment together with the slots, then writes the slots anew: each slot attends to itself and to the encodings of the segment,
+never to another slot. A decoder predicts the next segment from the same encodings. Gradient passes from segment to segment
+through the slots alone. Memory Replay Back-Propagation stores only the slots of a rollout, which is several segments trained
+together, and computes each segment again on the way back. Without encoder layers the model is the decoder-only one of Figure 1b.
+
+Read in this order: `Config`, `State`; `slot_attention_forward`, which writes memory; `cross_attention_forward`, which reads it;
+`encoder_forward`, `decoder_forward` (Eqs. 5-6); `forward`, from (tokens, state) to (logits, next state); `memory_replay`; then
+each backward, below its forward. At first skip the tasks, `transformer_xl_attention_forward` and the decoder-only model.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens              s_{t+1}         (B, N)
     segment            N, tokens in a segment                            L
     slots              S, memory slots
     state.memory       the slots; of every layer in the decoder-only     M_{t-1}         (B, 1 or L, S, D)
-    state.previous     the segment before, which the encoder reads       s_t             (B, N)
+    state.previous     the previous segment, which the encoder reads     s_t             (B, N)
     reading            what the encoder reads, masked when infilling     s_t             (B, N)
     readable           where reading is no padding                                       (B, N) bool
     prompt             what the decoder reads after the task's token                     (B, N)
     encoded            the encoder's final hidden states                                 (B, N, D)
+    source             what attention takes keys and values from                         (B, K, D)
     positions          parameter; a vector for every clipped distance    R_{i-j}         (R, E)
     distance_key, content_bias, distance_bias   Transformer-XL's         W_r, u, v       (HE, D), (H, E), (H, E)
-    index              which row of the distances a query and key need                   (N, K)
-    retention          parameter; a bias on a slot's score of itself     none, see 9     (H,)
+    retention          parameter; a bias on a slot's score of itself     none            (H,)
 
-B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
-
-Departures and decisions (the paper decides; its authors' released code is a later model and settles little)
-     1. Eqs. 3-4 are read with softmax and 1/sqrt(E). R is one table a layer, E wide, shared by heads and by its two roles, key
-        and value, from N(0, 0.5^2); distances are clipped at max_distance. Causal attention needs distances from 0 up, the
-        encoder both signs.
-     2. Biases as Eq. 2 on query, key and value, and on every other projection. Under "transformer_xl" (Eq. 1) self-attention's
-        query, key and value have none, as there, and R is the sinusoid of the signed distance. A key's bias adds the same to all
-        scores of a query, which softmax does not notice: it stands because Eq. 2 has it, and its gradient is exactly zero, not
-        the rounding that a sum would leave and Adam would enlarge.
-     3. Pre-norm, with a final norm on encoder and decoder. The paper does not say. The memory is normed before its projections,
-        and so is what the writer reads, in the encoder-decoder a second time: one writer serves both models.
-     4. Encoder layer: self-attention, memory cross-attention, feed-forward (ReLU), each with its residual (Figure 2a).
-     5. The decoder that predicts s_{t+1} reads the encoding of s_t, into which the encoder has read M_{t-1}. So the state is
-        (memory, previous tokens), and a document's first segment is predicted from a segment of begin tokens.
-     6. The decoder reads the task's token and then N tokens, and has N + 1 positions. In continuation position i + 1 predicts
-        token i + 1 of the segment, the first token having been predicted by the segment before; in infilling and recall the whole
-        segment is predicted, the first token by the task's token.
-     7. Slot attention: a slot's own value is the slot itself, in H slices of D/H, unprojected and without norm, residual, dropout
-        or feed-forward after it: "if one slot only attends itself, then the information in that slot will not change in the next
-        timestep" (2.2.3) holds exactly under no other reading. Keys of slots and of encodings share a projection.
-     8. The initial memory is learned, one vector per slot, N(0, 1) at the start.
-     9. retention: a learned bias per head on a slot's score of itself, like a forget gate's bias in an LSTM. At 0, where the
-        paper's presets start it, an untrained slot keeps about 1/(N + 1) of itself in a segment and forgets at once.
-    10. Embedding, for encoder, decoder and output, is one matrix, N(0, 1), logits divided by sqrt(D). Its last five rows are the
-        special tokens, which are never predicted; the decoder-only model has none.
-    11. Infilling (2.3): spans of Poisson(3.5) tokens, 30% of a segment together, each replaced by one mask token; a span of none
-        inserts one. The shortened text is padded, and padding is seen by nobody. The decoder predicts the whole segment (BART).
-        The memory is written from the masked text, as the encoder has no other.
-    12. Recall is of the segment before the one that the encoder reads. A document's first two segments have none, and its first
-        has nothing to fill in: continuation takes their place, so that the shares of the other two are a little below those
-        drawn. Every token that a task asks for counts alike.
-    13. Decoder-only (Figure 1b; the model of Table 3): each layer attends to [its memory | the tokens so far] through one set of
-        projections, memory without positions, and writes its memory from its own output. It continues texts and nothing else.
-    14. Algorithm 1 with K segments 0 .. K - 1 (the paper's loop runs over T + 1). M_K, free from the first recomputation, goes on
-        to the next rollout (the paper saves M_T, the memory before the last write). Losses are summed and divided once by the
-        rollout's scored tokens. The gradient of the memory that a rollout begins with is returned.
-    15. Dropout, on the matrices of self- and cross-attention and before each residual sum, not on what memory is written with,
-        acts only when `forward` is given a random generator. A replayed segment must draw the same numbers as in the first
-        pass, so each has a generator of its own, and the encoder draws before the decoder: the memory path alone agrees.
+B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers,
+R distances, K keys. Decisions are numbered in docs/memformer.md.
 """
 
 import math
@@ -73,11 +37,13 @@ import numpy as np
 
 NORM_EPSILON = 1e-6  # under the square root of layer_norm
 TASKS = ("continuation", "infilling", "recall")  # section 2.3
-POSITION_DEVIATION = 0.5  # of the simplified positions at the start
-SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ...
+POSITION_DEVIATION = 0.5  # of the simplified positions at the start (decision 1)
+SPECIALS = ("begin", "mask", *TASKS)  # token ids V, V + 1, ... (decision 10)
 POSITIONS = ("simplified", "transformer_xl")  # Eqs. 2-4, Eq. 1
 
 
+# ----------------------------------------------------------------------------
+# parameters: sizes, what a segment is given, what is learned, the first state
 @dataclass(frozen=True)
 class Config:
     """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
@@ -113,11 +79,10 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("vocabulary", "width", "decoder_layers", "heads", "head_width", "feed_forward", "segment", "slots"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.encoder_layers < 0:
-            raise ValueError(f"encoder_layers is {self.encoder_layers}; it must be at least 0")
+        for name, kind in self.__annotations__.items():
+            least = 0 if name == "encoder_layers" else 1
+            if kind is int and getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if self.width % self.heads:
             nearest = max(1, round(self.width / self.heads)) * self.heads
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; the nearest is {nearest}")
@@ -125,8 +90,6 @@ class Config:
             raise ValueError(f"positions is {self.positions!r}; it must be one of {', '.join(POSITIONS)}")
         if self.positions == "transformer_xl" and self.width % 2:
             raise ValueError(f"width {self.width} is odd; the sinusoids of transformer_xl positions need an even one")
-        if self.max_distance < 1:
-            raise ValueError(f"max_distance is {self.max_distance}; it must be at least 1")
         if not math.isfinite(self.retention):
             raise ValueError(f"retention is {self.retention}; it must be a finite number")
         if not 0 <= self.dropout < 1:
@@ -142,21 +105,21 @@ class Config:
         return 1 if self.encoder_layers else self.decoder_layers
 
     def distances(self, causal):
-        """The distances i - j that have a row: 0 .. largest, in the encoder -largest .. largest, largest clipped or not."""
-        longest = self.segment if causal and self.encoder_layers else self.segment - 1  # N tokens may follow a task's token
+        """Signed distances i - j that have a row: 0 .. largest if causal, else -largest .. largest (decision 1)."""
+        longest = self.segment if causal and self.encoder_layers else self.segment - 1  # the decoder reads N + 1 tokens
         largest = min(longest, self.max_distance) if self.positions == "simplified" else longest
         return np.arange(0 if causal else -largest, largest + 1)
 
 
 class State(NamedTuple):
-    """What a segment hands to the next one; axis 0 of every field is the lane."""
+    """What a segment hands to the next one (decision 5); axis 0 of every field is the lane."""
 
     memory: np.ndarray  # (B, 1, S, D), decoder-only (B, L, S, D)
     previous: np.ndarray  # (B, N) token ids, decoder-only (B, 0)
 
 
 class Task(NamedTuple):
-    """What one segment is to do in every lane (section 2.3); axis 0 is the lane."""
+    """What every lane does in one segment (2.3); axis 0 is the lane."""
 
     kind: np.ndarray  # (B,) index into TASKS
     reading: np.ndarray  # (B, N) token ids that the encoder reads
@@ -195,12 +158,12 @@ def init_affine(rng, name, fan_out, fan_in):
 
 
 def init_attention(config, rng, causal, memory):
-    """Self-attention, over its layer's own memory too in the decoder-only model."""
+    """Self-attention; with memory, which the decoder-only model attends to, a norm for it. Biases: decision 2."""
     d, inner = config.width, config.heads * config.head_width
     p = prefixed("norm.", init_norm(d)) | (prefixed("memory_norm.", init_norm(d)) if memory else {})
     if config.positions == "simplified":
         for name in ("query", "key", "value"):
-            p |= init_affine(rng, name, inner, d)
+            p |= init_affine(rng, name, inner, d)  # Eq. 2
         p["positions"] = rng.normal(0, POSITION_DEVIATION, (len(config.distances(causal)), config.head_width))
     else:
         p |= {name: init_linear(rng, inner, d) for name in ("query", "key", "value", "distance_key")}
@@ -225,7 +188,7 @@ def init_writer(config, rng):
     d, inner = config.width, config.heads * config.head_width
     p = prefixed("memory_norm.", init_norm(d)) | prefixed("norm.", init_norm(d))
     p |= init_affine(rng, "query", inner, d) | init_affine(rng, "key", inner, d) | init_affine(rng, "value", d, d)
-    return p | {"retention": np.full(config.heads, config.retention)}
+    return p | {"retention": np.full(config.heads, config.retention)}  # decision 9
 
 
 def init_encoder(config, rng):
@@ -249,8 +212,8 @@ def init_decoder(config, rng):
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     specials = len(SPECIALS) if config.encoder_layers else 0
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary + specials, config.width))}
-    params["initial_memory"] = rng.normal(0, 1, (config.memories, config.slots, config.width))
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary + specials, config.width))}  # decision 10
+    params["initial_memory"] = rng.normal(0, 1, (config.memories, config.slots, config.width))  # decision 8
     if config.encoder_layers:
         params |= prefixed("encoder.", init_encoder(config, rng)) | prefixed("writer.", init_writer(config, rng))
     return params | prefixed("decoder.", init_decoder(config, rng))
@@ -273,15 +236,207 @@ def add_into(total, part):
 
 
 def initial_state(params, config, batch):
-    """What a document starts with: the learned slots, and a segment of begin tokens."""
+    """What a document starts with: the learned slots (decision 8), and a segment of begin tokens (decision 5)."""
     memory = np.tile(params["initial_memory"], (batch, 1, 1, 1))  # (B, 1 or L, S, D)
     width = config.segment if config.encoder_layers else 0
     return State(memory, np.full((batch, width), config.special("begin")))
 
 
 def initial_state_backward(config, dstate):
-    """Gradient into the learned slots, summed over lanes: zero dstate in lanes that did not start."""
+    """Gradient of the learned slots: the sum over lanes. dstate is zero in lanes that did not start."""
     return {"initial_memory": dstate.memory.sum(0)}
+
+
+# ----------------------------------------------------------------------------
+# operations: relative attention and the update of a slot, then the standard ones
+def sinusoids(distances, width):
+    """Transformer-XL's R of signed distances: (R,) -> (R, D), all sines first, then all cosines."""
+    angle = distances[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (R, D/2)
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+
+
+def distance_index(length, distances):
+    """The row of `distances` for query i and key j of `length` tokens: i - j, clipped to the nearest row, (N, N)."""
+    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
+    return np.clip(distance, distances[0], distances[-1]) - distances[0]
+
+
+def by_key_forward(by_distance, index):
+    """Scores by distance (B, H, N, R) -> scores by key (B, H, N, N); index (N, N) is each pair's distance."""
+    out = np.take_along_axis(by_distance, np.broadcast_to(index, (*by_distance.shape[:2], *index.shape)), -1)
+    return out, (index, by_distance.shape[-1])
+
+
+# t_ij = s_i[r], r = index_ij: ds_i[r] = sum of dt_ij over the keys j with index_ij = r, clipped duplicates included
+def by_key_backward(dout, cache):
+    index, distances = cache
+    return by_distance_forward(dout, index, distances)[0]
+
+
+def by_distance_forward(by_key, index, distances):
+    """Weights by key (B, H, N, N) -> weights by distance (B, H, N, R): the sum over the keys at each distance."""
+    out = np.zeros((*by_key.shape[:3], distances))
+    for query, row in enumerate(index):
+        np.add.at(out[:, :, query], (slice(None), slice(None), row), by_key[:, :, query])
+    return out, index
+
+
+# a_i[r] = sum of w_ij over the keys j with index_ij = r: dw_ij = da_i[index_ij]
+def by_distance_backward(dout, index):
+    return by_key_forward(dout, index)[0]
+
+
+def relative_weights_forward(query, key, by_distance, index, mask, rate, rng):
+    """Weights (B, H, N, K) = dropout(softmax((q·k_j + s_{i-j}) / sqrt(E))); s is by_distance (B, H, N, R), of the last N keys."""
+    scores = query @ key.swapaxes(-1, -2)  # (B, H, N, K)
+    by_key, by_key_cache = by_key_forward(by_distance, index)
+    scores[..., -len(index) :] += by_key
+    weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))  # 1/sqrt(E): decision 1
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    return dropped, (query, key, weights, dropout_mask, by_key_cache)
+
+
+# z = (q k^T + t) / sqrt(E), w = softmax(z): dz = softmax'(dw), dq = dz k / sqrt(E), dk = dz^T q / sqrt(E), dt = dz / sqrt(E)
+def relative_weights_backward(dweights, cache):
+    query, key, weights, dropout_mask, by_key_cache = cache
+    dscores = softmax_backward(dropout_backward(dweights, dropout_mask), weights) * query.shape[-1] ** -0.5
+    dby_distance = by_key_backward(dscores[..., -query.shape[2] :], by_key_cache)  # (B, H, N, R)
+    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dby_distance
+
+
+def simplified_attention_forward(p, query, key, value, distances, mask, rate, rng):
+    """Eqs. 3-4: softmax(q·(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), one R for both roles (decision 1): (B, H, N, E).
+
+    query (B, H, N, E); key, value (B, H, K, E), of which the last N have positions; distances (R,), those that R has rows for.
+    """
+    table, index = p["positions"], distance_index(query.shape[2], distances)
+    weights, weights_cache = relative_weights_forward(query, key, query @ table.T, index, mask, rate, rng)  # Eq. 3
+    by_distance, distance_cache = by_distance_forward(weights[..., -len(index) :], index, len(table))
+    out = weights @ value + by_distance @ table  # Eq. 4
+    return out, ((query, table, weights_cache), (value, weights, by_distance, distance_cache))
+
+
+# s = q R^T, y = w v + a R, a is w by distance: dv = w^T dy, da = dy R^T, dR = ds^T q + a^T dy, dq = (dq of w) + ds R
+def simplified_attention_backward(dout, cache):
+    """Gradients of query, key, value and, from both of its roles, of R."""
+    (query, table, weights_cache), (value, weights, by_distance, distance_cache) = cache
+    dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    dweights[..., -query.shape[2] :] += by_distance_backward(dout @ table.T, distance_cache)
+    dquery, dkey, dscores = relative_weights_backward(dweights, weights_cache)
+    dtable = np.einsum("bhnr,bhne->re", dscores, query) + np.einsum("bhnr,bhne->re", by_distance, dout)
+    return dquery + dscores @ table, dkey, weights.swapaxes(-1, -2) @ dout, {"positions": dtable}
+
+
+def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate, rng):
+    """Eq. 1: softmax(((q + u)·k_j + (q + v)·W_r R_{i-j}) / sqrt(E)) v_j, shapes as above; R is fixed sinusoids."""
+    rows = sinusoids(distances, p["distance_key"].shape[1])  # (R, D)
+    projected, projection_cache = linear_forward(rows[None], p["distance_key"])
+    distance_key = split_heads(projected, query.shape[1])[0]  # (H, R, E)
+    content_query = query + p["content_bias"][:, None]  # (a) and (c)
+    distance_query = query + p["distance_bias"][:, None]  # (b) and (d)
+    by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, R)
+    index = distance_index(query.shape[2], distances)
+    weights, weights_cache = relative_weights_forward(content_query, key, by_distance, index, mask, rate, rng)
+    return weights @ value, ((distance_query, distance_key, projection_cache), (value, weights, weights_cache))
+
+
+# c = q + u, b = q + v, r = R W_r^T, s = b r^T: db = ds r, dr = ds^T b, dq = dc + db, du = sum dc, dv = sum db, dW_r = dr^T R
+def transformer_xl_attention_backward(dout, cache):
+    (distance_query, distance_key, projection_cache), (value, weights, weights_cache) = cache
+    dcontent, dkey, dscores = relative_weights_backward(dout @ value.swapaxes(-1, -2), weights_cache)
+    ddistance = dscores @ distance_key  # (B, H, N, E)
+    ddistance_key = (dscores.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, R, E)
+    _, dweight = linear_backward(merge_heads(ddistance_key[None]), projection_cache)
+    grads = {"distance_key": dweight, "content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
+    return dcontent + ddistance, dkey, weights.swapaxes(-1, -2) @ dout, grads
+
+
+def slot_scores_forward(query, self_key, key, retention, mask):
+    """Scores (B, H, S, 1 + N) of each slot: of itself, plus retention (H,) (decision 9), then of N encodings."""
+    scale = query.shape[-1] ** -0.5
+    self_score = (query * self_key).sum(-1, keepdims=True) * scale + retention[:, None, None]  # (B, H, S, 1)
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * scale, -np.inf)  # (B, H, S, N)
+    return np.concatenate([self_score, scores], axis=-1), (query, self_key, key)
+
+
+# z_0 = c q·k_0 + r, z = c q k^T, c = 1/sqrt(E): dq = c (dz_0 k_0 + dz k), dk_0 = c dz_0 q, dk = c dz^T q, dr = sum dz_0
+def slot_scores_backward(dscores, cache):
+    """Gradients of query, self_key, key (B, H, S or N, E) and retention."""
+    query, self_key, key = cache
+    dself_score, dscores = dscores[..., :1], dscores[..., 1:]
+    scale = query.shape[-1] ** -0.5
+    dquery = (dself_score * self_key + dscores @ key) * scale
+    dkey = dscores.swapaxes(-1, -2) @ query * scale
+    return dquery, dself_score * query * scale, dkey, dself_score.sum((0, 2, 3))
+
+
+def slot_mean_forward(scores, slots, value):
+    """New slots (B, H, S, D/H): each the mean of itself and of value (B, H, N, D/H) by softmax(scores) (decision 7)."""
+    weights, _ = softmax_forward(scores)  # (B, H, S, 1 + N)
+    return weights[..., :1] * slots + weights[..., 1:] @ value, (weights, slots, value)
+
+
+# y = w_0 m + w v, [w_0, w] = softmax(z): dm = w_0 dy, dv = w^T dy, dz = softmax'([m·dy, dy v^T])
+def slot_mean_backward(dnew, cache):
+    """Gradients of scores, slots and value."""
+    weights, slots, value = cache
+    dweights = np.concatenate([(slots * dnew).sum(-1, keepdims=True), dnew @ value.swapaxes(-1, -2)], axis=-1)
+    return softmax_backward(dweights, weights), weights[..., :1] * dnew, weights[..., 1:].swapaxes(-1, -2) @ dnew
+
+
+def readable_mask(readable):
+    """(B, N) -> (B, 1, 1, N): every query sees the keys that are no padding; None is no padding at all."""
+    return np.ones((1, 1, 1, 1), bool) if readable is None else readable[:, None, None, :]
+
+
+def self_attention_mask(length, slots, causal, readable):
+    """Which keys each query sees, (B or 1, 1, N, S + N): all slots; tokens up to itself if causal, and no padding."""
+    mask = np.ones((length, length), bool)
+    mask = (np.tril(mask) if causal else mask) & readable_mask(readable)
+    return np.concatenate([np.ones((*mask.shape[:-1], slots), bool), mask], axis=-1)
+
+
+class AttentionCache(NamedTuple):
+    query: np.ndarray  # (B, H, N, E)
+    key: np.ndarray  # (B, H, K, E)
+    value: np.ndarray  # (B, H, K, E)
+    weights: np.ndarray  # (B, H, N, K)
+    dropped: np.ndarray  # (B, H, N, K), weights after dropout
+    dropout_mask: np.ndarray | None  # (B, H, N, K)
+
+
+def masked_attention_forward(query, key, value, mask, rate, rng):
+    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E); mask, true if seen, broadcasts to (B, H, N, K)."""
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
+    weights, _ = softmax_forward(scores)  # (B, H, N, K)
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    return dropped @ value, AttentionCache(query, key, value, weights, dropped, dropout_mask)
+
+
+# s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
+def masked_attention_backward(dout, cache):
+    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
+    query, key, value, weights, dropped, dropout_mask = cache
+    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
+    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
+    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
+
+
+def projections_forward(p, heads, x, source):
+    """Query of x (B, N, D), key and value of source (B, K, D), by head: (B, H, N, E), (B, H, K, E) twice (Eq. 2)."""
+    query, query_cache = affine_forward(p, "query", x)
+    key, key_cache = affine_forward(p, "key", source)
+    value, value_cache = affine_forward(p, "value", source)
+    return (split_heads(query, heads), split_heads(key, heads), split_heads(value, heads)), (query_cache, key_cache, value_cache)
+
+
+# q = x W_q^T, k = s W_k^T, v = s W_v^T: dx = dq W_q, ds = dk W_k + dv W_v
+def projections_backward(dquery, dkey, dvalue, cache):
+    query_cache, key_cache, value_cache = cache
+    dx, dquery_params = affine_backward(merge_heads(dquery), query_cache)
+    dsource_by_key, dkey_params = affine_backward(merge_heads(dkey), key_cache)
+    dsource_by_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
+    return dx, dsource_by_key + dsource_by_value, dquery_params | dkey_params | dvalue_params
 
 
 def linear_forward(x, weight):
@@ -378,196 +533,18 @@ def merge_heads(x):
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
-def sinusoids(distances, width):
-    """Transformer-XL's R of signed distances: (R,) -> (R, D)."""
-    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
-    angle = distances[:, None] * frequency
-    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
-
-
-def distance_index(length, distances):
-    """The row of `distances` for query i and key j of `length` tokens: i - j, clipped to the nearest row, (N, N)."""
-    distance = np.arange(length)[:, None] - np.arange(length)[None, :]
-    return np.clip(distance, distances[0], distances[-1]) - distances[0]
-
-
-def by_key_forward(by_distance, index):
-    """Scores by distance (B, H, N, R) -> scores by key (B, H, N, K), index (N, K)."""
-    out = np.take_along_axis(by_distance, np.broadcast_to(index, (*by_distance.shape[:2], *index.shape)), -1)
-    return out, (index, by_distance.shape[-1])
-
-
-def by_key_backward(dout, cache):
-    """The adjoint: what belongs to one distance is added up, clipped duplicates included."""
-    return by_distance_forward(dout, *cache)[0]
-
-
-def by_distance_forward(by_key, index, rows):
-    """Weights by key (B, H, N, K) -> weights by distance (B, H, N, R): the sum over the keys at each distance."""
-    out = np.zeros((*by_key.shape[:3], rows))
-    for query, row in enumerate(index):
-        np.add.at(out[:, :, query], (slice(None), slice(None), row), by_key[:, :, query])
-    return out, index
-
-
-def by_distance_backward(dout, index):
-    return by_key_forward(dout, index)[0]
-
-
-def simplified_attention_forward(p, query, key, value, index, seen, rate, rng):
-    """Eqs. 3-4: softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}).
-
-    query (B, H, N, E); key, value (B, H, K, E), of which the last N have positions; index (N, N); seen broadcasts to
-    (B, H, N, K). Returns (B, H, N, E).
-    """
-    table, own = p["positions"], slice(key.shape[2] - index.shape[1], None)
-    scores = query @ key.swapaxes(-1, -2)  # (B, H, N, K)
-    by_key, key_cache = by_key_forward(query @ table.T, index)
-    scores[..., own] += by_key  # Eq. 3
-    weights, _ = softmax_forward(np.where(seen, scores * query.shape[-1] ** -0.5, -np.inf))
-    dropped, keep = dropout_forward(weights, rate, rng)
-    by_distance, distance_cache = by_distance_forward(dropped[..., own], index, len(table))
-    out = dropped @ value + by_distance @ table  # Eq. 4
-    return out, (query, key, value, table, own, weights, dropped, keep, by_distance, key_cache, distance_cache)
-
-
-def simplified_attention_backward(dout, cache):
-    """Gradients of query, key, value and, from both of its roles, of R."""
-    query, key, value, table, own, weights, dropped, keep, by_distance, key_cache, distance_cache = cache
-    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    ddropped[..., own] += by_distance_backward(dout @ table.T, distance_cache)
-    dscores = softmax_backward(dropout_backward(ddropped, keep), weights) * query.shape[-1] ** -0.5
-    dby_distance = by_key_backward(dscores[..., own], key_cache)  # (B, H, N, R)
-    dquery = dscores @ key + dby_distance @ table
-    dtable = np.einsum("bhnr,bhne->re", dby_distance, query) + np.einsum("bhnr,bhne->re", by_distance, dout)
-    return dquery, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout, {"positions": dtable}
-
-
-def transformer_xl_attention_forward(p, query, key, value, index, seen, rate, rng):
-    """Eq. 1: softmax(((q + u).k_j + (q + v).W_r R_{i-j}) / sqrt(E)) v_j, shapes as above; p["rows"] (R, D) are the sinusoids."""
-    heads, own = query.shape[1], slice(key.shape[2] - index.shape[1], None)
-    projected, projection_cache = linear_forward(p["rows"][None], p["distance_key"])
-    distance_key = split_heads(projected, heads)[0]  # (H, R, E)
-    content_query, distance_query = query + p["content_bias"][:, None], query + p["distance_bias"][:, None]
-    scores = content_query @ key.swapaxes(-1, -2)  # (a) and (c)
-    by_key, key_cache = by_key_forward(distance_query @ distance_key.swapaxes(-1, -2), index)
-    scores[..., own] += by_key  # (b) and (d)
-    weights, _ = softmax_forward(np.where(seen, scores * query.shape[-1] ** -0.5, -np.inf))
-    dropped, keep = dropout_forward(weights, rate, rng)
-    cache = (content_query, distance_query, key, value, distance_key, own, weights, dropped, keep, key_cache, projection_cache)
-    return dropped @ value, cache
-
-
-def transformer_xl_attention_backward(dout, cache):
-    """Gradients of query, key, value, and of W_r, u and v."""
-    content_query, distance_query, key, value, distance_key, own, weights, dropped, keep, key_cache, projection_cache = cache
-    dscores = softmax_backward(dropout_backward(dout @ value.swapaxes(-1, -2), keep), weights) * dout.shape[-1] ** -0.5
-    dby_distance = by_key_backward(dscores[..., own], key_cache)
-    dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
-    ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, R, E)
-    _, dweight = linear_backward(merge_heads(ddistance_key[None]), projection_cache)
-    grads = {"distance_key": dweight, "content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
-    return dcontent + ddistance, dscores.swapaxes(-1, -2) @ content_query, dropped.swapaxes(-1, -2) @ dout, grads
-
-
-RELATIVE_ATTENTION = {
-    "simplified": (simplified_attention_forward, simplified_attention_backward),
-    "transformer_xl": (transformer_xl_attention_forward, transformer_xl_attention_backward),
-}
-
-
-def seen_keys(length, remembered, causal, readable):
-    """Which keys each query sees: all of memory; of the tokens those up to itself if causal, and none of the padding."""
-    seen = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
-    if readable is not None:
-        seen = seen & readable[:, None, None, :]  # (B, 1, N, N)
-    return np.concatenate([np.ones((*seen.shape[:-1], remembered), bool), seen], axis=-1)
-
-
-def self_attention_forward(p, config, x, memory, causal, readable, rng):
-    """x (B, N, D) plus what its tokens find in each other and, in the decoder-only model, in memory (B, S, D)."""
-    normal, norm_cache = norm_forward(p, "norm", x)
-    keyed, memory_cache, remembered = normal, None, 0
-    if memory is not None:
-        normal_memory, memory_cache = norm_forward(p, "memory_norm", memory)
-        keyed, remembered = np.concatenate([normal_memory, normal], axis=1), memory.shape[1]
-    (query, query_cache), (key, key_cache), (value, value_cache) = (
-        affine_forward(p, name, rows) for name, rows in (("query", normal), ("key", keyed), ("value", keyed))
-    )
-    distances = config.distances(causal)
-    p = p | {"rows": sinusoids(distances, config.width)}
-    heads = (split_heads(part, config.heads) for part in (query, key, value))
-    seen = seen_keys(x.shape[1], remembered, causal, readable)
-    attend = RELATIVE_ATTENTION[config.positions][0]
-    out, attention_cache = attend(p, *heads, distance_index(x.shape[1], distances), seen, config.dropout, rng)
-    out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, keep = dropout_forward(out, config.dropout, rng)
-    caches = (norm_cache, memory_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep)
-    return x + out, (remembered, caches)
-
-
-def self_attention_backward(config, dy, cache):
-    """Gradients of x, of memory (None without) and of the parameters."""
-    remembered, (norm_cache, memory_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep) = cache
-    dout, grads = affine_backward(dropout_backward(dy, keep), output_cache)
-    dquery, dkey, dvalue, dpositions = RELATIVE_ATTENTION[config.positions][1](split_heads(dout, config.heads), attention_cache)
-    dnormal, dquery_params = affine_backward(merge_heads(dquery), query_cache)
-    dkeyed, dkey_params = affine_backward(merge_heads(dkey), key_cache)
-    dvalued, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    grads = grads | dpositions | dquery_params | dkey_params | dvalue_params
-    dkeyed = dkeyed + dvalued
-    dx, dnorm = norm_backward(dnormal + dkeyed[:, remembered:], norm_cache)
-    if memory_cache is None:
-        return dy + dx, None, grads | dnorm
-    dmemory, dmemory_norm = norm_backward(dkeyed[:, :remembered], memory_cache)
-    return dy + dx, dmemory, grads | dnorm | dmemory_norm
-
-
-def cross_attention_forward(p, config, x, source, readable, rng):
-    """x (B, N, D) plus what it finds in source (B, K, D), by content alone (Figure 2b)."""
-    normal, norm_cache = norm_forward(p, "norm", x)
-    (query, query_cache), (key, key_cache), (value, value_cache) = (
-        affine_forward(p, name, rows) for name, rows in (("query", normal), ("key", source), ("value", source))
-    )
-    query, key, value = (split_heads(part, config.heads) for part in (query, key, value))
-    scores = query @ key.swapaxes(-1, -2) * config.head_width**-0.5  # (B, H, N, K)
-    if readable is not None:
-        scores = np.where(readable[:, None, None, :], scores, -np.inf)
-    weights, _ = softmax_forward(scores)
-    dropped, keep_weights = dropout_forward(weights, config.dropout, rng)
-    out, output_cache = affine_forward(p, "output", merge_heads(dropped @ value))
-    out, keep = dropout_forward(out, config.dropout, rng)
-    attention_cache = (query, key, value, weights, dropped, keep_weights)
-    return x + out, (norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep)
-
-
-def cross_attention_backward(config, dy, cache):
-    """Gradients of x, of source and of the parameters."""
-    norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep = cache
-    query, key, value, weights, dropped, keep_weights = attention_cache
-    dout, grads = affine_backward(dropout_backward(dy, keep), output_cache)
-    dout = split_heads(dout, config.heads)
-    ddropped = dropout_backward(dout @ value.swapaxes(-1, -2), keep_weights)
-    dscores = softmax_backward(ddropped, weights) * config.head_width**-0.5
-    dnormal, dquery_params = affine_backward(merge_heads(dscores @ key), query_cache)
-    dkeyed, dkey_params = affine_backward(merge_heads(dscores.swapaxes(-1, -2) @ query), key_cache)
-    dvalued, dvalue_params = affine_backward(merge_heads(dropped.swapaxes(-1, -2) @ dout), value_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
-    return dy + dx, dkeyed + dvalued, grads | dquery_params | dkey_params | dvalue_params | dnorm
-
-
 def mlp_forward(p, config, x, rng):
     """dropout(W_2 relu(W_1 x + b_1) + b_2)"""
     before, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, keep = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
-    return out, (hidden_cache, hidden, output_cache, keep)
+    out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
+    return out, (hidden_cache, hidden, output_cache, dropout_mask)
 
 
 def mlp_backward(dout, cache):
-    hidden_cache, hidden, output_cache, keep = cache
-    dout = dropout_backward(dout, keep)
+    hidden_cache, hidden, output_cache, dropout_mask = cache
+    dout = dropout_backward(dout, dropout_mask)
     dhidden, doutput = linear_backward(dout, output_cache)
     dbefore = dhidden * (hidden > 0)
     dx, dweight = linear_backward(dbefore, hidden_cache)
@@ -575,6 +552,134 @@ def mlp_backward(dout, cache):
     return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
 
 
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
+
+
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+
+
+# ----------------------------------------------------------------------------
+# the method: tokens attend to each other, read the memory and write it; three tasks
+def self_attention_forward(p, config, x, memory, causal, readable, rng):
+    """x (B, N, D) plus what its tokens find in each other and, in the decoder-only model, in normed memory (B, S, D)."""
+    normal, norm_cache = norm_forward(p, "norm", x)
+    source = normal if memory is None else np.concatenate([memory, normal], axis=1)  # (B, S + N, D), decision 13
+    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
+    mask = self_attention_mask(x.shape[1], source.shape[1] - x.shape[1], causal, readable)
+    attend = simplified_attention_forward if config.positions == "simplified" else transformer_xl_attention_forward
+    out, attention_cache = attend(p, query, key, value, config.distances(causal), mask, config.dropout, rng)
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
+
+
+def self_attention_backward(config, dy, cache):
+    """Gradients of x, of memory (of no rows without) and of the parameters."""
+    norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
+    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    attend_backward = simplified_attention_backward if config.positions == "simplified" else transformer_xl_attention_backward
+    dquery, dkey, dvalue, dpositions = attend_backward(split_heads(dout, config.heads), attention_cache)
+    dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
+    slots = dsource.shape[1] - dnormal.shape[1]  # S, or 0 without memory
+    dx, dnorm = norm_backward(dnormal + dsource[:, slots:], norm_cache)
+    return dy + dx, dsource[:, :slots], grads | dpositions | dprojections | dnorm
+
+
+def cross_attention_forward(p, config, x, source, readable, rng):
+    """x (B, N, D) plus what it finds in source (B, K, D), by content alone: normed memory (Figure 2b) or encodings."""
+    normal, norm_cache = norm_forward(p, "norm", x)
+    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
+    out, attention_cache = masked_attention_forward(query, key, value, readable_mask(readable), config.dropout, rng)
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, projections_cache, attention_cache, output_cache, dropout_mask)
+
+
+def cross_attention_backward(config, dy, cache):
+    norm_cache, projections_cache, attention_cache, output_cache, dropout_mask = cache
+    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
+    dx, dnorm = norm_backward(dnormal, norm_cache)
+    return dy + dx, dsource, grads | dprojections | dnorm
+
+
+def slot_attention_forward(p, config, memory, encoded, readable):
+    """The next memory (B, S, D): each slot attends to [itself | encoded (B, N, D)], 1 + N keys (Figure 2c)."""
+    normal, norm_cache = norm_forward(p, "memory_norm", memory)  # decision 3
+    source, source_cache = norm_forward(p, "norm", encoded)
+    (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
+    self_key, self_key_cache = affine_forward(p, "key", normal)  # slots and encodings share the key projection
+    self_key = split_heads(self_key, config.heads)
+    scores, scores_cache = slot_scores_forward(query, self_key, key, p["retention"], readable_mask(readable))
+    new, mean_cache = slot_mean_forward(scores, split_heads(memory, config.heads), value)  # a slot is its own value: decision 7
+    caches = ((norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache))
+    return merge_heads(new), caches  # no output matrix, residual, norm (decision 7) or dropout (decision 15)
+
+
+def slot_attention_backward(config, dnew, cache):
+    """Gradients of memory, of encoded and of the parameters."""
+    (norm_cache, source_cache), (projections_cache, self_key_cache), (scores_cache, mean_cache) = cache
+    dscores, dslots, dvalue = slot_mean_backward(split_heads(dnew, config.heads), mean_cache)
+    dquery, dself_key, dkey, dretention = slot_scores_backward(dscores, scores_cache)
+    dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
+    dnormal_by_key, dself_key_params = affine_backward(merge_heads(dself_key), self_key_cache)
+    add_into(grads, dself_key_params)
+    dmemory, dmemory_norm = norm_backward(dnormal + dnormal_by_key, norm_cache)
+    dencoded, dnorm = norm_backward(dsource, source_cache)
+    return merge_heads(dslots) + dmemory, dencoded, grads | dmemory_norm | dnorm | {"retention": dretention}
+
+
+def continuation(tokens, previous):
+    """The task of a language model (Eq. 7): predict the successor of every token from the previous segment."""
+    return Task(np.zeros(len(tokens), int), previous, np.ones(tokens.shape, bool), tokens)
+
+
+def infilling(config, previous, fraction, span, rng):
+    """The task of predicting previous (B, N) whole from previous with masked spans (decision 11); targets are previous."""
+    reading, readable = np.zeros_like(previous), np.zeros(previous.shape, bool)
+    for lane, text in enumerate(previous):
+        masked = mask_spans(text, config.special("mask"), fraction, span, rng)
+        reading[lane, : len(masked)], readable[lane, : len(masked)] = masked, True
+    return Task(np.full(len(previous), TASKS.index("infilling")), reading, readable, previous)
+
+
+def mask_spans(text, mask, fraction, span, rng):
+    """text (N,) with round(fraction N) tokens in spans of Poisson(span) tokens, each span replaced by one mask token (2.3).
+
+    The last span is cut to what is left of that number. An empty span inserts a mask, but only if longer spans have made room, so
+    the text never grows. All ways to place the spans between the remaining tokens are equally likely.
+    """
+    budget, lengths = round(fraction * len(text)), []
+    while sum(lengths) < budget:
+        length = min(int(rng.poisson(span)), budget - sum(lengths))
+        if length or len(lengths) < sum(lengths):
+            lengths.append(length)
+    items = len(text) - budget + len(lengths)  # tokens that remain, and masks
+    places = dict(zip(rng.permutation(items).tolist(), lengths, strict=False))  # {which item is a mask: tokens it replaces}
+    out, at = [], 0
+    for item in range(items):
+        out.append(mask if item in places else text[at])
+        at += places.get(item, 1)
+    return np.array(out)
+
+
+def recall(previous, earlier):
+    """The task of predicting `earlier`, the segment before previous (both (B, N)), whole (decision 12); targets are earlier."""
+    return Task(np.full(len(previous), TASKS.index("recall")), previous, np.ones(previous.shape, bool), earlier)
+
+
+# ----------------------------------------------------------------------------
+# the model: layers of Figure 2a and Figure 1b, encoder and decoder, forward and backward
 def feed_forward_forward(p, config, x, rng):
     """x plus the feed-forward network of its norm."""
     normal, norm_cache = norm_forward(p, "mlp_norm", x)
@@ -589,50 +694,8 @@ def feed_forward_backward(dy, cache):
     return dy + dx, grads | dnorm
 
 
-def slot_attention_forward(p, config, memory, encoded, readable):
-    """Figure 2c: each slot of memory (B, S, D) attends to [itself | encoded (B, N, D)], 1 + N keys, and becomes what it sees."""
-    normal, norm_cache = norm_forward(p, "memory_norm", memory)
-    source, source_cache = norm_forward(p, "norm", encoded)
-    query, query_cache = affine_forward(p, "query", normal)
-    own_key, own_key_cache = affine_forward(p, "key", normal)
-    key, key_cache = affine_forward(p, "key", source)
-    value, value_cache = affine_forward(p, "value", source)
-    query, own_key, key, value, slots = (split_heads(part, config.heads) for part in (query, own_key, key, value, memory))
-    scale = config.head_width**-0.5
-    own = (query * own_key).sum(-1, keepdims=True) * scale + p["retention"][:, None, None]  # (B, H, S, 1)
-    others = query @ key.swapaxes(-1, -2) * scale  # (B, H, S, N)
-    if readable is not None:
-        others = np.where(readable[:, None, None, :], others, -np.inf)
-    weights, _ = softmax_forward(np.concatenate([own, others], axis=-1))  # (B, H, S, 1 + N)
-    new = weights[..., :1] * slots + weights[..., 1:] @ value  # (B, H, S, D/H); the slot is its own value
-    caches = (norm_cache, source_cache, query_cache, own_key_cache, key_cache, value_cache)
-    return merge_heads(new), (caches, (query, own_key, key, value, slots, weights))
-
-
-def slot_attention_backward(config, dnew, cache):
-    """Gradients of memory, of encoded and of the parameters."""
-    (norm_cache, source_cache, query_cache, own_key_cache, key_cache, value_cache), parts = cache
-    query, own_key, key, value, slots, weights = parts
-    dnew = split_heads(dnew, config.heads)
-    dslots = merge_heads(weights[..., :1] * dnew)
-    dvalue = weights[..., 1:].swapaxes(-1, -2) @ dnew
-    dweights = np.concatenate([(slots * dnew).sum(-1, keepdims=True), dnew @ value.swapaxes(-1, -2)], axis=-1)
-    dscores = softmax_backward(dweights, weights)
-    down, dothers = dscores[..., :1], dscores[..., 1:]
-    scale = config.head_width**-0.5
-    dnormal, grads = affine_backward(merge_heads((down * own_key + dothers @ key) * scale), query_cache)
-    dnormal_as_key, down_key_params = affine_backward(merge_heads(down * query * scale), own_key_cache)
-    dsource, dkey_params = affine_backward(merge_heads(dothers.swapaxes(-1, -2) @ query * scale), key_cache)
-    dsource_as_value, dvalue_params = affine_backward(merge_heads(dvalue), value_cache)
-    add_into(dkey_params, down_key_params)  # slots and encodings share the projection
-    dmemory, dmemory_norm = norm_backward(dnormal + dnormal_as_key, norm_cache)
-    dencoded, dnorm = norm_backward(dsource + dsource_as_value, source_cache)
-    grads |= dkey_params | dvalue_params | dmemory_norm | dnorm | {"retention": down.sum((0, 2, 3))}
-    return dslots + dmemory, dencoded, grads
-
-
 def encoder_layer_forward(p, config, x, memory, readable, rng):
-    """Self-attention, memory cross-attention and feed-forward (Figure 2a) of x (B, N, D), reading memory (B, S, D)."""
+    """Self-attention, memory cross-attention and feed-forward of x (B, N, D), memory (B, S, D) (Figure 2a, decision 4)."""
     x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, None, False, readable, rng)
     normal_memory, memory_cache = norm_forward(p, "read.memory_norm", memory)
     x, read_cache = cross_attention_forward(subtree(p, "read."), config, x, normal_memory, None, rng)
@@ -641,7 +704,6 @@ def encoder_layer_forward(p, config, x, memory, readable, rng):
 
 
 def encoder_layer_backward(config, dx, cache):
-    """Gradients of x, of memory and of the parameters."""
     attention_cache, memory_cache, read_cache, mlp_cache = cache
     dx, grads = feed_forward_backward(dx, mlp_cache)
     dx, dnormal_memory, dread = cross_attention_backward(config, dx, read_cache)
@@ -659,7 +721,6 @@ def decoder_layer_forward(p, config, x, encoded, readable, rng):
 
 
 def decoder_layer_backward(config, dx, cache):
-    """Gradients of x, of encoded and of the parameters."""
     attention_cache, cross_cache, mlp_cache = cache
     dx, grads = feed_forward_backward(dx, mlp_cache)
     dx, dencoded, dcross = cross_attention_backward(config, dx, cross_cache)
@@ -668,20 +729,21 @@ def decoder_layer_backward(config, dx, cache):
 
 
 def memory_layer_forward(p, config, x, memory, rng):
-    """A layer of Figure 1b: x (B, N, D) attends to [memory (B, S, D) | x]; its output writes the next memory."""
-    x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, memory, True, None, rng)
+    """A layer of Figure 1b: x (B, N, D) attends to [memory (B, S, D) | x]; its output writes the next memory (decision 13)."""
+    normal_memory, memory_cache = norm_forward(p, "attention.memory_norm", memory)
+    x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, normal_memory, True, None, rng)
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     next_memory, writer_cache = slot_attention_forward(subtree(p, "writer."), config, memory, x, None)
-    return x, next_memory, (attention_cache, mlp_cache, writer_cache)
+    return x, next_memory, (memory_cache, attention_cache, mlp_cache, writer_cache)
 
 
 def memory_layer_backward(config, dx, dnext_memory, cache):
-    """Gradients of x, of memory and of the parameters."""
-    attention_cache, mlp_cache, writer_cache = cache
+    memory_cache, attention_cache, mlp_cache, writer_cache = cache
     dmemory, dx_written, dwriter = slot_attention_backward(config, dnext_memory, writer_cache)
     dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
-    dx, dmemory_read, dattention = self_attention_backward(config, dx, attention_cache)
-    return dx, dmemory + dmemory_read, grads | prefixed("writer.", dwriter) | prefixed("attention.", dattention)
+    dx, dnormal_memory, dattention = self_attention_backward(config, dx, attention_cache)
+    dmemory_read, dmemory_norm = norm_backward(dnormal_memory, memory_cache)
+    return dx, dmemory + dmemory_read, grads | dmemory_norm | prefixed("writer.", dwriter) | prefixed("attention.", dattention)
 
 
 def encoder_forward(params, config, reading, memory, readable, rng):
@@ -690,7 +752,7 @@ def encoder_forward(params, config, reading, memory, readable, rng):
     for layer in range(config.encoder_layers):
         x, cache = encoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory, readable, rng)
         caches.append(cache)
-    encoded, norm_cache = norm_forward(p, "norm", x)
+    encoded, norm_cache = norm_forward(p, "norm", x)  # decision 3
     next_memory, writer_cache = slot_attention_forward(subtree(params, "writer."), config, memory, encoded, readable)
     return encoded, next_memory, (reading, caches, norm_cache, writer_cache)
 
@@ -735,7 +797,8 @@ def decoder_backward(params, config, dhidden, cache):
 
 def decoder_only_forward(params, config, tokens, memory, rng):
     """Figure 1b: tokens (B, N), memory (B, L, S, D) -> final hidden states (B, N, D) and next memory."""
-    p, x, memories, caches = subtree(params, "decoder."), params["embedding"][tokens], [], []
+    p, x = subtree(params, "decoder."), params["embedding"][tokens]
+    memories, caches = [], []
     for layer in range(config.decoder_layers):
         x, next_memory, cache = memory_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory[:, layer], rng)
         memories.append(next_memory)
@@ -745,7 +808,6 @@ def decoder_only_forward(params, config, tokens, memory, rng):
 
 
 def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
-    """Gradients of memory (B, L, S, D) and of the parameters."""
     tokens, caches, norm_cache = cache
     dx, grads = norm_backward(dhidden, norm_cache)
     dmemory = np.zeros_like(dnext_memory)
@@ -757,49 +819,6 @@ def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
     return dmemory, prefixed("decoder.", grads) | {"embedding": dembedding}
 
 
-def continuation(tokens, previous):
-    """The task of predicting tokens' successors from the segment before: what a language model does (Eq. 7)."""
-    return Task(np.zeros(len(tokens), int), previous, np.ones(tokens.shape, bool), tokens)
-
-
-def infilling(config, previous, fraction, span, rng):
-    """The task of predicting previous (B, N) whole from previous with masked spans; its targets are previous."""
-    reading, readable = np.zeros_like(previous), np.zeros(previous.shape, bool)
-    for lane, text in enumerate(previous):
-        masked = mask_spans(text, config.special("mask"), fraction, span, rng)
-        reading[lane, : len(masked)], readable[lane, : len(masked)] = masked, True
-    return Task(np.full(len(previous), TASKS.index("infilling")), reading, readable, previous)
-
-
-def mask_spans(text, mask, fraction, span, rng):
-    """text (N,) with round(fraction N) tokens in spans of Poisson(span) tokens replaced by one mask each (2.3).
-
-    The last span is cut to what is left of that number. A span of no tokens inserts a mask, where longer spans have made room for
-    it: the text never grows. Where the spans stand is uniform over all ways to put them between the tokens that remain.
-    """
-    budget, lengths = round(fraction * len(text)), []
-    while sum(lengths) < budget:
-        length = min(int(rng.poisson(span)), budget - sum(lengths))
-        if length or len(lengths) < sum(lengths):
-            lengths.append(length)
-    items = len(text) - budget + len(lengths)
-    spans, out, at = dict(zip(rng.permutation(items).tolist(), lengths, strict=False)), [], 0  # {place among the items: length}
-    for item in range(items):
-        out.append(mask if item in spans else text[at])
-        at += spans.get(item, 1)
-    return np.array(out)
-
-
-def recall(previous, earlier):
-    """The task of predicting the segment `earlier`, before previous (both (B, N)), whole; its targets are `earlier`."""
-    return Task(np.full(len(previous), TASKS.index("recall")), previous, np.ones(previous.shape, bool), earlier)
-
-
-def predicting_rows(task):
-    """The N of the decoder's N + 1 rows that predict, per lane (B, N): the task's token does not in continuation."""
-    return (task.kind == TASKS.index("continuation"))[:, None] + np.arange(task.prompt.shape[1])
-
-
 def check_segment(config, tokens, task):
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
@@ -808,29 +827,26 @@ def check_segment(config, tokens, task):
 
 
 def forward(params, config, tokens, state, rng=None, task=None):
-    """Read one segment.
+    """Read one segment; returns logits (B, N, V), the next state, and the cache for `backward`.
 
-    tokens (B, N) of ids below V, N = config.segment; state from `initial_state` or the segment before; rng turns dropout on.
-    task None is continuation, where row i of the logits (B, N, V) predicts token i + 1; under infilling and recall row i predicts
-    token i of the task's prompt. Returns logits, the next state, and the cache for `backward`. Raises ValueError if N is not
-    config.segment, or if the decoder-only model is given a task.
+    tokens (B, N), N = config.segment; rng turns dropout on (decision 15). task None is continuation: row i of the logits predicts
+    token i + 1; otherwise token i of task.prompt. ValueError if N differs, or if the decoder-only model is given a task.
     """
     check_segment(config, tokens, task)
     if config.encoder_layers == 0:
         hidden, memory, stack_cache = decoder_only_forward(params, config, tokens, state.memory, rng)
-        rows, previous = None, state.previous
+        next_state = State(memory, state.previous)
     else:
-        readable = None if task is None else task.readable
         task = continuation(tokens, state.previous) if task is None else task
-        encoded, memory, encoder_cache = encoder_forward(params, config, task.reading, state.memory[:, 0], readable, rng)
-        prompt = np.concatenate([config.special(TASKS[0]) + task.kind[:, None], task.prompt], axis=1)  # (B, N + 1)
-        hidden, decoder_cache = decoder_forward(params, config, prompt, encoded, readable, rng)
-        rows = predicting_rows(task)[..., None]
-        hidden, stack_cache = np.take_along_axis(hidden, rows, 1), (encoder_cache, decoder_cache)
-        memory, previous = memory[:, None], tokens
-    embedding = params["embedding"][: config.vocabulary]  # special tokens are never predicted
+        encoded, memory, encoder_cache = encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)
+        prompt = np.concatenate([config.special(TASKS[0]) + task.kind[:, None], task.prompt], axis=1)  # (B, N + 1): decision 6
+        hidden, decoder_cache = decoder_forward(params, config, prompt, encoded, task.readable, rng)
+        rows = (task.kind == TASKS.index("continuation"))[:, None] + np.arange(config.segment)  # (B, N), those that predict
+        hidden = np.take_along_axis(hidden, rows[..., None], 1)  # (B, N, D)
+        next_state, stack_cache = State(memory[:, None], tokens), (encoder_cache, decoder_cache, rows)
+    embedding = params["embedding"][: config.vocabulary]  # special tokens are never predicted: decision 10
     logits, output_cache = linear_forward(hidden * config.width**-0.5, embedding)
-    return logits, State(memory, previous), (stack_cache, rows, output_cache)
+    return logits, next_state, (stack_cache, output_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
@@ -838,7 +854,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
     dnext_state None stops the gradient at the segment's end. Token ids have no gradient: dstate.previous is zeros.
     """
-    stack_cache, rows, output_cache = cache
+    stack_cache, output_cache = cache
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
     dmemory = np.zeros((len(dlogits), config.memories, config.slots, config.width))
@@ -846,10 +862,11 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     if config.encoder_layers == 0:
         dmemory, grads = decoder_only_backward(params, config, dhidden, dmemory, stack_cache)
     else:
+        encoder_cache, decoder_cache, rows = stack_cache
         drows = np.zeros((len(dlogits), config.segment + 1, config.width))
-        np.put_along_axis(drows, rows, dhidden, 1)
-        dencoded, grads = decoder_backward(params, config, drows, stack_cache[1])
-        dmemory, dencoder = encoder_backward(params, config, dencoded, dmemory[:, 0], stack_cache[0])
+        np.put_along_axis(drows, rows[..., None], dhidden, 1)
+        dencoded, grads = decoder_backward(params, config, drows, decoder_cache)
+        dmemory, dencoder = encoder_backward(params, config, dencoded, dmemory[:, 0], encoder_cache)
         dmemory = dmemory[:, None]
         add_into(grads, dencoder)
     grads["embedding"][: config.vocabulary] += dembedding  # the tied embedding's second gradient
@@ -862,25 +879,12 @@ def advance(params, config, tokens, state, rng=None, task=None):
     check_segment(config, tokens, task)
     if config.encoder_layers == 0:
         return State(decoder_only_forward(params, config, tokens, state.memory, rng)[1], state.previous)
-    reading, readable = (state.previous, None) if task is None else (task.reading, task.readable)
-    return State(encoder_forward(params, config, reading, state.memory[:, 0], readable, rng)[1][:, None], tokens)
+    task = continuation(tokens, state.previous) if task is None else task
+    return State(encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, rng)[1][:, None], tokens)
 
 
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
-
-
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
-
-
+# ----------------------------------------------------------------------------
+# through segments: full back-propagation through time, and memory replay
 def choose_lanes(starts, first, second):
     """A state that is `first` in the lanes where starts (B,) is true and `second` elsewhere."""
     return State(*(np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(first, second, strict=True)))
@@ -905,9 +909,8 @@ def segment_rng(seed, index):
 
 def segment_forward(params, config, segment, state, rng):
     """(summed loss, next state, cache) of one segment."""
-    logits, state, cache = forward(
-        params, config, segment.tokens, begin_forward(params, config, segment, state), rng, segment.task
-    )
+    state = begin_forward(params, config, segment, state)
+    logits, state, cache = forward(params, config, segment.tokens, state, rng, segment.task)
     loss, loss_cache = cross_entropy_forward(logits, segment.targets, segment.scored)
     return loss, state, (segment, cache, loss_cache)
 
@@ -927,15 +930,13 @@ def count_scored(segments):
 
 
 def through_time(params, config, segments, state, seed=None):
-    """Full back-propagation through a rollout: all caches kept, then backward through all segments.
-
-    Returns the mean loss of the scored tokens, its gradients, that of the state that the rollout began with, and the next state.
-    """
-    loss, caches, grads, dstate = 0.0, [], {}, None
+    """Full back-propagation through a rollout: (mean loss, its gradients, that of the rollout's first state, next state)."""
+    loss, caches = 0.0, []
     for t, segment in enumerate(segments):
         part, state, cache = segment_forward(params, config, segment, state, segment_rng(seed, t))
         loss = loss + part
         caches.append(cache)
+    grads, dstate = {}, None
     for cache in reversed(caches):
         dparams, dstate = segment_backward(params, config, 1 / count_scored(segments), dstate, cache)
         add_into(grads, dparams)
@@ -943,12 +944,13 @@ def through_time(params, config, segments, state, seed=None):
 
 
 def memory_replay(params, config, segments, state, seed=None):
-    """Memory Replay Back-Propagation (Algorithm 1): the same, with one segment's cache at a time."""
-    replay_buffer = [state]  # l.1-2
+    """Memory Replay Back-Propagation (Algorithm 1, decision 14): returns the same, with one segment's cache at a time."""
+    replay_buffer = [state]  # Alg. 1, l.1-2
     for t, segment in enumerate(segments[:-1]):  # l.3
         before = begin_forward(params, config, segment, replay_buffer[-1])
         replay_buffer.append(advance(params, config, segment.tokens, before, segment_rng(seed, t), segment.task))  # l.4-5
-    loss, grads, dstate, last = 0.0, {}, None, None  # l.7: the gradient of M_K is zero
+    loss, grads = 0.0, {}
+    last, dstate = None, None  # l.7: the gradient of M_K is zero
     for t in reversed(range(len(segments))):  # l.8
         part, after, cache = segment_forward(params, config, segments[t], replay_buffer.pop(), segment_rng(seed, t))  # l.9-10
         last = after if last is None else last
@@ -958,9 +960,12 @@ def memory_replay(params, config, segments, state, seed=None):
     return loss / count_scored(segments), grads, dstate, last  # l.14
 
 
+# ----------------------------------------------------------------------------
+# demonstration: gradients against finite differences, replay against full back-propagation, a tiny fit
 def rollout_of(config, document, rng):
     """A document (B, K N + 1) as a rollout that also fills in (segments 1, 4, ...) and recalls (segments 2, 5, ...)."""
-    n, texts, segments = config.segment, np.split(document[:, :-1], (document.shape[1] - 1) // config.segment, axis=1), []
+    n, segments = config.segment, []
+    texts = np.split(document[:, :-1], (document.shape[1] - 1) // n, axis=1)
     for t, tokens in enumerate(texts):
         task, targets = None, document[:, t * n + 1 : (t + 1) * n + 1]
         if config.encoder_layers and t % 3 == 1:
@@ -988,22 +993,18 @@ def check_gradients(params, config, segments, rng):
 
 
 def demonstrate():
-    """Check gradients against finite differences and replay against BPTT, then fit a tiny batch; prints what it shows."""
+    """Check gradients and memory replay, then fit a tiny text; exits with an error if a check fails."""
     rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, encoder_layers=1, decoder_layers=1, heads=2, head_width=5, feed_forward=20, segment=6, slots=4,
-        max_distance=4,
-    )  # fmt: skip
+    sizes = {"width": 12, "heads": 2, "head_width": 5, "feed_forward": 20, "encoder_layers": 1, "decoder_layers": 1}
+    config = Config(vocabulary=11, segment=6, slots=4, max_distance=4, **sizes)
     params = init_params(config, rng)
-    document = rng.integers(config.vocabulary, size=(2, 25))
-    segments = rollout_of(config, document, rng)
-    state = initial_state(params, config, 2)
+    segments = rollout_of(config, rng.integers(config.vocabulary, size=(2, 25)), rng)
     print(f"Memformer, four segments of {config.segment} tokens: continuation, infilling, recall, continuation.")
     worst = check_gradients(params, config, segments, rng)
     print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
     if not worst < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
-    dropping = replace(config, dropout=0.2)
+    dropping, state = replace(config, dropout=0.2), initial_state(params, config, 2)
     _, exact, _, _ = through_time(params, dropping, segments, state, seed=1)
     _, replayed, _, _ = memory_replay(params, dropping, segments, state, seed=1)
     apart = max(np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
@@ -1023,13 +1024,9 @@ def demonstrate():
     fresh = state = initial_state(params, config, 2)
     for segment in segments[:3]:
         state = advance(params, config, segment.tokens, state, task=segment.task)
-    starts = {
-        "memory and previous tokens carried": state,
-        "memory cleared": state._replace(memory=fresh.memory),
-        "both cleared": fresh,
-    }
-    for label, start in starts.items():
-        logits = forward(params, config, segments[3].tokens, start)[0]
+    cleared = state._replace(memory=fresh.memory)
+    for label, start in (("memory and previous tokens carried", state), ("memory cleared", cleared), ("both cleared", fresh)):
+        logits, _, _ = forward(params, config, segments[3].tokens, start)
         nats, _ = cross_entropy_forward(logits, segments[3].targets, segments[3].scored)
         print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
 

@@ -1,55 +1,27 @@
 """Adding Recurrence to Pretrained Transformers (anonymous, under review for ICLR 2021), forward and backward in NumPy.
 
-GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector z, a
-small feed-forward network turns that into h_prev, and one layer of the next window attends to h_prev beside its own tokens.
-GPT-2 starts from its pretrained weights, and it and the module are trained together, back through the windows. What a window
-hands to the next is z; h_prev is made where it is read. A lane is one row of the batch, reading a document of its own.
-`forward` takes (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
-vectors = 0 is GPT-2, exactly. Windows may overlap: `windows_of` cuts a document as section 4.2 does.
+GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector z. A
+small feed-forward network makes h_prev of z, and one layer of the next window attends to h_prev beside its own tokens. z is all
+that passes from window to window. GPT-2 and the new parameters are trained together, by back-propagation through the windows.
+A lane is one row of the batch; it reads a document of its own. vectors = 0 is exactly GPT-2.
+`forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
+
+Read in this order: `forward`, the whole model; `pool_forward`, `module_forward` and `window_attention_forward`, all that is new;
+`windows_of` and `loss_and_gradients`; then each backward. At first, skip Config's checks and the operations that you know.
+Decisions are numbered in docs/pretrained_recurrence.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens            token ids of one window                          t_1 .. t_T   (B, N), N = T but in a document's last window
-    segment           T, tokens in a window                            T
-    overlap           o, tokens of a window that it shares with the one before
+    tokens            token ids of one window                          t_1 .. t_T   (B, N), N = T except in a short last window
+    segment, overlap  tokens of a window; those also in the previous   T, o
     x                 a layer's input, then its output                 h^(l)        (B, N, D)
     layer_scores      parameter; their softmax is each layer's share   alpha; w     (L,)
-    mixed             the layers' outputs in those shares                           (B, N, D)
+    mixed             the layers' outputs, summed in those shares                   (B, N, D)
     pooled            mixed, pooled over positions: state.pooled       z            (B, D)
     inserted          what the network makes of pooled                 h_prev       (B, S, D), S = vectors, 1 in the paper
     insertion_layers  the layers that see inserted, counted from 1     l_ins
     present           whether a window came before                                  (B,)
 
 B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L layers, S inserted vectors.
-
-Departures and decisions (the paper decides; no code of its authors is public; of GPT-2 itself, OpenAI's code and Hugging Face's
-`transformers`, which the paper uses)
-     1. GPT-2: LayerNorm before each sublayer (epsilon 1e-5) and after the last layer, tanh GELU, learned positions that start
-        again at 0 in every window, output tied to the embedding. Query, key and value are three matrices here, (out, in).
-     2. Eq. 1 pools the outputs of layers 1 .. L as they are, the embeddings not among them. Of the last, `pool_final_norm` takes
-        what the final norm makes of it, as the list of hidden states in `transformers` has it; the authors do not say which.
-        alpha starts at 0, equal shares.
-     3. The network: D -> 200 -> 200 -> 200 -> S D with GELU between. Weights start with variance 1/fan_in: from GPT-2's 0.02 even
-        a pretrained model's h_prev would be so small that LayerNorm's epsilon shrinks it to nothing. GPT-2's own weights start at
-        N(0, 0.02^2), positions at 0.01 (OpenAI's code), what writes to the residual stream divided by sqrt(2L) (GPT-2's paper).
-     4. h_prev stands before the window at the input of layer l_ins: it passes that layer's norm, then its key and value
-        projections ("301 inputs, 300 outputs"). It has no position, no query and no residual, and every token sees it.
-     5. A document's first window has no slot (its score is -inf). A zero vector would be one: LayerNorm makes its bias of it.
-     6. The gradient passes through every z into every layer, back to the first of the windows that are trained together
-        ("trained end-to-end"; 20 in the paper's tables). `loss_and_gradients` takes all windows of a document.
-     7. A document's short last window is read as it is.
-     8. Under overlap z pools all T positions, as the paper says: it knows the first o tokens of the next window. Those are not
-        scored there, in training neither. `pool` "advance" pools all but the last o instead (footnote 3): what the next window
-        does not read itself.
-     9. Also tried by the authors, here as they could have meant it: `pooling` "max" takes the maximum of mixed over positions,
-        "attention" a softmax over positions of mixed times a learned fixed key over sqrt(D), the key starting at 0; several
-        `vectors` come from one z by a wider last matrix; at several `insertion_layers` the same h_prev is inserted.
-    10. Dropout as in GPT-2: on the embeddings, on the attention matrix (the slot's weight included) and before each residual sum.
-        z and the network have none. It acts only when `forward` is given a random generator.
-    11. Section 3.2: `checkpointed` stores the state before each window and computes the window again going back; z alone, from
-        which h_prev is made again too.
-    12. Continuation (5.3): the new window begins with the context's last token, which z knows already, as the baseline's does,
-        which knows nothing else; where windows overlap, with its last o.
-    13. A key's bias adds the same to all scores of a query, h_prev's too; its gradient is exactly zero.
 """
 
 import math
@@ -58,9 +30,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-NORM_EPSILON = 1e-5  # under the square root of layer_norm
-DEVIATION = 0.02  # of GPT-2's weights at the start
-POSITION_DEVIATION = 0.01
+# ----------------------------------------------------------------------------
+# parameters: sizes and variants, the state, GPT-2's weights and the module's
+NORM_EPSILON = 1e-5  # under the square root of layer_norm (decision 1)
+DEVIATION = 0.02  # of GPT-2's weights at the start (decision 3)
 POOLS = ("all", "advance")
 
 
@@ -74,13 +47,13 @@ class Config:
         layers: L, number of layers
         heads: H, attention heads
         feed_forward: F, width of the feed-forward hidden layer
-        max_positions: rows of the position embedding, the longest window there can be
+        max_positions: rows of the position embedding; no window can be longer
         segment: T, tokens in a window
-        overlap: o, tokens of each window that the one before has read too, 0 to T - 1
-        vectors: S, vectors that are inserted into the next window; 0 gives plain GPT-2
+        overlap: o, tokens of each window that the previous window has read too, 0 to T - 1
+        vectors: S, vectors inserted into the next window; 0 gives plain GPT-2
         insertion_layers: layers at which the vectors are inserted, counted from 1
-        pooling: how a window's positions become one vector, one of mean, max, attention
-        pool: which positions are pooled, all or (advance) those that the next window does not read
+        pooling: how a window's positions become one vector: mean, max or attention
+        pool: which positions are pooled: all, or (advance) only those that the next window does not read
         pool_final_norm: pool the last layer's output after the final norm
         module_layers: hidden layers of the network that makes the vectors
         module_width: width of that network's hidden layers
@@ -118,20 +91,16 @@ class Config:
             raise ValueError(f"segment {self.segment} is longer than the position table; max_positions is {self.max_positions}")
         if not 0 <= self.overlap < self.segment:
             raise ValueError(f"overlap is {self.overlap}; it must lie in 0..{self.segment - 1} for segment {self.segment}")
-        if self.vectors:
-            self._check_insertion_layers()
+        layers = self.insertion_layers
+        if self.vectors and (not isinstance(layers, tuple) or not layers or tuple(sorted(set(layers))) != layers):
+            raise ValueError(f"insertion_layers {layers} must be a tuple, ascending, each layer once, at least one")
+        if self.vectors and (layers[0] < 1 or layers[-1] > self.layers):
+            raise ValueError(f"insertion_layers {layers} must lie in 1..{self.layers}, the layers there are")
         for name, choices in (("pooling", tuple(POOLINGS)), ("pool", POOLS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-
-    def _check_insertion_layers(self):
-        layers = self.insertion_layers
-        if not isinstance(layers, tuple) or not layers or tuple(sorted(set(layers))) != layers:
-            raise ValueError(f"insertion_layers {layers} must be a tuple, ascending, each layer once, at least one")
-        if layers[0] < 1 or layers[-1] > self.layers:
-            raise ValueError(f"insertion_layers {layers} must lie in 1..{self.layers}, the layers there are")
 
     @property
     def stride(self):
@@ -147,7 +116,7 @@ class State(NamedTuple):
 
 
 class Window(NamedTuple):
-    """A part of a document that is read at once; the predictions that count are those of its last tokens."""
+    """A part of a document that is read at once; only the predictions at its scored positions count."""
 
     tokens: np.ndarray  # (B, N)
     targets: np.ndarray  # (B, N)
@@ -179,7 +148,7 @@ def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
 
 
 def init_layer(config, rng):
-    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)
+    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual stream
     p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
     for name in ("query", "key", "value"):
         p |= init_gpt2(rng, name, d, d)
@@ -189,11 +158,11 @@ def init_layer(config, rng):
 
 def init_module(config, rng):
     """The recurrence module: all that is added to GPT-2."""
-    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width
+    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width  # decision 2: equal shares
     if config.pooling == "attention":
-        p["fixed_key"] = np.zeros(config.width)
+        p["fixed_key"] = np.zeros(config.width)  # decision 9
     for layer in range(1, config.module_layers + 1):
-        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)  # decision 3: variance 1 / fan_in
         fan_in = config.module_width
     return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
 
@@ -201,7 +170,7 @@ def init_module(config, rng):
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_positions, config.width))
+    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     params |= prefixed("final_norm.", init_norm(config.width))
@@ -225,10 +194,134 @@ def add_into(total, part):
 
 
 def initial_state(params, config, batch):
-    """What a document starts with: nothing to insert."""
+    """What a document starts with: nothing to insert (decision 5)."""
     if config.vectors == 0:
         return State(np.zeros((batch, 0)), np.zeros((batch, 0), bool))
     return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
+
+
+# ----------------------------------------------------------------------------
+# operations: pooling and the mask of a window, then the usual ones
+
+
+def mix_forward(layer_scores, outputs):
+    """The layers' outputs (L, B, N, D), summed in the shares that softmax makes of layer_scores (L,); (B, N, D)."""
+    shares, _ = softmax_forward(layer_scores)  # w of Eq. 1
+    return np.tensordot(shares, outputs, 1), (shares, outputs)  # Eq. 1's sum over l
+
+
+# m = sum_l w_l h_l, w = softmax(alpha): dalpha = softmax'(dw), dw_l = h_l·dm, dh_l = w_l dm
+def mix_backward(dmixed, cache):
+    """Gradients of layer_scores, which sum to zero, and of outputs."""
+    shares, outputs = cache
+    dshares = np.tensordot(outputs, dmixed, 3)  # (L, B, N, D) and (B, N, D) -> (L,)
+    return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
+
+
+def mean_over_positions_forward(p, mixed):
+    """(B, n, D) -> (B, D)"""
+    return mixed.mean(1), mixed.shape  # Eq. 1's sum over i, divided by T
+
+
+# z = sum_i m_i / n: dm_i = dz / n
+def mean_over_positions_backward(dpooled, shape):
+    return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
+
+
+def max_over_positions_forward(p, mixed):
+    """The largest value of each of the D numbers, (B, n, D) -> (B, D) (decision 9)."""
+    largest = mixed.argmax(1)[:, None]  # (B, 1, D)
+    return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
+
+
+# z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
+def max_over_positions_backward(dpooled, cache):
+    largest, shape = cache
+    dmixed = np.zeros(shape)
+    np.put_along_axis(dmixed, largest, dpooled[:, None], 1)
+    return dmixed, {}
+
+
+def attention_over_positions_forward(p, mixed):
+    """Positions weighted by how well they fit a learned fixed key, (B, n, D) -> (B, D) (decision 9)."""
+    scale = mixed.shape[-1] ** -0.5
+    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, n)
+    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
+
+
+# s = m k / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i k / sqrt(D), dk = m^T ds / sqrt(D)
+def attention_over_positions_backward(dpooled, cache):
+    fixed_key, scale, mixed, weights = cache
+    dweights = (mixed * dpooled[:, None]).sum(-1)
+    dscores = softmax_backward(dweights, weights) * scale
+    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
+    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
+
+
+POOLINGS = {
+    "mean": (mean_over_positions_forward, mean_over_positions_backward),
+    "max": (max_over_positions_forward, max_over_positions_backward),
+    "attention": (attention_over_positions_forward, attention_over_positions_backward),
+}
+
+
+def window_mask(length, vectors, present):
+    """Which of [inserted | tokens] each token sees, (B, 1, N, S + N): inserted if a window came before, and no later token."""
+    causal = np.tril(np.ones((length, length), bool))
+    # decision 5. The reshape gives (B, 1, 1), for plain GPT-2 (B, 1, 0); without vectors either becomes (B, N, 0)
+    slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
+    return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
+
+
+class AttentionCache(NamedTuple):
+    query: np.ndarray  # (B, H, N, E)
+    key: np.ndarray  # (B, H, K, E)
+    value: np.ndarray  # (B, H, K, E)
+    weights: np.ndarray  # (B, H, N, K), before dropout
+    dropped: np.ndarray  # (B, H, N, K), after dropout
+    dropout_mask: np.ndarray | None  # (B, H, N, K)
+
+
+def masked_attention_forward(query, key, value, mask, rate, rng):
+    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E); mask, true if seen, broadcasts to (B, H, N, K)."""
+    scores = np.where(mask, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
+    weights, _ = softmax_forward(scores)  # (B, H, N, K)
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    return dropped @ value, AttentionCache(query, key, value, weights, dropped, dropout_mask)
+
+
+# s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
+def masked_attention_backward(dout, cache):
+    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
+    query, key, value, weights, dropped, dropout_mask = cache
+    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
+    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
+    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
+
+
+def gelu_forward(x):
+    """GPT-2's approximation of GELU (decision 1): x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + curve), (x, curve)
+
+
+# y = x/2 (1 + t), t = tanh(u), u = c (x + a x^3): dx = dy/2 (1 + t + x (1 - t^2) u'), u' = c (1 + 3 a x^2)
+def gelu_backward(dy, cache):
+    x, curve = cache
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
+
+
+def softmax_forward(scores):
+    """Softmax over the last axis; -inf scores get exactly zero."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights, weights
+
+
+# w = softmax(s): ds = w (dw - w·dw)
+def softmax_backward(dweights, weights):
+    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
 
 
 def linear_forward(x, weight):
@@ -289,18 +382,6 @@ def norm_backward(dy, cache):
     return dx, prefixed(f"{name}.", grads)
 
 
-def softmax_forward(scores):
-    """Softmax over the last axis; -inf scores get exactly zero."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights, weights
-
-
-# w = softmax(s): ds = w (dw - w·dw)
-def softmax_backward(dweights, weights):
-    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
-
-
 def dropout_forward(x, rate, rng):
     """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
     if rng is None or rate == 0:
@@ -325,168 +406,32 @@ def merge_heads(x):
     return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
-def gelu_forward(x):
-    """GPT-2's approximation, x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    return 0.5 * x * (1 + curve), (x, curve)
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
 
 
-def gelu_backward(dy, cache):
-    x, curve = cache
-    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
-def masked_attention_forward(query, key, value, seen, rate, rng):
-    """softmax(q.k / sqrt(E)) v over the keys that are seen: query (B, H, N, E); key, value (B, H, K, E); seen (B, 1, N, K)."""
-    scores = np.where(seen, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
-    weights, _ = softmax_forward(scores)  # (B, H, N, K)
-    dropped, keep = dropout_forward(weights, rate, rng)
-    return dropped @ value, (query, key, value, weights, dropped, keep)
-
-
-def masked_attention_backward(dout, cache):
-    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
-    query, key, value, weights, dropped, keep = cache
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), keep)
-    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
-    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
-
-
-def visible_keys(length, vectors, present):
-    """Which of [inserted | tokens] each token sees: inserted where there is any, and no later token; (B, 1, N, S + N)."""
-    causal = np.tril(np.ones((length, length), bool))
-    # the reshape gives (B, 1, 1), for plain GPT-2 (B, 1, 0); with no vectors to see either becomes (B, N, 0)
-    slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
-    return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
-
-
-def window_attention_forward(p, config, x, inserted, present, rng):
-    """x (B, N, D) plus what its tokens find in [inserted (B, S, D) | x] (Figure 2); inserted is a key and a value alone."""
-    vectors = 0 if inserted is None else inserted.shape[1]
-    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    normal, norm_cache = norm_forward(p, "norm", source)
-    (query, query_cache), (key, key_cache), (value, value_cache) = (
-        affine_forward(p, name, rows) for name, rows in (("query", normal[:, vectors:]), ("key", normal), ("value", normal))
-    )
-    query, key, value = (split_heads(part, config.heads) for part in (query, key, value))
-    seen = visible_keys(x.shape[1], vectors, present)
-    out, attention_cache = masked_attention_forward(query, key, value, seen, config.dropout, rng)
-    out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, keep = dropout_forward(out, config.dropout, rng)
-    return x + out, (norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep)
-
-
-def window_attention_backward(config, dy, cache):
-    """Gradients of x, of inserted (B, S, D) and of the parameters."""
-    norm_cache, query_cache, key_cache, value_cache, attention_cache, output_cache, keep = cache
-    dout, grads = affine_backward(dropout_backward(dy, keep), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
-    (dtokens, dquery), (dkeys, dkey), (dvalues, dvalue) = (
-        affine_backward(merge_heads(part), part_cache)
-        for part, part_cache in ((dquery, query_cache), (dkey, key_cache), (dvalue, value_cache))
-    )
-    dnormal, vectors = dkeys + dvalues, dkeys.shape[1] - dtokens.shape[1]
-    dnormal[:, vectors:] += dtokens
-    dsource, dnorm = norm_backward(dnormal, norm_cache)
-    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dquery | dkey | dvalue | dnorm
-
-
-def gelu_mlp_forward(p, config, x, rng):
-    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = norm_forward(p, "mlp_norm", x)
-    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
-    hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
-    out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, keep = dropout_forward(out, config.dropout, rng)
-    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, keep)
-
-
-def gelu_mlp_backward(dy, cache):
-    norm_cache, hidden_cache, gelu_cache, output_cache, keep = cache
-    dhidden, grads = affine_backward(dropout_backward(dy, keep), output_cache)
-    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
-    return dy + dx, grads | dweights | dnorm
-
-
-def layer_forward(p, config, x, inserted, present, rng):
-    x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
-    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
-    return x, (attention_cache, mlp_cache)
-
-
-def layer_backward(config, dx, cache):
-    """Gradients of x, of inserted and of the parameters."""
-    attention_cache, mlp_cache = cache
-    dx, grads = gelu_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention
-
-
-def mix_forward(layer_scores, outputs):
-    """The layers' outputs (L, B, N, D) in the shares that softmax makes of layer_scores (L,) (Eq. 1)."""
-    shares, _ = softmax_forward(layer_scores)
-    return np.tensordot(shares, outputs, 1), (shares, outputs)  # (L,) and (L, B, N, D) -> (B, N, D)
-
-
-def mix_backward(dmixed, cache):
-    """Gradients of layer_scores, which sum to zero, and of outputs."""
-    shares, outputs = cache
-    dshares = np.tensordot(outputs, dmixed, 3)  # (L, B, N, D) and (B, N, D) -> (L,)
-    return softmax_backward(dshares, shares), shares[:, None, None, None] * dmixed
-
-
-def mean_over_positions_forward(p, mixed):
-    """Eq. 1's sum over positions divided by their number: (B, n, D) -> (B, D)."""
-    return mixed.mean(1), mixed.shape
-
-
-def mean_over_positions_backward(dpooled, shape):
-    return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
-
-
-def max_over_positions_forward(p, mixed):
-    where = mixed.argmax(1)[:, None]  # (B, 1, D)
-    return np.take_along_axis(mixed, where, 1)[:, 0], (where, mixed.shape)
-
-
-def max_over_positions_backward(dpooled, cache):
-    where, shape = cache
-    dmixed = np.zeros(shape)
-    np.put_along_axis(dmixed, where, dpooled[:, None], 1)
-    return dmixed, {}
-
-
-def attention_over_positions_forward(p, mixed):
-    """Positions weighted by how well they fit a learned fixed key."""
-    scale = mixed.shape[-1] ** -0.5
-    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, n)
-    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
-
-
-def attention_over_positions_backward(dpooled, cache):
-    fixed_key, scale, mixed, weights = cache
-    dweights = (mixed * dpooled[:, None]).sum(-1)
-    dscores = softmax_backward(dweights, weights) * scale
-    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
-    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
-
-
-POOLINGS = {
-    "mean": (mean_over_positions_forward, mean_over_positions_backward),
-    "max": (max_over_positions_forward, max_over_positions_backward),
-    "attention": (attention_over_positions_forward, attention_over_positions_backward),
-}
+# ----------------------------------------------------------------------------
+# the method: pool a window to z, make h_prev of it, attend to h_prev in the next window
 
 
 def pooled_rows(config, length):
-    """How many of a window's positions are pooled, from the first on: all, or those that the next window does not read."""
+    """How many of a window's positions are pooled, from the first on: all, or those that the next does not read (decision 8)."""
     return length if config.pool == "all" else max(1, length - config.overlap)
 
 
 def pool_forward(p, config, outputs):
-    """Eq. 1: what the layers make of a window, (L, B, N, D), as one vector z (B, D)."""
+    """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
     length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
     mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])
     pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
@@ -498,13 +443,12 @@ def pool_backward(config, dpooled, cache):
     length, mix_cache, pooling_cache = cache
     dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
     dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
-    doutputs = np.zeros((*dpart.shape[:2], length, dpart.shape[3]))
-    doutputs[:, :, : dpart.shape[2]] = dpart
+    doutputs = np.pad(dpart, ((0, 0), (0, 0), (0, length - dpart.shape[2]), (0, 0)))  # (L, B, N, D)
     return doutputs, grads | {"layer_scores": dlayer_scores}
 
 
 def module_forward(p, config, pooled):
-    """h_prev: z (B, D) through the feed-forward network, (B, S, D)."""
+    """h_prev: z (B, D) through the feed-forward network, (B, S, D) (3.1, decision 3)."""
     hidden, caches = pooled, []
     for layer in range(1, config.module_layers + 1):
         before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
@@ -524,9 +468,85 @@ def module_backward(dinserted, cache):
     return dhidden, grads
 
 
-def check_window(config, tokens):
-    if not 1 <= tokens.shape[1] <= config.segment:
-        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
+def window_projections_forward(p, config, x, inserted):
+    """Query of x (B, N, D); key and value of x and inserted (B, S, D), if any: "301 inputs, 300 outputs" (3.1, decision 4)."""
+    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
+    normal, norm_cache = norm_forward(p, "norm", source)
+    query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
+    key, key_cache = affine_forward(p, "key", normal)
+    value, value_cache = affine_forward(p, "value", normal)
+    parts = [split_heads(part, config.heads) for part in (query, key, value)]  # (B, H, N or S + N, E)
+    return parts, (norm_cache, query_cache, key_cache, value_cache)
+
+
+# n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n: dn = dk W_k + dv W_v, plus dq W_q at x's positions
+def window_projections_backward(dquery, dkey, dvalue, cache):
+    """Gradients of source (B, S + N, D) and of the parameters."""
+    norm_cache, query_cache, key_cache, value_cache = cache
+    dqueries, grads = affine_backward(merge_heads(dquery), query_cache)
+    dkeys, dkey_weights = affine_backward(merge_heads(dkey), key_cache)  # decision 13: none for the bias
+    dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
+    dnormal = dkeys + dvalues
+    dnormal[:, -dqueries.shape[1] :] += dqueries
+    dsource, dnorm = norm_backward(dnormal, norm_cache)
+    return dsource, grads | dkey_weights | dvalue_weights | dnorm
+
+
+def window_attention_forward(p, config, x, inserted, present, rng):
+    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
+    (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
+    mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
+
+
+# y = x + W_o attention([h | x]): dx = dy + dsource at x's positions, dh = dsource at h's
+def window_attention_backward(config, dy, cache):
+    """Gradients of x, of inserted (B, S, D) and of the parameters."""
+    projections_cache, attention_cache, output_cache, dropout_mask = cache
+    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    dsource, dprojections = window_projections_backward(dquery, dkey, dvalue, projections_cache)
+    vectors = dsource.shape[1] - dy.shape[1]
+    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dprojections
+
+
+# ----------------------------------------------------------------------------
+# the model: GPT-2, with a vector more at one layer
+
+
+def gelu_mlp_forward(p, config, x, rng):
+    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
+    normal, norm_cache = norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
+    out, output_cache = affine_forward(p, "mlp_output", hidden)
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
+
+
+def gelu_mlp_backward(dy, cache):
+    norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
+    dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
+    dx, dnorm = norm_backward(dnormal, norm_cache)
+    return dy + dx, grads | dweights | dnorm
+
+
+def layer_forward(p, config, x, inserted, present, rng):
+    x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
+    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
+    return x, (attention_cache, mlp_cache)
+
+
+def layer_backward(config, dx, cache):
+    """Gradients of x, of inserted and of the parameters."""
+    attention_cache, mlp_cache = cache
+    dx, grads = gelu_mlp_backward(dx, mlp_cache)
+    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention
 
 
 def layers_forward(params, config, x, inserted, present, rng):
@@ -541,12 +561,12 @@ def layers_forward(params, config, x, inserted, present, rng):
 
 
 def layers_backward(config, doutputs, caches):
-    """Gradients of x, of inserted (None where nothing was) and of the parameters, from those of all layers' outputs."""
+    """Gradients of x, of inserted (None if there was none) and of the parameters, from those of all layers' outputs."""
     dx, dinserted, grads = 0.0, None, {}
     for layer in reversed(range(config.layers)):
-        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])
+        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])  # decision 6: z's gradient too
         if dslots.shape[1]:
-            dinserted = dslots if dinserted is None else dinserted + dslots  # every layer sees the same vectors
+            dinserted = dslots if dinserted is None else dinserted + dslots  # decision 9: every layer sees the same vectors
         grads |= prefixed(f"layers.{layer}.", dlayer)
     return dx, dinserted, grads
 
@@ -554,32 +574,31 @@ def layers_backward(config, doutputs, caches):
 def forward(params, config, tokens, state, rng=None):
     """Read one window.
 
-    tokens (B, N) of ids below V, 1 <= N <= config.segment, whose first config.overlap the window before has read too, if there
-    was one; state from `initial_state` or that window; rng turns dropout on. Returns logits (B, N, V), where position i predicts
-    token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
+    tokens (B, N) are ids below V, 1 <= N <= config.segment, and the previous window, if any, has read the first config.overlap of
+    them too. state comes from `initial_state` or the previous window; rng turns dropout on. Returns logits (B, N, V), where
+    position i predicts token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
     """
-    check_window(config, tokens)
+    if not 1 <= tokens.shape[1] <= config.segment:
+        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
     inserted, module_cache, module = None, None, subtree(params, "module.")
     if config.vectors:
         inserted, module_cache = module_forward(module, config, state.pooled)
-    x, keep = dropout_forward(params["embedding"][tokens] + params["positions"][: tokens.shape[1]], config.dropout, rng)
+    x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
+    x, dropout_mask = dropout_forward(x, config.dropout, rng)  # decision 10
     outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
     hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
     next_state, pool_cache = state, None
     if config.vectors:
-        last = hidden if config.pool_final_norm else outputs[-1]
+        last = hidden if config.pool_final_norm else outputs[-1]  # decision 2
         pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
         next_state = State(pooled, np.ones(len(tokens), bool))
-    return logits, next_state, (tokens, module_cache, keep, caches, norm_cache, output_cache, pool_cache)
+    return logits, next_state, ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
-
-    dnext_state None stops the gradient at the window's end. dstate.present is zeros: a flag has no gradient.
-    """
-    tokens, module_cache, keep, caches, norm_cache, output_cache, pool_cache = cache
+    """Gradients of the parameters and of the incoming state; dnext_state None stops the gradient at the window's end."""
+    (tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache = cache
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     doutputs, grads = np.zeros((config.layers, *dhidden.shape)), {}
     if config.vectors and dnext_state is not None:
@@ -596,39 +615,27 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         dpooled, dmodule = module_backward(dinserted, module_cache)
         dstate = dstate._replace(pooled=dpooled)
         grads |= prefixed("module.", dmodule)
-    dx = dropout_backward(dx, keep)
+    dx = dropout_backward(dx, dropout_mask)
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    dpositions = np.zeros_like(params["positions"])
-    dpositions[: dx.shape[1]] = dx.sum(0)
+    dpositions = np.pad(dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0)))  # none for positions after N
     grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
 
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
-
-
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+# ----------------------------------------------------------------------------
+# through segments: a document in windows, its loss and gradients, and continuations
 
 
 def windows_of(config, document):
     """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
 
-    Window k begins k (T - o) tokens in. Its first o predictions are of tokens that the window before has scored.
+    Window k begins k (T - o) tokens in. Its first o predictions are of tokens that the previous window has scored.
     """
     length = document.shape[1]
     count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
     windows = []
     for start in range(0, count * config.stride, config.stride):
-        stop = min(start + config.segment, length - 1)  # the last window is short
+        stop = min(start + config.segment, length - 1)  # decision 7: the last window is short
         scored = np.arange(stop - start) >= (config.overlap if start else 0)
         tokens, targets = document[:, start:stop], document[:, start + 1 : stop + 1]
         windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
@@ -645,41 +652,34 @@ def count_scored(segments):
     return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
-def window_forward(params, config, window, state, rng):
-    """(summed loss of the scored positions, next state, cache) of one window."""
-    logits, state, cache = forward(params, config, window.tokens, state, rng)
-    loss, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-    return loss, state, (cache, loss_cache)
-
-
-def window_backward(params, config, dloss, dnext_state, cache):
-    """Gradients of the parameters and of the state that the window read."""
-    forward_cache, loss_cache = cache
-    return backward(params, config, forward_cache, cross_entropy_backward(dloss, loss_cache), dnext_state)
-
-
 def loss_and_gradients(params, config, windows, seed=None):
-    """Full back-propagation through all windows of a document: mean loss of the scored tokens, gradients, all states read."""
-    loss, caches, grads, dstate, states = 0.0, [], {}, None, [initial_state(params, config, len(windows[0].tokens))]
+    """Mean loss of a document's scored tokens, its gradients through all windows (decision 6), and all states read."""
+    states = [initial_state(params, config, len(windows[0].tokens))]
+    loss, caches, grads, dstate = 0.0, [], {}, None
     for t, window in enumerate(windows):
-        part, state, cache = window_forward(params, config, window, states[-1], segment_rng(seed, t))
+        logits, state, cache = forward(params, config, window.tokens, states[-1], segment_rng(seed, t))
+        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
         loss = loss + part
         states.append(state)
-        caches.append(cache)
-    for cache in reversed(caches):
-        dparams, dstate = window_backward(params, config, 1 / count_scored(windows), dstate, cache)
+        caches.append((cache, loss_cache))
+    for cache, loss_cache in reversed(caches):
+        dlogits = cross_entropy_backward(1 / count_scored(windows), loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         add_into(grads, dparams)
     return loss / count_scored(windows), grads, states[:-1]
 
 
 def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, storing the z's alone and the activations of one window at a time (3.2)."""
-    states, loss, grads, dstate = [initial_state(params, config, len(windows[0].tokens))], 0.0, {}, None
+    """The same loss and gradients, storing only the z's and one window's activations at a time (3.2, decision 11)."""
+    states = [initial_state(params, config, len(windows[0].tokens))]
+    loss, grads, dstate = 0.0, {}, None
     for t, window in enumerate(windows[:-1]):
         states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
-    for t in reversed(range(len(windows))):
-        part, _, cache = window_forward(params, config, windows[t], states.pop(), segment_rng(seed, t))
-        dparams, dstate = window_backward(params, config, 1 / count_scored(windows), dstate, cache)
+    for t, window in reversed(list(enumerate(windows))):
+        logits, _, cache = forward(params, config, window.tokens, states.pop(), segment_rng(seed, t))
+        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
+        dlogits = cross_entropy_backward(1 / count_scored(windows), loss_cache)
+        dparams, dstate = backward(params, config, cache, dlogits, dstate)
         loss = loss + part
         add_into(grads, dparams)
     return loss / count_scored(windows), grads
@@ -688,18 +688,21 @@ def checkpointed(params, config, windows, seed=None):
 def greedy_continuation(params, config, context, count):
     """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3); (B, count).
 
-    The context is read window by window; the continuation stands in a new window that begins with the context's last token, or
-    its last config.overlap, and knows of the rest by h_prev alone. Raises ValueError where that window would grow too long.
+    The context is read window by window. The continuation stands in a new window that begins with the context's last token, or
+    its last config.overlap (decision 12), and knows of the rest by h_prev alone. Raises ValueError if that window gets too long.
     """
     state = initial_state(params, config, len(context))
     for start in range(0, context.shape[1] - config.overlap, config.stride):  # of o tokens or fewer nothing is left to pool
         state = forward(params, config, context[:, start : start + config.segment], state)[1]
-    first = max(1, config.overlap)
-    text = context[:, -first:]
+    text = context[:, -max(1, config.overlap) :]
     for _ in range(count):
         logits = forward(params, config, text, state)[0]
         text = np.concatenate([text, logits[:, -1:].argmax(-1)], axis=1)
     return text[:, -count:] if count else text[:, :0]
+
+
+# ----------------------------------------------------------------------------
+# demonstration: the gradients checked, the windows computed again, a tiny text fitted
 
 
 def check_gradients(params, config, windows, rng):
@@ -720,22 +723,16 @@ def check_gradients(params, config, windows, rng):
 def demonstrate():
     """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
     rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16
-    )  # fmt: skip
+    config = Config(11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16)
     params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
-    document = rng.integers(config.vocabulary, size=(2, 19))
-    windows = windows_of(config, document)
-    print(
-        f"GPT-2 with recurrence, {len(windows)} windows of {config.segment} tokens, each sharing {config.overlap} with the last."
-    )
+    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
+    print("GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last.")
     worst = check_gradients(params, config, windows, rng)
     print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
     if not worst < 1e-4:
         raise SystemExit("gradients disagree with finite differences")
-    dropping = replace(config, dropout=0.2)
-    _, exact, _ = loss_and_gradients(params, dropping, windows, seed=1)
-    _, again = checkpointed(params, dropping, windows, seed=1)
+    _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
+    _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
     apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
     print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:

@@ -1,4 +1,4 @@
-"""One table for every comparison: a row per tensor, and a failure on NaN, on a missing or extra row, and over tolerance."""
+"""One table for every comparison: a row per tensor; NaN, a missing or extra row, or a row over tolerance is a failure."""
 
 import numpy as np
 
@@ -8,20 +8,20 @@ def as_array(value):
 
 
 def relative_error(expected, actual):
-    """Largest difference over the largest expected size: the scale of a tensor, not of its smallest entries."""
+    """The largest difference divided by the largest expected magnitude of the whole tensor."""
     if expected.size == 0:
         return 0.0
     return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-30))
 
 
 def row(name, expected, actual, tolerance):
-    """(line of the table, whether it passes)."""
+    """Return (line of the table, whether it passes)."""
     expected, actual = as_array(expected), as_array(actual)
     if expected.shape != actual.shape:
         return f"{name:<44} shape {actual.shape}, expected {expected.shape}  FAIL", False
     if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
         return f"{name:<44} not finite  FAIL", False
-    if not expected.any():  # nothing to be relative to: zero must be zero
+    if not expected.any():  # no relative error possible: zero must be exactly zero
         passes = not actual.any()
         return f"{name:<44} exactly zero {'' if passes else ' FAIL'}", passes
     error = relative_error(expected, actual)
@@ -32,7 +32,7 @@ def row(name, expected, actual, tolerance):
 
 
 def assert_agree(expected, actual, tolerance, title=""):
-    """Compare two {name: array or tensor}; print the table and fail unless every row is there and within tolerance."""
+    """Compare two {name: array or tensor}; print the table, and fail unless all rows are present and within tolerance."""
     assert expected, f"{title}: nothing was compared"
     lines, passed = [], True
     for name in sorted(expected.keys() | actual.keys()):
@@ -48,5 +48,5 @@ def assert_agree(expected, actual, tolerance, title=""):
 
 
 def named(prefix, state):
-    """A state's fields as rows."""
+    """A state's fields as {name: tensor}."""
     return {f"{prefix}.{name}": field for name, field in zip(state._fields, state, strict=True)}

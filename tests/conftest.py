@@ -1,4 +1,4 @@
-"""Settings of every test: deterministic examples, double precision by default, two threads unless OMP_NUM_THREADS says others."""
+"""Settings of all tests: deterministic examples, float64 by default, two threads unless OMP_NUM_THREADS is set."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
 
 @pytest.fixture(autouse=True, scope="session")
 def data_dir(tmp_path_factory):
-    """Tokenised texts go to a folder of this session, not to the user's cache."""
+    """Keep tokenised texts in a folder of this session, not in the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", os.fspath(folder))
@@ -25,7 +25,7 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def double_precision():
-    """Models are built in float64 unless a test says otherwise."""
+    """Build models in float64 unless a test sets another dtype."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     yield

@@ -1,4 +1,4 @@
-"""What tests compute by hand, one number at a time, to hold both sides against."""
+"""Slow definitions, one number at a time, to compare reference and accelerated code with."""
 
 import math
 

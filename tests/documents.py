@@ -1,4 +1,4 @@
-"""Texts, documents and a tokenizer for the tests: small ones whose tokens name them, zips made in memory, a few merges."""
+"""Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in memory, a few BPE merges."""
 
 import io
 import zipfile
@@ -15,13 +15,13 @@ BYTES = ByteTokenizer()
 
 
 def text_document(name, text, tokenizer):
-    """A document that predicts each of its own tokens after the first."""
+    """A document that predicts each of its tokens except the first."""
     tokens = tokenizer.encode(text)
     return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool), len(text.split()))
 
 
 def documents_of(lengths):
-    """Documents whose tokens name them: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
+    """Documents with recognisable tokens: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
     texts = [bytes((10 * d + 1 + i) % 256 for i in range(n)) for d, n in enumerate(lengths)]
     return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
 
@@ -41,7 +41,7 @@ def as_zip(members):
 
 
 def small_encoding():
-    """All 256 bytes and a few merges, under GPT-2's splitting into words."""
+    """An encoding of all 256 bytes and a few merges, which splits words as GPT-2 does."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in (b"th", b"the", b" the", b"an", b"\xc3\xa9"):
         ranks[token] = len(ranks)
@@ -50,7 +50,7 @@ def small_encoding():
 
 
 class MergedTokenizer:
-    """A tiktoken encoding whose tokens hold white space, nothing else, or several words."""
+    """A tiktoken encoding with tokens that hold white space, only white space, or several words."""
 
     ranks = (*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b")
     encoding = tiktoken.Encoding(
@@ -70,7 +70,7 @@ MERGED = MergedTokenizer()
 
 
 def document_from(text, tokenizer, scored=None):
-    """A Document whose arrays may not be written to; all of it is scored by one broadcast True, unless a mask says otherwise."""
+    """A Document with read-only arrays; all of it is scored unless a mask is given."""
     ids = tokenizer.encode(text)
     ids.flags.writeable = False
     size = max(len(ids) - 1, 0)
@@ -84,7 +84,7 @@ either = st.sampled_from([BYTES, MERGED])
 
 @st.composite
 def documents_and_tokenizer(draw, least=0):
-    """Documents of which some tokens are scored, at least one of them of that many tokens."""
+    """Documents with some tokens scored; if least is given, one has at least that many tokens."""
     tokenizer, masks = draw(either), st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
     documents = [document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))]
     documents += [document_from(draw(texts) + "he" * least, tokenizer, draw(masks))] if least else []
@@ -92,6 +92,6 @@ def documents_and_tokenizer(draw, least=0):
 
 
 def random_nats(documents, seed):
-    """Losses as token_nats gives them: NaN where nothing is scored."""
+    """Random losses in the form of token_nats: NaN if a token is not scored."""
     rng = np.random.default_rng(seed)
     return [np.where(document.scored, rng.exponential(3.0, len(document.inputs)), np.nan) for document in documents]

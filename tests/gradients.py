@@ -4,7 +4,7 @@ import numpy as np
 from comparison import assert_agree
 
 STEP = 1e-5  # of central differences of operations
-MODEL_STEP = 3e-6  # of those along directions through models, whose entries all move at once
+MODEL_STEP = 3e-6  # of differences along directions through models, where all entries move at once
 TOLERANCE = 1e-6  # of full Jacobians of operations
 MODEL_TOLERANCE = 2e-5  # of random directions through whole models; the worst measured is 2.5e-6
 
@@ -31,7 +31,7 @@ def check_jacobian(function, inputs, gradients, title):
 
 
 def check_directions(function, inputs, gradients, rng, title):
-    """The same along one random direction of every input, for functions too large for a full Jacobian."""
+    """Compare derivatives along one random direction of every input, for functions too large for a full Jacobian."""
     numeric, analytic = {}, {}
     for name, value in inputs.items():
         direction = rng.standard_normal(value.shape)
@@ -49,7 +49,7 @@ def draw(*shape):
 
 
 def check_operation(forward, backward, inputs, title):
-    """forward(**inputs) -> (out, cache); backward(dout, cache) -> {name: gradient}."""
+    """Check backward(dout, cache) -> {name: gradient} of forward(**inputs) -> (out, cache)."""
     out, cache = forward(**inputs)
     dout = draw(*np.shape(out))
     gradients = backward(dout, cache)
@@ -57,21 +57,21 @@ def check_operation(forward, backward, inputs, title):
 
 
 def flat(gradients, names):
-    """((dx, dy, {name: dparam}) -> {name: gradient}) with the given names for the leading entries."""
+    """Turn (dx, dy, {name: dparam}) into {name: gradient}, with the given names for the leading entries."""
     *leading, params = gradients
     return dict(zip(names, leading, strict=True)) | params
 
 
 def movable(inputs):
-    """What has a gradient: all but the key biases, which have a test of their own."""
+    """The inputs that have a gradient: all except key biases, which have their own test."""
     return {name: value for name, value in inputs.items() if not name.endswith("key_bias")}
 
 
 def nested(params):
-    """Parameters by names that can be keywords."""
+    """Replace dots in names, so that the names can be keyword arguments."""
     return {name.replace(".", "__"): value for name, value in params.items()}
 
 
 def dotted(params):
-    """nested, undone."""
+    """The inverse of nested."""
     return {name.replace("__", "."): value for name, value in params.items()}

@@ -1,4 +1,4 @@
-"""A file server on the loopback address, which can break off, refuse to go on in the middle, or list a bucket."""
+"""A file server on the loopback address; it can break off, refuse to resume a download, or list a bucket."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Server:
-    """files {path: bytes}; connections end after `break_after` bytes, `ranges`: whether parts are sent, `page`: books a list."""
+    """Serves {path: bytes}. break_after: bytes before a connection ends; ranges: whether parts are sent; page: books per list."""
 
     def __init__(self, files):
         self.files, self.break_after, self.ranges, self.page, self.asked = files, None, True, 2, []
@@ -49,7 +49,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(files):
-    """A running Server."""
+    """Run a Server inside."""
     server = Server(files)
 
     class Handler(BaseHTTPRequestHandler):

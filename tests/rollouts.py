@@ -1,8 +1,7 @@
-"""A rollout of several segments, by a reference and by its accelerated model: what the two must agree on, by name.
+"""A rollout (consecutive segments) by a reference and by its accelerated model: everything that must agree, by name.
 
-For the contract and the papers' tests. Segments are (tokens, targets, scored) arrays of two lanes, with a reference's Task where
-the segment has one; lane 1 starts a document at segment `start`. The objective is the summed cross-entropy plus the auxiliary
-losses of every segment.
+Segments are (tokens, targets, scored) arrays of two lanes (rows of the batch), with a reference's Task if the segment has one;
+lane 1 starts a document at segment `start`. The objective is the sum over segments of cross-entropy and auxiliary losses.
 """
 
 import numpy as np
@@ -13,11 +12,11 @@ from variants import PAPERS, random_task
 
 from accelerated.protocol import replace_lanes, require_gradient
 
-RATE, MOMENTUM = 1e-3, 0.9  # of the descent that both sides take
+RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
 
 
 def random_segments(paper, name, rng):
-    """Three segments, the last one short if the model reads short ones; every pair of tasks that differ if it reads tasks."""
+    """Three segments, the last one short if the model reads short ones; if it reads tasks, one more and all pairs of tasks."""
     config, segments = PAPERS[paper].variant(name), []
     lengths = [config.segment, config.segment, max(1, config.segment - PAPERS[paper].shorter)]
     tasks = [(), (), ()]
@@ -31,7 +30,7 @@ def random_segments(paper, name, rng):
 
 
 def by_lane(first, second):
-    """Lane 0 of one state, lane 1 of another."""
+    """A state with lane 0 of the first and lane 1 of the second."""
     return type(first)(*(np.concatenate([a[:1], b[1:]]) for a, b in zip(first, second, strict=True)))
 
 
@@ -67,7 +66,7 @@ def reference_rollout(ref, params, config, segments, start, state):
 
 
 def accelerated_rollout(paper, model, segments, start, state):
-    """The same of a model; leaves the gradients in .grad."""
+    """The same as reference_rollout for a model; leaves the gradients in .grad."""
     leaf = require_gradient(state)
     state, total, rows = leaf, 0.0, {}
     objective = 0.0
@@ -86,23 +85,23 @@ def accelerated_rollout(paper, model, segments, start, state):
 
 
 def filled(rows):
-    """The rows that hold numbers: a state without rows of some kind has fields of size zero."""
+    """The rows that are not empty: a state's field may have size zero."""
     return {name: row for name, row in rows.items() if 0 not in row.shape}
 
 
 def rows_of_state(state):
-    """Its fields as rows, and its shapes, so that a state without rows is compared too."""
+    """A state's fields and their shapes as rows, so that empty fields are compared too."""
     return filled(named("state", state)) | {f"shape of {k}": np.array(field.shape) for k, field in state._asdict().items()}
 
 
 def check_rollout(paper, config, params, segments, state, title):
-    """Everything over the segments, a document starting in the second, then the weights after five steps of descent."""
+    """Compare everything over the segments, with a document start in the second, then the weights after five steps."""
     ref, model = PAPERS[paper].reference, PAPERS[paper].model_with(params, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
     for step in range(5):
         optimizer.zero_grad()
-        read = segments if step == 0 else segments[:2]  # which are enough to learn from
+        read = segments if step == 0 else segments[:2]  # enough to train on
         expected = reference_rollout(ref, params, config, read, 1, state)
         actual = accelerated_rollout(paper, model, read, 1, PAPERS[paper].to_torch(state))
         if step == 0:
@@ -114,7 +113,7 @@ def check_rollout(paper, config, params, segments, state, title):
 
 
 def dropout_from(rng):
-    """Stands in for torch's dropout with a reference's random numbers, so that both sides drop the same."""
+    """A replacement for torch's dropout with the reference's random numbers, so that both sides drop the same entries."""
 
     def dropout(x, rate, training=True):
         if not training or rate == 0:
@@ -127,7 +126,7 @@ def dropout_from(rng):
 
 
 def memformer_segments(config, rng, horizon, lanes=3):
-    """A rollout as Memformer's reference takes it; documents start inside, some segments have tasks if the model reads them."""
+    """A rollout for Memformer's reference, with document starts inside and, if the model reads tasks, some tasks."""
     segments = []
     for _ in range(horizon):
         tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))

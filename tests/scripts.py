@@ -1,4 +1,4 @@
-"""train.py and eval.py called as a user calls them, with options for runs of seconds: for the tests of both scripts."""
+"""Calls train.py and eval.py as a user does, with options for runs of a few seconds."""
 
 from pathlib import Path
 

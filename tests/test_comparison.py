@@ -1,4 +1,4 @@
-"""The comparison table must fail where it should."""
+"""The comparison table fails when it should."""
 
 import numpy as np
 import pytest

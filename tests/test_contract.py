@@ -1,4 +1,4 @@
-"""What every model must do, in every variant: the protocol of accelerated/protocol.py, and its reference's numbers."""
+"""What every model must do, in every variant: follow accelerated/protocol.py and equal its reference."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a 
 
 
 def both_sides(paper, name, lanes=2, seed=5, dropout=0.0):
-    """(config, rng, params, state in arrays, the model in evaluation mode and its state), of weights that hide nothing."""
+    """Return (config, rng, params, state of arrays, the model in evaluation mode, its state), with random weights."""
     config, rng = dataclasses.replace(variant(paper, name), dropout=dropout), np.random.default_rng(seed)
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, lanes)
     return config, rng, params, state, PAPERS[paper].model_with(params, config).eval(), PAPERS[paper].to_torch(state)
@@ -57,7 +57,7 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name, monkeypatch):
-    """Logits, states, losses and gradients over segments with a document start in the second, then five steps."""
+    """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
     monkeypatch.setattr("accelerated.attention.relative_shift.TILE", 3)
     config, rng, params, state, _, _ = both_sides(paper, name)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
@@ -65,7 +65,7 @@ def test_accelerated_equals_reference(paper, name, monkeypatch):
 
 @over(EVERY_VARIANT)
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
-    """With the reference's random numbers in place of torch's: logits, state and auxiliary losses of training mode."""
+    """With the reference's random numbers instead of torch's: logits, state and auxiliary losses in training mode."""
     config, rng, params, state, model, _ = both_sides(paper, name, dropout=0.3)
     ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout_from(np.random.default_rng(7)))
@@ -78,8 +78,8 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch):
 
 
 @over(EVERY_VARIANT)
-def test_evaluation_drops_nothing_out(paper, name):
-    """Training does. Of logits, every field of the next state, and a step."""
+def test_evaluation_has_no_dropout(paper, name):
+    """Training has. Checks logits, every field of the next state, and a step."""
     config, rng, params, _, model, state = both_sides(paper, name)
     dropping = PAPERS[paper].model_with(params, dataclasses.replace(config, dropout=0.3))
     tokens = torch.tensor(random_tokens(config, rng))
@@ -94,7 +94,7 @@ def test_evaluation_drops_nothing_out(paper, name):
 
 @over(EVERY_VARIANT)
 def test_the_three_ways_of_back_propagation_agree(paper, name):
-    """With dropout, tasks where there are, and documents that start inside: loss, gradients, next state."""
+    """With dropout, tasks if the model reads them, and document starts inside: loss, gradients, next state."""
     _, rng, _, _, model, state = both_sides(paper, name, dropout=0.3)
     segments = []
     for tokens, targets, scored, *task in random_segments(paper, name, rng):
@@ -111,7 +111,7 @@ def test_the_three_ways_of_back_propagation_agree(paper, name):
     assert_agree(found["through_time"], found["memory_replay"], 1e-11)
 
 
-NO_CHOICE = [  # a softmax over one thing
+NO_CHOICE = [  # they have a softmax over a single entry, which has no gradient
     ("memformer", "one-token"),
     ("memformer", "one-slot"),
     ("pretrained_recurrence", "one-token"),
@@ -121,7 +121,7 @@ NO_CHOICE = [  # a softmax over one thing
 
 @over([pair for pair in EVERY_VARIANT if pair not in NO_CHOICE])
 def test_every_parameter_gets_gradient_from_a_rollout(paper, name):
-    """Four segments from a document's start; all but key biases, and a compression that nothing trains."""
+    """Over four segments from a document's start; except key biases, and a compression without a loss."""
     config, rng, _, _, model, _ = both_sides(paper, name)
     tasks = [(), *([random_task(config, rng, [kind, kind])] for kind in range(3))] if name in PAPERS[paper].tasks else [()] * 4
     state, objective = model.initial_state(2), 0.0
@@ -139,8 +139,8 @@ def test_every_parameter_gets_gradient_from_a_rollout(paper, name):
 
 
 @over(EVERY_VARIANT)
-def test_what_comes_later_changes_no_logit(paper, name):
-    """Other tokens from a place on change that place's logits and none before it, on both sides: padding is never seen."""
+def test_later_tokens_change_no_earlier_logit(paper, name):
+    """Other tokens from a position on change the logits there, but not before it, on both sides: padding is never seen."""
     config, rng, params, state, model, torch_state = both_sides(paper, name, lanes=1)
     tokens, ref = random_tokens(config, rng, 1), PAPERS[paper].reference
     read = lambda rows: model(torch.tensor(rows), torch_state).logits.detach().numpy()  # noqa: E731
@@ -155,7 +155,7 @@ def test_what_comes_later_changes_no_logit(paper, name):
 
 
 def read_whole(model, tokens, state):
-    """Predictions that count of tokens (B, n), segment after segment (windows may overlap), and the state after each."""
+    """Scored logits of tokens (B, n), segment by segment (windows may overlap), and the state after each segment."""
     config, logits, states = model.config, [], []
     overlap = getattr(config, "overlap", 0)
     for start in range(0, tokens.shape[1] - overlap, config.segment - overlap):
@@ -171,7 +171,7 @@ def read_whole(model, tokens, state):
 @over(EVERY_VARIANT)
 @torch.no_grad()
 def test_step_and_advance_equal_forward(paper, name):
-    """From a state in mid-document, over three segments; also taking up `step` from a state that forward returned."""
+    """From a state in mid-document, over three segments; and `step` from a state that forward returned."""
     config, rng, _, _, model, state = both_sides(paper, name)
     stride = config.segment - getattr(config, "overlap", 0)
     tokens = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride)))
@@ -185,11 +185,11 @@ def test_step_and_advance_equal_forward(paper, name):
         assert_agree({"logits": expected}, {"logits": torch.stack(actual, 1)}, 1e-11)
 
 
-# Kinds and places of numbers
+# Dtypes and devices
 
 
 def tensors_in(stream):
-    """Every tensor of a state or of a stream, however deep."""
+    """All tensors of a state or a stream, at any depth."""
     if isinstance(stream, torch.Tensor):
         return [stream]
     return [tensor for part in stream or () for tensor in tensors_in(part)] if isinstance(stream, tuple | list) else []
@@ -197,8 +197,8 @@ def tensors_in(stream):
 
 @over(EVERY_VARIANT)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
-def test_kinds_of_numbers_are_kept(paper, name, autocast):
-    """No float64 leaks into a float32 model; under autocast its state and its gradients stay float32, and all is finite."""
+def test_dtypes_are_kept(paper, name, autocast):
+    """No float64 leaks into a float32 model; under autocast state and gradients stay float32; all values are finite."""
     torch.set_default_dtype(torch.float32)
     model, tokens = PAPERS[paper].model(variant(paper, name)), torch.zeros(2, variant(paper, name).segment, dtype=torch.long)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -220,7 +220,7 @@ def test_kinds_of_numbers_are_kept(paper, name, autocast):
 
 @over(EVERY_VARIANT)
 def test_a_model_can_be_made_on_the_meta_device(paper, name):
-    """Then nothing of it takes memory: names and shapes are there, and it says what shapes it makes."""
+    """It then takes no memory, has all names and shapes, and returns outputs with the right shapes."""
     config = variant(paper, name)
     params = PAPERS[paper].reference.init_params(config, np.random.default_rng(0))
     with torch.device("meta"):
@@ -237,7 +237,7 @@ def test_a_model_can_be_made_on_the_meta_device(paper, name):
 @over(EVERY_VARIANT)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
-    """Logits, states, losses and gradients, and generation token by token; bfloat16 by autocast against the CPU's float32."""
+    """Logits, states, losses and gradients, and `step`; bfloat16 autocast is compared with float32 on the CPU."""
     torch.set_default_dtype(torch.float32)
     config, rows = variant(paper, name), {}
     tokens = torch.tensor(random_tokens(config, np.random.default_rng(5)))
@@ -261,7 +261,7 @@ def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
 
 @over(EVERY_VARIANT)
 def test_arguments_are_not_changed(paper, name):
-    """By either side; nor does a next state, written over, change what it was made from."""
+    """By either side; and overwriting a returned state does not change the arguments."""
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     ref, tokens = PAPERS[paper].reference, random_tokens(config, rng)
     logits, after, cache = ref.forward(params, config, tokens, state)
@@ -275,7 +275,7 @@ def test_arguments_are_not_changed(paper, name):
         model.step(torch.tensor(tokens)[:, 0], torch_state)
     for state in (after, *states):
         for field in state:
-            if "float" in str(field.dtype):  # token ids are those of the segment
+            if "float" in str(field.dtype):  # not token ids, which may share memory with the segment
                 field[:] = 0
     same = lambda a, b: (np.asarray(a) == np.asarray(b)).all()  # noqa: E731
     for old, new in zip(before, given, strict=True):
@@ -296,7 +296,7 @@ def test_segments_of_other_lengths_are_refused_by_both_sides(paper, name):
 
 
 def refuses(model, tokens, state, words="."):
-    """All three that read a state refuse it, in one line that holds these words."""
+    """Check that forward, advance and step refuse the state in one line that holds these words."""
     for read, seen in ((model, tokens), (model.advance, tokens), (model.step, tokens[:, 0])):
         with pytest.raises(ValueError, match=words) as refusal:
             read(seen, state)
@@ -305,7 +305,7 @@ def refuses(model, tokens, state, words="."):
 
 @over(EVERY_VARIANT)
 def test_states_of_other_sizes_are_refused(paper, name):
-    """Every axis of every field, lanes first; a state of size one is not broadcast. The message has both shapes."""
+    """Along every axis of every field; size one is not broadcast. The message has the wrong size."""
     config = variant(paper, name)
     model, tokens = PAPERS[paper].model(config).eval(), torch.zeros(2, config.segment, dtype=torch.long)
     state = detach(model.initial_state(2))
@@ -320,7 +320,7 @@ def test_states_of_other_sizes_are_refused(paper, name):
 
 @over(ONE_OF_EACH)
 def test_states_of_other_models_are_refused(paper, name):
-    """Whatever their names and sizes; a stream within a segment goes to `step` alone."""
+    """Also plain tuples; and a stream inside a segment is only for `step`."""
     config = variant(paper, name)
     model, tokens = PAPERS[paper].model(config).eval(), torch.zeros(2, config.segment, dtype=torch.long)
     for other in PAPERS.values():
@@ -334,7 +334,7 @@ def test_states_of_other_models_are_refused(paper, name):
 
 
 @over(ONE_OF_EACH)
-def test_no_lanes_are_refused(paper, name):
+def test_zero_lanes_are_refused(paper, name):
     config = variant(paper, name)
     model = PAPERS[paper].model(config).eval()
     with pytest.raises(ValueError, match="0"):
@@ -343,11 +343,11 @@ def test_no_lanes_are_refused(paper, name):
     refuses(model, torch.zeros(0, config.segment, dtype=torch.long), none, "0")
 
 
-# What a model says of itself
+# Attributes
 
 
 @over(ONE_OF_EACH)
-def test_a_model_says_what_the_protocol_asks(paper, name):
+def test_a_model_has_the_protocols_attributes(paper, name):
     model = PAPERS[paper].model(variant(paper, name))
     assert model.describe() and "\n" not in model.describe()
     assert isinstance(model.attention_reach, int) and model.attention_reach > 0

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and a disk's errors become one line."""
+"""Files appear complete or not at all, and disk errors become one line."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from accelerated.errors import InputError, disk_errors, written_whole
 
 
 def test_a_file_appears_whole(tmp_path):
-    """While it is written the old one stands; then the new one, and nothing beside it."""
+    """The old file stays during writing; then only the new file is there."""
     path = tmp_path / "file"
     path.write_text("old")
     with written_whole(path) as beside:
@@ -32,12 +32,12 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path, error):
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_refusal_inside_stays_what_it_is(tmp_path):
+def test_an_input_error_inside_is_unchanged(tmp_path):
     with pytest.raises(InputError, match=r"^said before$"), written_whole(tmp_path / "file"):
         raise InputError("said before")
 
 
-def test_a_place_that_is_not_there(tmp_path):
+def test_a_missing_folder(tmp_path):
     advice = "free some space, or give another --data-dir"
     with (
         pytest.raises(InputError, match=f"cannot write .*: No such.*; {advice}"),

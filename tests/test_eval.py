@@ -1,4 +1,4 @@
-"""eval.py's reports as a user runs them: what is printed, what --json holds, and what is refused."""
+"""eval.py's reports, run as a user runs them: printed text, --json, and error messages."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def as_json(capsys, *argv):
 
 
 def refused(capsys, *argv):
-    """The one line that refuses, whether the parser's or ours."""
+    """The one-line error message, from the parser or from an InputError."""
     capsys.readouterr()
     with pytest.raises((InputError, SystemExit)) as caught:
         evaluate(*argv)
@@ -91,6 +91,7 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
         "--pool": "score sample positions frequency overlap range dynamic",
         "--memory": "score sample positions frequency range attention compression dynamic",
         "--split": "score positions frequency overlap range attention compression dynamic",
+        "--carry-over-documents": "score positions frequency overlap range attention compression dynamic",
     }  # fmt: skip
     for option, reports in takers.items():
         assert (option in shown) == (name in reports.split()), option
@@ -123,7 +124,7 @@ def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
         (["RUN", "--checkpoint", "best"], "--checkpoint best: .* has last, step-1, step-2"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(argv, words, runs, capsys, monkeypatch):
+def test_wrong_command_lines_are_refused_in_one_line(argv, words, runs, capsys, monkeypatch):
     monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
     assert re.search(words, refused(capsys, *(runs.recurrent if word == "RUN" else word for word in argv)))
 
@@ -133,6 +134,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(argv, words, runs, capsys, 
     [
         (["score", "--batch", 0], "argument --batch: 0 was given; it must be at least 1"),
         (["score", "--batch", "x"], "argument --batch: invalid int value: 'x'"),
+        (["score", "--data", "recall", "--carry-over-documents"], "recall has questions of its own; leave one of them out"),
         (["score", "--data", "nowhere"], "--data nowhere: no such file or folder"),
         (["range", "--segments", 1], "--segments: 1 was given; it must be at least 2"),
         (["range"], "required: --segments"),
@@ -152,7 +154,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(argv, words, runs, capsys, 
         (["sample", "--prompt-file", "nowhere"], "cannot read --prompt-file nowhere: No such file"),
         (["sample", "--prompt", ""], "the prompt is empty; give at least one character"),
         (["sample", "--prompt-file", os.devnull], "the prompt is empty; give at least one character"),
-        (["overlap", "--overlaps", "none"], "argument --overlaps: 'none'; give overlaps joined by commas, like 0,5,10, or own"),
+        (["overlap", "--overlaps", "none"], "argument --overlaps: 'none'; give numbers separated by commas, like 0,5,10, or own"),
         (["overlap", "--overlaps", "1,x"], "argument --overlaps: '1,x'"),
         (["overlap"], "overlap is for pretrained_recurrence models, this is block_recurrent"),
         (["attention"], "attention is for compressive models, this is block_recurrent"),
@@ -264,14 +266,14 @@ def test_other_data_and_splits_are_read(runs, tmp_path, capsys):
     assert "has nothing to predict" in refused(capsys, runs.recurrent, "--data", tmp_path / "nothing.txt")
 
 
-def test_recall_is_not_read_with_tokens_that_are_no_bytes(runs, tmp_path, capsys):
+def test_recall_is_read_only_with_byte_tokens(runs, tmp_path, capsys):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     train("--data", runs.book, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")
     line = refused(capsys, tmp_path / "run", "--data", "recall")
     assert re.search(r"--data recall is made of bytes, the run's tokenizer is .*; give other --data", line)
 
 
-def test_text_that_changed_since_training_is_said(runs, text, tmp_path, capsys):
+def test_a_warning_if_the_text_changed_since_training(runs, text, tmp_path, capsys):
     train("--data", text, *TINY, *BRIEF, "--out", tmp_path / "run")
     capsys.readouterr()
     evaluate(tmp_path / "run")
@@ -310,14 +312,91 @@ def test_memories_of_other_sizes_are_evaluated(runs, tmp_path, capsys):
     assert "trained with" in printed(capsys, runs.compressive, "--compressed-memory", 0)
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", tmp_path / "xl")
     line = refused(capsys, tmp_path / "xl", "--compressed-memory", 4)
-    assert "trained with compressed_memory 0 and has learned no compression" in line
+    assert "trained with compressed_memory 0, so its compression is untrained" in line
 
 
-def test_windows_that_differ_from_training_are_said(runs, capsys):
+def test_windows_that_differ_from_training_are_named(runs, capsys):
     for options, words in (([], None), (["--segment", 9], "segment 8\n"), (["--pool", "advance"], "pool all\n")):
         lines = printed(capsys, runs.windowed, *options)
         assert f"trained with {words}" in lines if words else "trained with" not in lines
     assert ", no memory\n" in printed(capsys, runs.plain)
+
+
+# memory carried over documents
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """Runs that were trained with memory carried over documents, and the folder of documents."""
+    folder = tmp_path_factory.mktemp("joined")
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(80):
+        (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
+    kinds = {"compressive": COMPRESSIVE, "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0]}
+    for name, options in kinds.items():
+        train(*options, "--data", texts, "--carry-over-documents", *BRIEF, "--out", folder / name)
+    return SimpleNamespace(texts=texts, **{name: folder / name for name in kinds})
+
+
+def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
+    """The heading and --json say which; the same tokens are scored and the same words counted."""
+    default, apart = (as_json(capsys, joined.compressive, *argv) for argv in ([], ["--no-carry-over-documents"]))
+    assert default["carry_over_documents"] is True and apart["carry_over_documents"] is False
+    assert default["nats"] != apart["nats"]
+    assert all(default[key] == apart[key] for key in ("tokens", "words", "text_bytes"))
+    assert ", memory carried over documents\n" in printed(capsys, joined.compressive)
+    cleared = printed(capsys, joined.compressive, "--clear-memory")
+    assert "memory cleared at every segment, documents joined\n" in cleared
+    assert "no memory, documents joined\n" in printed(capsys, joined.plain)
+    assert "memory carried through each document\n" in printed(capsys, joined.compressive, "--no-carry-over-documents")
+    asked = as_json(capsys, runs.compressive, "--data", joined.texts, "--carry-over-documents")
+    own = as_json(capsys, runs.compressive, "--data", joined.texts)
+    assert asked["carry_over_documents"] and not own["carry_over_documents"] and asked["nats"] != own["nats"]
+    assert asked["tokens"] == own["tokens"]
+
+
+def test_every_report_reads_joined_documents(joined, capsys):
+    """The scoring reports give the same sum over the same tokens; no single document is long enough for range."""
+    score = as_json(capsys, joined.compressive)
+    rows = as_json(capsys, "positions", joined.compressive)["by_position"]["memory_carried"]
+    assert sum(row["tokens"] for row in rows) == score["tokens"] and rows[0]["documents"] == 3, "parts, as many as lanes"
+    assert sum(row["nats"] for row in rows) == pytest.approx(score["nats"], rel=1e-6)
+    dynamic = as_json(capsys, "dynamic", joined.compressive, "--learning-rate", 1e-4)
+    assert dynamic["carry_over_documents"] and dynamic["static"]["nats"] == pytest.approx(score["nats"], rel=1e-6)
+    assert dynamic["dynamic"]["tokens"] == score["tokens"]
+    for name in ("attention", "compression"):
+        assert as_json(capsys, name, joined.compressive, "--sequences", 20)["carry_over_documents"]
+    reach = ["--segments", 14, "--batch", 1]
+    assert as_json(capsys, "range", joined.compressive, *reach)["carry_over_documents"]
+    assert "give longer documents" in refused(capsys, "range", joined.compressive, *reach, "--no-carry-over-documents")
+
+
+def test_words_keep_their_losses_when_documents_are_joined(joined, capsys):
+    """The table by frequency has the same words, and adds up to the score."""
+    default, apart = (as_json(capsys, "frequency", joined.compressive, *argv) for argv in ([], ["--no-carry-over-documents"]))
+    rows, others = default["by_frequency"], apart["by_frequency"]
+    assert [(row["words"], row["tokens"]) for row in rows] == [(row["words"], row["tokens"]) for row in others]
+    assert rows[-1]["nats"] == pytest.approx(as_json(capsys, joined.compressive)["nats"], rel=1e-6) != others[-1]["nats"]
+
+
+def test_the_table_of_overlaps_says_that_documents_are_joined(joined, capsys):
+    both = [joined.windowed, joined.plain, "--overlaps", "0,3"]
+    for row in as_json(capsys, "overlap", *both)["rows"]:
+        options = ["--carry-over-documents", "--split", "test"]
+        assert row["notes"][-1] == "documents joined"
+        if row["config"]["overlap"] == 0 and row["run"] == str(joined.plain):
+            expected = as_json(capsys, row["run"], *options)
+            assert row["splits"]["test"]["nats"] == pytest.approx(expected["nats"], rel=1e-9)
+    assert "documents joined" not in printed(capsys, "overlap", *both, "--no-carry-over-documents")
+
+
+def test_recall_is_never_joined(joined, tmp_path, capsys):
+    """Not by a run that was trained with joined documents; and the option is refused in one line."""
+    record = as_json(capsys, joined.compressive, "--data", "recall")
+    assert record["carry_over_documents"] is False
+    train(*COMPRESSIVE, "--data", "recall", *BRIEF, "--out", tmp_path / "run")
+    assert "leave one of them out" in refused(capsys, tmp_path / "run", "--carry-over-documents")
 
 
 # sample
@@ -407,7 +486,7 @@ def test_loss_by_segments_carried(runs, capsys):
     lines = printed(capsys, "range", runs.memformer, "--segments", 3).splitlines()[-3:]
     assert [line.split()[:2] for line in lines] == [[str(row["segments"]), f"{row['bits_per_byte']:.4f}"] for row in rows]
     line = refused(capsys, "range", runs.memformer, "--segments", 9000)
-    assert "no document scores anything in its segments 9001 to 18000" in line
+    assert "no document has scored tokens in its segments 9001 to 18000" in line
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
 
 
@@ -477,7 +556,7 @@ def test_the_table_of_overlaps(runs, capsys):
 
 
 def test_windows_of_another_length_are_evaluated(runs, capsys):
-    """Up to the position table; the run's own overlap does not stand in the way of a shorter window."""
+    """Up to the size of the position table; a window may also be shorter than the run's own overlap."""
     for window, overlaps in ((12, "0,3"), (2, "0,1")):
         lines = printed(capsys, "overlap", runs.windowed, "--segment", window, "--overlaps", overlaps)
         assert lines.count(f"recurrent, window {window}") == 2
@@ -505,7 +584,7 @@ def test_the_table_refuses_runs_of_different_data_and_counts_a_run_once(runs, tm
 
 
 def test_recall_has_no_words(tmp_path, capsys):
-    """And its segments may ask nothing."""
+    """Its segments may also have no question."""
     run = tmp_path / "run"
     train(*WINDOWED, "--data", "recall", "--recall-distance", 8, "--vectors", 0, *BRIEF, "--out", run)
     lines = [line.split() for line in printed(capsys, "overlap", run, "--overlaps", "0,2").splitlines() if "GPT-2" in line]

@@ -1,4 +1,4 @@
-"""Full BPTT, gradient checkpointing and MRBP leave the same loss, gradients and next state."""
+"""Full BPTT, gradient checkpointing and memory replay give the same loss, gradients and next state."""
 
 import dataclasses
 import math
@@ -38,14 +38,14 @@ def random_rollout(config, horizon, lanes=3, scored=0.7):
 
 
 def random_task(config, lanes):
-    """Infilling, recall and continuation at random, with padding in every lane."""
+    """A random task per lane (row of the batch): infilling, recall or continuation, with padding."""
     kind = torch.randint(3, (lanes,))
     reading, prompt = torch.randint(config.vocabulary, (2, lanes, config.segment)).unbind(0)
     return Task(kind, reading, torch.arange(config.segment) < torch.randint(1, config.segment + 1, (lanes, 1)), prompt)
 
 
 def rollout_for(name, config, horizon):
-    """A random rollout; every other segment of a model with tasks has one."""
+    """A random rollout (consecutive segments); if the model reads tasks, every other segment has one."""
     segments = random_rollout(config, horizon)
     if name.startswith("memformer") and name.partition(" ")[2] in PAPERS["memformer"].tasks:
         segments[::2] = [segment._replace(task=random_task(config, 3)) for segment in segments[::2]]
@@ -53,7 +53,7 @@ def rollout_for(name, config, horizon):
 
 
 def rows_of(method, model, segments, state):
-    """Loss, every parameter's gradient and the next state that a method leaves."""
+    """The loss, every parameter's gradient and the next state of a method."""
     model.zero_grad()
     torch.manual_seed(11)
     loss, after = method(model, segments, state)
@@ -104,7 +104,7 @@ def losing_a_task(model):
 @pytest.mark.parametrize("name", ["memformer encoder-decoder", "memformer decoder-only", "pretrained_recurrence several-vectors"])
 @pytest.mark.parametrize("fault", [dropping_in_the_first_pass_alone, losing_the_memorys_gradient, losing_a_task])
 def test_a_broken_replay_is_noticed(name, fault):
-    """Another dropout in the first pass, no gradient into memory, a first pass that reads other tokens: each shows."""
+    """Other dropout in the first pass, no gradient into memory, or a first pass without the task."""
     model_class, config = EVERY_MODEL[name]
     if fault is losing_a_task and name != "memformer encoder-decoder":
         pytest.skip("this model has no tasks")
@@ -119,7 +119,7 @@ def test_a_broken_replay_is_noticed(name, fault):
 
 @pytest.mark.parametrize("fault", ["doubled loss", "same seed for all", "another seed going back", "state that is not the next"])
 def test_a_broken_replay_function_is_noticed(fault, monkeypatch):
-    """The same of mistakes in memory_replay itself, which are planted in its parts."""
+    """Faults planted in the parts of memory_replay itself."""
     name = "memformer encoder-decoder"
     model_class, config = EVERY_MODEL[name]
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
@@ -139,15 +139,15 @@ def test_a_broken_replay_function_is_noticed(fault, monkeypatch):
 
 
 def peak_bytes(method, model, segments, state):
-    """The most that torch's CPU allocator held at once, beyond what it held before."""
+    """The most bytes that torch's CPU allocator held at once, beyond those before."""
     model.zero_grad()
-    method(model, segments, state)  # gradients are there from now on
+    method(model, segments, state)  # allocates the gradients
     return peak_memory(lambda: method(model, segments, state), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_memory_replay_takes_the_memory_of_one_segment(name):
-    """From horizon 4 to 16 its peak grows by the stored states; that of BPTT by the graphs of 12 segments."""
+    """From 4 to 16 segments its peak grows by the stored states; that of BPTT by the graphs of 12 segments."""
     model_class, config = EVERY_MODEL[name]
     model = model_class(config)
     state, lanes = carried_state(model, lanes=3), 3
@@ -157,7 +157,7 @@ def test_memory_replay_takes_the_memory_of_one_segment(name):
         for horizon in (4, 16)
     }
     stored = 12 * sum(field.numel() * field.element_size() for field in state)
-    generator = torch.get_rng_state().numel()  # bytes; at these sizes it is not small
+    generator = torch.get_rng_state().numel()  # bytes, not small at these sizes
     assert peaks["memory_replay", 16] <= 1.01 * peaks["memory_replay", 4] + stored + generator
     assert peaks["through_time", 16] > 3.5 * peaks["through_time", 4]
     assert peaks["memory_replay", 4] < 0.45 * peaks["through_time", 4]
@@ -166,7 +166,7 @@ def test_memory_replay_takes_the_memory_of_one_segment(name):
 
 @pytest.mark.parametrize("name", ["block_recurrent fixed-skip", "compressive conv-bptt", "compressive conv-auto_encoding"])
 def test_through_time_is_autograd_on_the_whole_rollout(name):
-    """The oracle of the oracle: one graph written out by hand, no seeds, no replay."""
+    """Compared with one autograd graph written by hand, without seeds or replay."""
     model_class, config = EVERY_MODEL[name]
     model = model_class(config)
     segments, state = random_rollout(config, 3), carried_state(model)
@@ -219,7 +219,7 @@ def test_every_segment_draws_from_its_own_seed():
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_processes_draw_different_dropout_from_the_same_generator(method):
-    """One saved state of the generator is then that of all processes."""
+    """One saved generator state then restores all processes."""
     model, rows, generators = BlockRecurrent(dataclasses.replace(SMALL, dropout=0.3)).train(), [], []
     segments = random_rollout(SMALL, 2)
     for rank in (0, 1, 1):
@@ -232,7 +232,7 @@ def test_processes_draw_different_dropout_from_the_same_generator(method):
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("name", ["pretrained_recurrence one-layer-one-head"])
 def test_a_compiled_forward_drops_out_what_the_uncompiled_first_pass_does(name):
-    """Otherwise the states that memory replay stores are not those that it computes again, and its gradients are wrong."""
+    """Otherwise memory replay would not recompute the states that it stored, and its gradients would be wrong."""
     model_class, config = EVERY_MODEL[name]
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
     segments, state = random_rollout(config, 3), detach(model.initial_state(3))
@@ -242,8 +242,8 @@ def test_a_compiled_forward_drops_out_what_the_uncompiled_first_pass_does(name):
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
-def test_global_random_numbers_go_on_as_if_nothing_was_drawn_inside(method):
-    """All methods take the same numbers from the global generator, whatever they recompute."""
+def test_global_random_numbers_continue_as_if_nothing_was_drawn_inside(method):
+    """All methods take only the segments' seeds from the global generator."""
     model = BlockRecurrent(dataclasses.replace(SMALL, dropout=0.3)).train()
     torch.manual_seed(5)
     replay.BACKPROP[method](model, random_rollout(SMALL, 3), model.initial_state(3))
@@ -262,7 +262,7 @@ def test_global_random_numbers_go_on_as_if_nothing_was_drawn_inside(method):
 
 class CounterState(NamedTuple):
     total: torch.Tensor  # (B, 1)
-    last: torch.Tensor  # (B,) token ids: a state field that can have no gradient
+    last: torch.Tensor  # (B,) token ids: a field without gradient
 
 
 class Counter(torch.nn.Module):
@@ -304,7 +304,7 @@ def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_memory_replay_keeps_one_segments_graph(name, monkeypatch):
-    """One forward with gradient at a time, one backward call each, the memory path alone before."""
+    """First only `advance` without gradient, then one forward with gradient and one backward at a time."""
     model_class, config = EVERY_MODEL[name]
     model, calls = model_class(config), []
     forward, advance, backward = model.forward, model.advance, torch.autograd.backward
@@ -318,7 +318,7 @@ def test_memory_replay_keeps_one_segments_graph(name, monkeypatch):
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "compressive conv-attention_reconstruction"])
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_bfloat16_autocast_trains(method, name):
-    """Close to float32, finite, and gradients for every parameter."""
+    """The results are finite and close to float32, and every parameter gets gradient."""
     torch.set_default_dtype(torch.float32)
     model_class, config = EVERY_MODEL[name]
     model = model_class(config)

@@ -96,6 +96,66 @@ def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, model, method, monkey
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and list(losses(tmp_path / "cut")) == [2, 4, 5]
 
 
+@pytest.fixture
+def texts(tmp_path):
+    """A folder of 60 short texts of different lengths, and one that is empty."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"text number {number}. " * (number % 7 + 1))
+    (folder / "empty.txt").write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("model,method", [("memformer", "memory_replay"), ("pretrained_recurrence", "through_time")])
+def test_a_run_that_carries_memory_over_documents_resumes_bit_for_bit(texts, tmp_path, model, method, monkeypatch):
+    """Beyond the first pass, with Memformer's tasks and with overlapping windows; validations are the same too."""
+    options = [*MODELS[model], "--data", texts, "--carry-over-documents", "--backprop", method, "--validate-every", 20]
+    options += ["--sample", 0, "--log-every", 10, "--horizon", 5]
+    train(*options, "--steps", 60, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "Interruption", lambda: StopAt(34))
+        train(*options, "--steps", 60, "--out", tmp_path / "cut")
+    train("--resume", tmp_path / "cut")
+    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
+    assert whole["step"] == 60 and whole["lanes"]["passes"] > 0 and whole["data_config"]["carry_over_documents"]
+    assert whole.keys() == cut.keys() and not [key for key in whole if not equal(whole[key], cut[key])]
+
+
+def test_the_seed_shuffles_documents_that_are_joined(texts, tmp_path, monkeypatch):
+    """One lane reads all of them, so the text's beginning depends only on the order of the documents."""
+    seen = []
+    watch(monkeypatch, "through_time", lambda segments: seen.append("".join(map(chr, segments[0].tokens[0].tolist()))))
+    options = [*COMPRESSIVE, "--batch", 1, "--segment", 16, "--data", texts, "--carry-over-documents", "--steps", 1, *BRIEF]
+    for number, seed in enumerate((0, 0, 1)):
+        train(*options, "--seed", seed, "--out", tmp_path / str(number))
+    assert seen[0] == seen[1] != seen[2] and all(text.startswith("text number ") for text in seen)
+
+
+@pytest.mark.parametrize("model", ["block_recurrent", "compressive", "decoder-only", "plain"])
+def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_path, monkeypatch, capsys, model):
+    """State starts anew once in each lane, segments are full, and eval.py gives the same validation score."""
+    seen, options = [], {**MODELS, "plain": [*WINDOWED, "--vectors", 0]}[model]
+    watch(monkeypatch, "through_time", seen.extend)
+    options = [*options, "--data", texts, "--horizon", 1, "--backprop", "through_time", "--steps", 5, "--sample", 0]
+    train(*options, "--carry-over-documents", "--out", tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert "training documents, memory carried over them" in printed
+    assert [segment.starts.tolist() for segment in seen] == [[True] * 3, *[[False] * 3] * 4]
+    left_out = torch.stack([~segment.scored for segment in seen])
+    following = torch.stack([segment.targets for segment in seen])[left_out]
+    assert 0 < len(following) < 20 and {chr(token) for token in following} == {"t"}, "the first letter of a document alone"
+    evaluate(tmp_path / "run")
+    bits = float(re.search(r"bits per byte +(\S+)", capsys.readouterr().out)[1])
+    reported = re.search(r"(\d\.\d{3})( with the memory| bits per byte; this model carries)", printed)[1]
+    assert float(reported) == pytest.approx(bits, abs=6e-4)
+    seen.clear()
+    train(*options, "--out", tmp_path / "apart")
+    assert "carried over" not in capsys.readouterr().out
+    assert sum(int(segment.starts.sum()) for segment in seen) > 3
+    assert saved(tmp_path / "apart")["data_config"]["carry_over_documents"] is False
+
+
 def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch):
     """Gathered gradients would be lost: checkpoints of steps 4 and 8 come at 5 and 8, a signal in step 4 ends the run at 5."""
     steps, keep = [], opening.save_in_run
@@ -329,7 +389,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, t
         )
     else:
         monkeypatch.setattr("accelerated.compressive.Layer.compression_loss", lambda *_: torch.tensor(nan))
-    with pytest.raises(InputError, match=f"the {broken} is nan at step 3; what was saved before stands"):
+    with pytest.raises(InputError, match=f"the {broken} is nan at step 3; earlier checkpoints are intact"):
         train("--resume", tmp_path / "run", "--steps", 3)
     assert checkpoint_path(tmp_path / "run").read_bytes() == before
 
@@ -424,7 +484,7 @@ def test_data_that_changed_between_stop_and_resume_is_refused(text, tmp_path):
     train("--data", text, *TINY, "--steps", 1, *BRIEF, "--out", run)
     before = checkpoint_path(run).read_bytes()
     text.write_bytes(original.replace(b"gate", b"gait"))
-    with pytest.raises(InputError, match=r"is no longer what .* was trained on; bring it back as it was"):
+    with pytest.raises(InputError, match=r"is no longer what .* was trained on; restore it"):
         train("--resume", run, "--steps", 2)
     assert checkpoint_path(run).read_bytes() == before
     text.write_bytes(original)

@@ -1,4 +1,4 @@
-"""The four papers as the tests take them: small configs, their variants, states and weights; for every test of a model."""
+"""The four papers for the tests of models: small configs, their variants, random states and weights."""
 
 import dataclasses
 import importlib
@@ -17,15 +17,15 @@ from reference import block_recurrent, compressive, memformer, pretrained_recurr
 
 
 class Paper(NamedTuple):
-    """One method on both sides, and what differs in form between the four."""
+    """One paper's reference and accelerated model, and what its tests need to know."""
 
     reference: ModuleType
-    module: ModuleType  # the accelerated one
-    model: type  # its class
-    small: object  # the Config that the variants change, in which no two sizes are equal
+    module: ModuleType  # the accelerated module
+    model: type  # the accelerated model's class
+    small: object  # the Config that the variants change; no two of its sizes are equal
     variants: dict  # {name: the fields that it changes}
-    random_state: Callable  # (config, rng, batch) -> a state as no document starts with it, in arrays
-    wrong_lengths: dict  # {tokens in a segment that `small` does not read: what the refusal says}
+    random_state: Callable  # (config, rng, batch) -> a state of arrays, not the initial one
+    wrong_lengths: dict  # {segment length that `small` does not read: part of the error message}
     shorter: int = 0  # by how many tokens the last segment may be shorter than the others
     tasks: tuple = ()  # the variants that read a Task
 
@@ -34,7 +34,7 @@ class Paper(NamedTuple):
         return dataclasses.replace(self.small, **self.variants[name])
 
     def random_params(self, config, rng):
-        """The reference's parameters with nothing at zero or one, so that no term hides."""
+        """The reference's parameters, moved away from zero and one so that every term has an effect."""
         return shaken(self.reference.init_params(config, rng), rng)
 
     def model_with(self, params, config):
@@ -44,13 +44,13 @@ class Paper(NamedTuple):
         return model
 
     def to_torch(self, arrays):
-        """A reference's State or Task as the accelerated one of tensors."""
+        """Turn a reference's State or Task into the accelerated one."""
         kind = Task if type(arrays).__name__ == "Task" else self.module.State
         return kind(*(torch.tensor(field) for field in arrays))
 
 
 def block_recurrent_state(config, rng, batch):
-    """Every field drawn, keys of unit length."""
+    """A random state with keys of unit length."""
     shape = (batch, config.layers, config.heads, config.window, config.head_width)
     keys, _ = block_recurrent.unit_norm_forward(rng.standard_normal(shape))
     states = rng.standard_normal((batch, len(config.recurrent_layers), config.states, config.width))
@@ -58,19 +58,19 @@ def block_recurrent_state(config, rng, batch):
 
 
 def compressive_state(config, rng, batch):
-    """Both memories drawn."""
+    """A random state of both memories."""
     shapes = [(batch, config.layers, rows, config.width) for rows in (config.memory, config.compressed_memory)]
     return compressive.State(*(rng.standard_normal(shape) for shape in shapes))
 
 
 def memformer_state(config, rng, batch):
-    """Slots and the tokens of the segment before, which the decoder-only model does not keep."""
+    """Random slots and previous tokens; the decoder-only model keeps no tokens."""
     memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
     return memformer.State(memory, rng.integers(config.vocabulary, size=(batch, config.segment if config.encoder_layers else 0)))
 
 
 def pretrained_recurrence_state(config, rng, batch):
-    """Mid-document in all lanes, except in the last of several."""
+    """A random state; lanes are in mid-document, except the last of several."""
     if config.vectors == 0:
         return pretrained_recurrence.initial_state({}, config, batch)
     pooled = rng.standard_normal((batch, config.width))
@@ -144,7 +144,7 @@ PRETRAINED_RECURRENCE_VARIANTS = {
 
 
 def paper(name, small, variants, random_state, wrong_lengths, **forms):
-    """The Paper of that name."""
+    """The Paper called `name`."""
     modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
     return Paper(*modules, MODELS[name], small, variants, random_state, wrong_lengths, **forms)
 
@@ -229,7 +229,7 @@ PAPERS = {
     ),
 }
 EVERY_VARIANT = [(paper, name) for paper in PAPERS for name in PAPERS[paper].variants]
-ONE_OF_EACH = [  # one of each form: a state's fields, what is carried, and what carries gradient
+ONE_OF_EACH = [  # variants that differ in their state's fields and in what carries gradient
     ("block_recurrent", "fixed-skip"),
     ("compressive", "conv-bptt"),
     ("memformer", "encoder-decoder"),
@@ -239,7 +239,7 @@ ONE_OF_EACH = [  # one of each form: a state's fields, what is carried, and what
 
 
 def over(variants=EVERY_VARIANT):
-    """Decorator: the test once for each (paper, name) of variants."""
+    """Decorator: run the test for each (paper, name) of variants."""
     return pytest.mark.parametrize("paper,name", variants, ids=[" ".join(pair) for pair in variants])
 
 
@@ -249,12 +249,12 @@ def variant(paper, name):
 
 
 def shaken(params, rng):
-    """The parameters, each moved at random."""
+    """The parameters, each with random noise added."""
     return {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in params.items()}
 
 
 def random_task(config, rng, kinds):
-    """A reference's Task of these kinds, one per lane: infilling lanes with padding, texts at random."""
+    """A reference's random Task with one of `kinds` per lane; infilling lanes have padding."""
     batch, n = len(kinds), config.segment
     reading, prompt = rng.integers(config.vocabulary, size=(2, batch, n))
     readable = np.ones((batch, n), bool)

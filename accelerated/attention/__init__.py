@@ -1,1 +1,1 @@
-"""What the models share: heads and norms, and one file per kind of attention, plain path beside fast path."""
+"""Heads and norms, which the models share, and one file per kind of attention, each with a plain and a fast path."""

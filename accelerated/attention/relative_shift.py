@@ -1,4 +1,4 @@
-"""Causal attention with Transformer-XL's relative positions and shift, plain beside fast path: the Compressive Transformer's."""
+"""The Compressive Transformer's causal attention with Transformer-XL's relative positions and shift: a plain and a fast path."""
 
 import itertools
 import math
@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from accelerated.attention.heads import on_plain_cpu
 
-TILE = 64  # queries that the fast path takes at a time
+TILE = 64  # queries in a tile, which the fast path computes at a time
 
 
 def distance_sinusoids(length: int, width: int) -> torch.Tensor:
-    """Transformer-XL's R (length, D): row t is the distance length - 1 - t, so that rows run, like keys, from far to near."""
+    """Transformer-XL's R (length, D); row t is for distance length - 1 - t, so rows run from far to near, as keys do."""
     distance = torch.arange(length - 1, -1, -1, dtype=torch.float64)
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = distance[:, None] * frequency
@@ -21,9 +21,9 @@ def distance_sinusoids(length: int, width: int) -> torch.Tensor:
 
 
 def relative_shift(by_distance: torch.Tensor) -> torch.Tensor:
-    """Scores by distance -> scores by key, both (..., N, K): out[i, j] = by_distance[i, j + N - 1 - i].
+    """Turn scores by distance into scores by key, both (..., N, K): out[i, j] = by_distance[i, j + N - 1 - i].
 
-    Entries that the causal mask hides hold other rows' numbers.
+    Entries under the causal mask are meaningless: they come from other rows.
     """
     *batch, n, k = by_distance.shape
     padded = functional.pad(by_distance, (1, 0))  # (..., N, K + 1)
@@ -31,7 +31,7 @@ def relative_shift(by_distance: torch.Tensor) -> torch.Tensor:
 
 
 def causal_mask(n: int, k: int, device: torch.device | None = None) -> torch.Tensor:
-    """True if query i of N must not see key j of K: j > K - N + i; (N, K)."""
+    """The mask (N, K), true if query i must not see key j: j > K - N + i."""
     return torch.ones(n, k, dtype=torch.bool, device=device).triu(k - n + 1)
 
 
@@ -45,9 +45,9 @@ def relative_attention_plain(
     dropout: float = 0.0,
     measure: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v and, if measured, the mean weight that each key got, (B, K).
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v and, if measure, the mean weight of each key (B, K).
 
-    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) by the rows of distance_sinusoids, biases (H, E).
+    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) in the row order of distance_sinusoids, biases (H, E).
     """
     content = (query + content_bias[:, None]) @ key.transpose(-1, -2)  # (B, H, N, K)
     by_distance = (query + distance_bias[:, None]) @ distance_key.transpose(-1, -2)
@@ -60,10 +60,10 @@ def relative_attention_plain(
 
 
 class RelativeAttention(torch.autograd.Function):
-    """The same without dropout, a tile of queries at a time: scores stay in the cache, and keys after the tile are left out.
+    """The same without dropout, one tile of queries at a time: scores stay in the CPU cache, and keys after the tile are skipped.
 
-    The relative shift is a view. In the scores by distance of T queries and K keys, written one row after the other, the one of
-    query i and key j stands at i K + (T - 1 - i) + j = (T - 1) + i (K - 1) + j: rows that are K - 1 apart.
+    The relative shift is a view. In the flat array of scores by distance, for T queries and K keys, the score of query i and
+    key j is at i K + (T - 1 - i) + j = (T - 1) + i (K - 1) + j: the view's rows are K - 1 apart.
     """
 
     @staticmethod
@@ -103,13 +103,13 @@ class RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def tiles(length, total):
-        """[(the tile's queries, how many keys its last one sees)]"""
+        """[(slice of the tile's queries, number of keys that its last query sees)]"""
         cuts = [*range(0, length, TILE), length]
         return [(slice(a, b), total - length + b) for a, b in itertools.pairwise(cuts)]
 
     @staticmethod
     def shifted(by_distance, shape, columns=None):
-        """The first `columns` keys' scores of a tile (B, H, T, K) as a view of its scores by distance, laid out (H, B, T, K)."""
+        """A tile's scores by key (B, H, T, columns), as a view of its scores by distance, which are stored as (H, B, T, K)."""
         batch, heads, height, reach = shape
         size = (heads, batch, height, columns or reach)
         strides = (batch * height * reach, height * reach, reach - 1, 1)
@@ -146,13 +146,13 @@ class RelativeAttention(torch.autograd.Function):
 
     @staticmethod
     def unshift(by_distance, dscores):
-        """The adjoint of the shift, written into the flat by_distance: (H, BT, K) from dscores (B, H, T, K), zero where masked.
+        """The backward pass of the shift: fills the flat by_distance from dscores (B, H, T, K) and returns it as (H, BT, K).
 
-        Rows K - 1 apart must not be K long, or they would overlap; the last key's column is zero but for the last query.
+        Rows K - 1 apart would overlap if K long; in the last key's column only the last query's entry is not masked.
         """
         batch, heads, height, reach = dscores.shape
         rows = by_distance.view(heads, batch, height * reach)
-        rows[:, :, : height - 1] = 0  # distances that no key of the first query has
+        rows[:, :, : height - 1] = 0  # distances at which the first query has no key
         if reach > 1:
             RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(dscores[..., :-1])
         rows[:, :, -1] = dscores[:, :, -1, -1].transpose(0, 1)
@@ -169,7 +169,7 @@ def relative_attention(
     dropout: float = 0.0,
     measure: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """relative_attention_plain by the fastest path there is for these arguments."""
+    """The same as relative_attention_plain, by the fastest path for these arguments."""
     if on_plain_cpu(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
     return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)

@@ -1,4 +1,4 @@
-"""Self-attention by signed distances, for Memformer: its simplified positions (Eqs. 2-4) and Transformer-XL's (Eq. 1)."""
+"""Memformer's self-attention by signed distances, with simplified positions (Eqs. 2-4) or Transformer-XL's (Eq. 1)."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 def distance_index(length: int, lowest: int, highest: int) -> torch.Tensor:
-    """The row of the distances lowest..highest for query i and key j: i - j, clipped to the nearest, (N, N)."""
+    """For query i and key j (N, N): the row of i - j in a table of the distances lowest..highest, clipped to them."""
     place = torch.arange(length)
     return (place[:, None] - place).clamp(lowest, highest) - lowest
 
@@ -20,9 +20,9 @@ def signed_sinusoids(lowest: int, highest: int, width: int) -> torch.Tensor:
 
 
 def attention_weights(scores: torch.Tensor, by_key: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> torch.Tensor:
-    """softmax(scores + by_key) where not masked, dropped out; by_key (B, H, N, N') belongs to the last N' of the K keys.
+    """softmax(scores + by_key) without masked keys, then dropout; by_key (B, H, N, N') is for the last N' of the K keys.
 
-    Changes scores, which its callers have just made.
+    Changes scores in place.
     """
     own = scores[..., scores.shape[-1] - by_key.shape[-1] :]
     own += by_key
@@ -42,8 +42,8 @@ def simplified_attention(
 ) -> torch.Tensor:
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
 
-    query (B, H, N, E); key, value (B, H, K, E), of which the last N' have positions; index (N, N') rows of table (R, E); mask,
-    True where a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
+    query (B, H, N, E); key and value (B, H, K, E), where only the last N' have positions; index (N, N') of rows of table (R, E);
+    mask, true if a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
     """
     positions = functional.embedding(index, table)  # (N, N', E)
     query = query * query.shape[-1] ** -0.5

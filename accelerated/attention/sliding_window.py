@@ -1,4 +1,4 @@
-"""Attention over a sliding window with T5's position biases, plain path beside fast path: the Block-Recurrent Transformer's."""
+"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: a plain and a fast path."""
 
 import math
 
@@ -10,17 +10,17 @@ from accelerated.attention.heads import on_plain_cpu
 
 
 def tile_distance(window: int) -> torch.Tensor:
-    """i - j for the W queries of a block against the 2W keys of the previous and the same block, (W, 2W)."""
+    """i - j for a block's W queries and the 2W keys of the previous block and its own, (W, 2W)."""
     return torch.arange(window)[:, None] + window - torch.arange(2 * window)[None, :]
 
 
 def window_mask(distance: torch.Tensor, window: int) -> torch.Tensor:
-    """True if a token sees another: exactly the W tokens before it, 1 <= i - j <= W."""
+    """True if a token sees another: it sees exactly the previous W tokens, 1 <= i - j <= W."""
     return (distance >= 1) & (distance <= window)
 
 
 def position_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
-    """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
+    """T5's causal bucket of each distance: half of the buckets hold one distance each, the others grow logarithmically."""
     exact = buckets // 2
     ratio = torch.log(distance.clamp(min=exact).double() / exact) / math.log(max_distance / exact)
     coarse = (exact + (ratio * (buckets - exact)).long()).clamp(max=buckets - 1)
@@ -28,9 +28,9 @@ def position_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> 
 
 
 def score_offset(position_bias: torch.Tensor, scale: torch.Tensor, bucket: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What a tile adds to its scores: the scaled bias if seen, -inf if masked; (H, W, 2W) from a table (H, buckets).
+    """The addition to a tile's scores, (H, W, 2W): the scaled bias from a table (H, buckets), or -inf if masked.
 
-    (q.k + bias) scale = (q scale).k + bias scale, so both terms can take the scale before they meet.
+    (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
     """
     return (position_bias * scale[:, None])[:, bucket].masked_fill(~mask, -math.inf)
 
@@ -38,7 +38,7 @@ def score_offset(position_bias: torch.Tensor, scale: torch.Tensor, bucket: torch
 def sliding_attention_plain(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Attention of every block to its own and the previous block's keys, all tiles at once.
+    """Attention of each block to the keys of the previous block and its own, all tiles at once.
 
     query (B, H, N, E) already scaled, keys and values (B, H, W + N, E), offset (H, W, 2W). Returns (B, H, N, E).
     """
@@ -52,14 +52,14 @@ def sliding_attention_plain(
 
 
 def tile_height(window: int) -> int:
-    """Queries in a tile of the fast path: half a window if that is whole, so that fewer masked scores are computed."""
+    """Queries in a tile of the fast path: half a window if it is even, so that fewer masked scores are computed."""
     return window // 2 if window % 2 == 0 else window
 
 
 class SlidingAttention(torch.autograd.Function):
-    """The same as sliding_attention_plain without dropout, one tile at a time so that its scores stay in the cache.
+    """The same as sliding_attention_plain without dropout, one tile at a time so that scores stay in the CPU cache.
 
-    A tile of T queries meets the W + T keys that any of them sees; T < W leaves out scores that the W x 2W tile masks.
+    A tile of T queries takes only the W + T keys that any of them sees, so T < W computes fewer masked scores than W x 2W.
     """
 
     @staticmethod
@@ -83,7 +83,7 @@ class SlidingAttention(torch.autograd.Function):
 
     @staticmethod
     def slices(tile, window, height):
-        """Of the tile's queries, of its keys, and of its rows and columns in the W x 2W offset."""
+        """Slices of the tile's queries, of its keys, and of its rows and columns in the W x 2W offset."""
         start = tile * height
         row = start % window
         reach = window + height
@@ -114,7 +114,7 @@ class SlidingAttention(torch.autograd.Function):
 def sliding_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
 ) -> torch.Tensor:
-    """sliding_attention_plain by the fastest path there is for these arguments."""
+    """The same as sliding_attention_plain, by the fastest path for these arguments."""
     if on_plain_cpu(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)
     return sliding_attention_plain(query, keys, values, offset, dropout)

@@ -1,11 +1,11 @@
 """The command `python -m accelerated.bench TABLE`: measures speed and memory and prints one table.
 
-    steps       a training step of a model beside its baseline, and beside the public package of its paper if that is installed
-    horizons    time and peak memory of the three ways of back-propagation at horizons 1 to 32
-    generation  time of a token after 1,000 tokens and after 100,000, for all models
+    steps       one training step of a model, of its baseline and, if installed, of its paper's public package
+    horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
+    generation  time per generated token after 1,000 and after 100,000 tokens, for all models
 
-What is compared takes turns (A B A B ...) in one process, and a ratio is the median of the ratios pair by pair, so that a noisy
-machine disturbs both sides alike.
+Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a noisy machine affects all
+variants equally. A printed ratio is the median over pairs.
 """
 
 import argparse
@@ -24,20 +24,20 @@ TABLES = {"steps": steps.report, "horizons": horizons.report, "generation": gene
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
-    """The options of a command line, whose first word is a table unless it is `steps` that is wanted."""
+    """The options of a command line; its first word is a table, `steps` if it is not given."""
     table, *rest = argv if argv and not argv[0].startswith("-") else ("steps", *argv)
     parser = OptionParser(
         prog="python -m accelerated.bench", usage="python -m accelerated.bench [TABLE] [options]", allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("table", choices=TABLES, metavar="TABLE", help="one of those above (default steps)")
-    parser.add_argument("--repeats", type=int, default=9, help="measurements of each variant (default 9)")
+    parser.add_argument("table", choices=TABLES, metavar="TABLE", help="steps, horizons or generation (default steps)")
+    parser.add_argument("--repeats", type=int, default=9, help="how often each variant is measured (default 9)")
     parser.set_defaults(model="", device="cpu", dtype="float32", batch=None)
-    if table != "generation":  # which runs all models on a CPU
-        parser.add_argument("--model", choices=MODELS, default="block_recurrent", help="default block_recurrent")
+    if table != "generation":  # generation runs all models on a CPU
+        parser.add_argument("--model", choices=MODELS, default="block_recurrent", help="(default block_recurrent)")
         parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
-        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 is autocast")
-        parser.add_argument("--batch", type=int, help="lanes (default 4; 8 of memformer and pretrained_recurrence)")
+        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 uses autocast")
+        parser.add_argument("--batch", type=int, help="rows of a batch (default 4, or 8: memformer, pretrained_recurrence)")
     options = parser.parse([table, *rest])
     options.batch = BATCH.get(options.model, 1) if options.batch is None else options.batch
     if min(options.repeats, options.batch) < 1:

@@ -1,4 +1,4 @@
-"""The table `generation`: what a generated token costs after 1,000 tokens and after 100,000."""
+"""The table `generation`: time per generated token after 1,000 and after 100,000 tokens."""
 
 import time
 from argparse import Namespace
@@ -16,7 +16,7 @@ TOKENS = 200  # timed together
 
 
 def report(options: Namespace) -> None:
-    """Print, for each model's default preset, milliseconds a token at both positions, which take turns, and their ratio."""
+    """Print milliseconds per token at both positions, measured in turns, and their ratio, for each model's preset tiny."""
     rows = [("model", *(f"ms after {position:,}" for position in POSITIONS), "ratio")]
     for name, model_class in MODELS.items():
         model = model_class(preset_settings(name, "tiny").model_config)

@@ -1,4 +1,4 @@
-"""The table `horizons`: time and peak memory of the three ways of back-propagation (Memformer, Table 3), for any model."""
+"""The table `horizons`: time and peak memory of the three back-propagation methods (Memformer, Table 3), for any model."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -14,13 +14,13 @@ from accelerated.protocol import detach
 from accelerated.replay import BACKPROP
 from accelerated.training.process import autocast
 
-HORIZONS = (1, 2, 4, 8, 16, 32)
-WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence, whose paper has 20
+HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout
+WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence; its paper uses 20
 PAPER = "Memformer's Table 3, horizon 4: BPTT 16,177 MB, x1.00; checkpointing 9,885 MB, x0.48; memory replay 7,229 MB, x0.90"
 
 
 def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace) -> Variant:
-    """One rollout by a method, from a state in mid-document; gradients stay allocated between steps."""
+    """One rollout with a method, from a state in mid-document; gradients stay allocated between steps."""
     config, segments, device = model.config, [], options.device
     for tokens, targets in random_segments(config.vocabulary, config.segment, options.batch, horizon, device):
         never = torch.zeros(options.batch, dtype=torch.bool, device=device)
@@ -36,7 +36,7 @@ def rollout_variant(name: str, model: Any, method: str, horizon: int, options: N
 
 
 def configs_to_compare(model: str, config: Any) -> dict:
-    """{name: config} to compare the methods on; of Memformer the paper's two models, at this width."""
+    """{name: config} to compare the methods on; for memformer, the paper's two models at this width."""
     if model == "block_recurrent":
         return {model: replace(config, segment=2 * config.window)}  # 32 segments must fit into memory
     if model == "memformer":
@@ -48,7 +48,7 @@ def configs_to_compare(model: str, config: Any) -> dict:
 
 
 def report(options: Namespace) -> None:
-    """Print a row for each method at each horizon; speed is relative to full back-propagation, in pairs."""
+    """Print a row for each method at each horizon; speed is relative to full BPTT, pair by pair."""
     if options.model == "memformer":
         print(PAPER)
     for title, config in configs_to_compare(options.model, options.config).items():

@@ -12,7 +12,7 @@ from accelerated.training.process import autocast
 
 
 def step_of_peer(model: torch.nn.Module, read: Callable, state: object, options: Namespace) -> Callable:
-    """A training step of a package's model, which `read` calls as ours are called."""
+    """A training step of a package's model; `read` calls it like one of ours."""
     config, count = options.config, SEGMENTS[options.model]
     segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, options.device)
     return timing.training_step(model, read, segments, state, options)
@@ -38,8 +38,8 @@ def block_recurrent_peer(options: Namespace) -> Variant:
 def compressive_peer(options: Namespace) -> Variant:
     """compressive-transformer-pytorch at the same sizes, without its GRU gates and enhanced recurrence, from full memories.
 
-    The package freezes its key and value projections for good in the first step (an in-place detach); they are set to be
-    trained again before each segment, so that both sides compute the same gradients.
+    An in-place detach in the package freezes its key and value projections after the first step. They are unfrozen before
+    each segment, so that both sides compute the same gradients.
     """
     from compressive_transformer_pytorch import CompressiveTransformer
 
@@ -82,7 +82,7 @@ def memformer_peer(options: Namespace) -> Variant:
 
 
 def pretrained_recurrence_peer(options: Namespace) -> Variant:
-    """transformers' GPT-2 at the same sizes, reading the same windows, each by itself."""
+    """transformers' GPT-2 at the same sizes, reading the same windows independently."""
     import transformers
 
     config = options.config

@@ -1,4 +1,4 @@
-"""The sizes that the tables of the bench are measured at: small ones for a CPU, those of the papers for a GPU."""
+"""The model sizes that the bench measures: small ones for a CPU, the papers' for a GPU."""
 
 from typing import Any
 
@@ -37,12 +37,12 @@ SIZES = {
         width=512, encoder_layers=4, decoder_layers=8, heads=8, head_width=64, feed_forward=2048, segment=64, slots=32,
     ),
 }  # fmt: skip
-SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained_recurrence": 4}  # in a training step
+SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained_recurrence": 4}  # per training step
 BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_recurrence": 8}
 
 
 def sizes_line(config: Any, batch: int) -> str:
-    """The sizes of a config by their letters."""
+    """The sizes of a config in one line, by their letters."""
     letters = {"D": "width", "L": "layers", "L encoder": "encoder_layers", "L decoder": "decoder_layers", "H": "heads"}
     letters |= {"E": "head_width", "F": "feed_forward", "N": "segment", "W": "window", "S": "states", "S slots": "slots"}
     letters |= {"M": "memory", "C": "compressed_memory", "c": "compression_rate"}

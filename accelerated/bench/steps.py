@@ -1,7 +1,7 @@
-"""The table `steps`: a training step of a model beside its baseline's and its paper's public package.
+"""The table `steps`: a training step of a model, of its baseline and of its paper's public package.
 
-block_recurrent stands beside Slide with a layer more (the paper's equal cost), compressive beside the Transformer-XL that attends
-to as many rows, memformer's memory replay beside full back-propagation, pretrained_recurrence beside plain GPT-2.
+Baselines: for block_recurrent, Slide with one more layer (equal cost in the paper); for compressive, a Transformer-XL that
+attends to as many rows; for memformer with memory replay, full back-propagation; for pretrained_recurrence, plain GPT-2.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from accelerated.models import MODELS
 
 
 def training_flops(model_class: type, config: Any, batch: int, count: int) -> int:
-    """FLOPs of the matrix products in a forward and a backward of `count` segments, counted on the plain path."""
+    """FLOPs of the matrix products in forward and backward of `count` segments, counted on the plain path."""
     with torch.device("meta"):
         model = model_class(config).to("meta")
         tokens = torch.zeros(batch, config.segment, dtype=torch.long)
@@ -30,7 +30,7 @@ def training_flops(model_class: type, config: Any, batch: int, count: int) -> in
 
 
 def step_variant(name: str, config: Any, options: Namespace) -> Variant:
-    """Training steps of as many segments as SEGMENTS says, from a state that has already read as many."""
+    """A training step of SEGMENTS[model] segments, from a state that has already read as many."""
     model_class, count, device = MODELS[options.model], SEGMENTS[options.model], options.device
     model = model_class(config).to(device)
     segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, device)
@@ -56,7 +56,7 @@ def with_baseline(model: str, config: Any) -> dict:
 
 
 def variants_of(options: Namespace) -> list[Variant]:
-    """The model, its baseline, and its package if that is installed."""
+    """The model, its baseline and, if installed, its paper's package."""
     config = options.config
     if options.model == "memformer":
         model, title = MODELS["memformer"](config).to(options.device), f"{config.encoder_layers}+{config.decoder_layers}L"
@@ -73,7 +73,7 @@ def variants_of(options: Namespace) -> list[Variant]:
 
 
 def report(options: Namespace) -> None:
-    """Print a row for each variant, and the paired ratios of the first to the others; every step reads as many tokens."""
+    """Print a row for each variant, and the paired ratios of the first to the others; all steps read equally many tokens."""
     variants, dtype = variants_of(options), getattr(torch, options.dtype)
     rate = timing.matmul_rate(options.device, dtype)
     times = timing.time_in_turn(variants, options.repeats, options.device)

@@ -1,4 +1,4 @@
-"""What the tables of the bench measure with: steps that take turns on a noisy machine, and the memory that they take."""
+"""Measures the time and memory of steps for the bench; steps take turns, because the machine is noisy."""
 
 import statistics
 import time
@@ -14,7 +14,7 @@ from accelerated.training.process import autocast
 
 
 class Variant(NamedTuple):
-    """A step to time, and the floating-point operations that it is worth if they are counted."""
+    """A step to time, and its floating-point operations if they are counted."""
 
     name: str
     step: Callable[[], object]
@@ -22,13 +22,13 @@ class Variant(NamedTuple):
 
 
 def random_segments(vocabulary: int, length: int, batch: int, count: int, device: torch.device) -> list:
-    """`count` random (tokens, targets), each (B, N), that follow each other."""
+    """`count` consecutive segments (tokens, targets) of a random text, each (B, N)."""
     text = torch.randint(vocabulary, (batch, count * length + 1), device=device)
     return list(zip(text[:, :-1].split(length, 1), text[:, 1:].split(length, 1), strict=True))
 
 
 def objective_of(read: Callable, segments: list, state: object) -> torch.Tensor:
-    """Mean cross-entropy of each of segments [(tokens, targets)], summed, plus auxiliary losses; the state is carried."""
+    """The sum over segments [(tokens, targets)] of mean cross-entropy and auxiliary losses; the state is carried."""
     total = 0.0
     for tokens, targets in segments:
         logits, state, auxiliary = read(tokens, state)
@@ -37,7 +37,7 @@ def objective_of(read: Callable, segments: list, state: object) -> torch.Tensor:
 
 
 def training_step(model: torch.nn.Module, read: Callable, segments: list, state: object, options: Namespace) -> Callable:
-    """A step that computes the gradients of a model that `read` calls: (tokens, state) -> (logits, state, losses)."""
+    """A step that computes a model's gradients; `read` calls the model: (tokens, state) -> (logits, state, losses)."""
 
     def step():
         model.zero_grad()
@@ -49,7 +49,7 @@ def training_step(model: torch.nn.Module, read: Callable, segments: list, state:
 
 
 def counted_flops(step: Callable[[], object]) -> int:
-    """FLOPs of the matrix products that a step takes."""
+    """FLOPs of the matrix products of one step."""
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
@@ -66,7 +66,7 @@ def seconds(function: Callable[[], object], device: torch.device) -> float:
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 2048, repeats: int = 20) -> float:
-    """FLOP/s of a square matrix product, the median of repeats after a warm-up."""
+    """FLOP/s of a square matrix product: the median of `repeats` after a warm-up."""
     size = size if device.type == "cpu" else 4 * size
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     for _ in range(3):
@@ -75,7 +75,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 2048, repe
 
 
 def peak_memory(step: Callable[[], object], device: torch.device) -> int:
-    """Bytes that the allocator held at once beyond what it held before the step."""
+    """Most bytes that the allocator held at once during the step, beyond those before it."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -92,7 +92,7 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
 
 
 def time_in_turn(variants: list[Variant], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """{name: [seconds of each repeat]}; the variants take turns, after two steps each that do not count."""
+    """{name: [seconds of each repeat]}; the variants take turns, after two warm-up steps each."""
     for variant in variants:
         variant.step()
         variant.step()
@@ -114,7 +114,7 @@ def spread(values: list[float], form: str) -> str:
 
 
 def print_table(*rows: tuple[str, ...]) -> None:
-    """Print rows of cells, the first of them the head, in columns: the first to the left, the others to the right."""
+    """Print rows of cells as aligned columns, the first column to the left, the others to the right; row one is the head."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for first, *others in rows:
         cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))

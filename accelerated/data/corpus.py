@@ -1,4 +1,4 @@
-"""The corpus that --data names: documents in three splits, tokenised once into files that are mapped into memory.
+"""The corpus that --data names: documents in three splits, tokenised once into memory-mapped files.
 
 train.py, eval.py and the bench load it.
 """
@@ -27,23 +27,23 @@ from accelerated.data.sources import Source, Text, read_bytes, source_of_path, s
 from accelerated.data.windows import SPLITS, WHITE_SPACE, Document, Documents, lengths_of
 from accelerated.errors import InputError, disk_errors, written_whole
 
-FORMAT = 4  # of the cache: files and which split a text belongs to; with another number everything is tokenised again
-IN_A_WORD = bytes(byte not in WHITE_SPACE for byte in range(256))  # by byte: 1 if it is part of a word
+FORMAT = 4  # of the cached files and of the choice of splits; raise it to tokenise everything again
+IN_A_WORD = bytes(byte not in WHITE_SPACE for byte in range(256))  # (256,) 1 if that byte is part of a word
 CORPORA = ("stdlib", "recall", *DATASETS)
 
 
 class Corpus(NamedTuple):
-    """Documents to read, and what identifies them."""
+    """Documents in their splits, and a digest that identifies them."""
 
     splits: dict  # {split: documents}
-    digest: str  # of all tokens; empty for documents that are generated when they are read
+    digest: str  # of all tokens; empty if the documents are generated
 
 
 class TextDocuments(Documents):
-    """The documents of one split, as arrays mapped into memory; ValueError if a file does not have the size that it must."""
+    """The documents of one split, as memory-mapped arrays; raises ValueError if a file has the wrong size."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype):
-        table = np.fromfile(folder / f"{split}.documents", np.int64).reshape(-1, 2)  # tokens and words of each
+        table = np.fromfile(folder / f"{split}.documents", np.int64).reshape(-1, 2)  # (documents, 2): tokens, words
         self.sizes, self.words = table[:, 0], table[:, 1]
         self.ends, self.lengths = np.cumsum(self.sizes), np.maximum(self.sizes - 1, 0)
         path = folder / f"{split}.tokens"
@@ -58,24 +58,24 @@ class TextDocuments(Documents):
 
 
 def fingerprint(*parts: object) -> str:
-    """A short name for parts; other parts have another."""
+    """A short hash of the parts."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
-    """The folder of a source's tokens."""
+    """The folder that holds a source's tokens by this tokenizer."""
     stem = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(source.name).name)[:40]
     return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, tokenizer.fingerprint)}"
 
 
 def state_of_files(source: Source) -> str:
-    """A fingerprint of the path, size and time of writing of a source's files."""
+    """A fingerprint of the paths, sizes and modification times of a source's files."""
     stats = ((path, path.stat()) for path in source.files)
     return fingerprint([(str(path.absolute()), stat.st_size, stat.st_mtime_ns) for path, stat in stats])
 
 
 def pieces_of(text: Text, tokenizer: object) -> Iterator[tuple[int, bytes]]:
-    """(words that begin in it, piece) of a text, in pieces that can be tokenised by themselves; InputError if it is not UTF-8."""
+    """Yield (words that begin in the piece, piece): each can be tokenised alone. Raises InputError if the text is not UTF-8."""
     rest, at, before = b"", 0, b" "
     for read in chain(read_bytes(text), [b""]):
         rest += read
@@ -94,7 +94,7 @@ def pieces_of(text: Text, tokenizer: object) -> Iterator[tuple[int, bytes]]:
 
 
 def encoded(texts: Iterator, tokenizer: object, bar: tqdm) -> Iterator[tuple]:
-    """(number of the text, split, words, tokens) of every piece of every text, in order; threads encode."""
+    """Yield (text number, split, words, tokens) of every piece of every text, in order; several threads encode."""
     parts = (
         (number, split, words, piece) for number, (split, text) in enumerate(texts) for words, piece in pieces_of(text, tokenizer)
     )
@@ -107,7 +107,7 @@ def encoded(texts: Iterator, tokenizer: object, bar: tqdm) -> Iterator[tuple]:
 
 
 def write_tokens(source: Source, state: str, tokenizer: object, folder: Path) -> None:
-    """Tokenise a source into folder: tokens of each split, sizes of each document in tokens and words, and last the manifest."""
+    """Tokenise a source into folder: each split's tokens, each document's size in tokens and words, and last the manifest."""
     digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack, tqdm(desc=f"tokenising {Path(source.name).name}", unit="B", unit_scale=True, leave=False) as bar:
         names = [f"{split}.{kind}" for split in SPLITS for kind in ("tokens", "documents")]
@@ -131,7 +131,7 @@ def write_tokens(source: Source, state: str, tokenizer: object, folder: Path) ->
 
 
 def read_cache(folder: Path, state: str) -> Corpus | None:
-    """The Corpus in folder, made from files in that state; None if there is none that is whole."""
+    """The Corpus cached in folder; None if it is missing, damaged, or made from files in another state."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if manifest["state"] != state:
@@ -142,7 +142,7 @@ def read_cache(folder: Path, state: str) -> Corpus | None:
 
 
 def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
-    """The Corpus of a source, from the cache in data_dir, or made there: it appears whole or not at all."""
+    """The Corpus of a source, read from the cache in data_dir; tokenises the source into the cache first if needed."""
     folder, state = cache_folder(source, tokenizer, data_dir), state_of_files(source)
     if found := read_cache(folder, state):
         return found
@@ -151,7 +151,7 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
         with FileLock(f"{folder}.lock"):
             if found := read_cache(folder, state):  # another process made it meanwhile
                 return found
-            if folder.exists():  # but the source has changed, or a file is damaged or was not written
+            if folder.exists():  # the source has changed, or a file is damaged or missing
                 shutil.rmtree(folder)
             folder.mkdir()
             write_tokens(source, state, tokenizer, folder)
@@ -159,12 +159,12 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
 
 
 def default_data_dir() -> Path:
-    """The user's cache folder."""
+    """The default of --data-dir, in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
 
 
 def check_data(data: str, documents: str = "files") -> None:
-    """Raise InputError unless data is the name of a corpus or an existing path, and a folder if folders are documents."""
+    """Raise InputError unless data names a corpus or an existing path; documents "folders" needs a folder."""
     if data.startswith(HUB):
         if importlib.util.find_spec("datasets") is None:
             raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
@@ -173,11 +173,20 @@ def check_data(data: str, documents: str = "files") -> None:
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
     if documents == "folders" and (data in CORPORA or not os.path.isdir(data)):
-        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave it out")
+        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
+
+
+def check_carry_over(data: str, carry_over: bool) -> None:
+    """Raise InputError for --carry-over-documents with --data recall: each document there has questions of its own."""
+    if data == "recall" and carry_over:
+        raise InputError(
+            "--carry-over-documents joins documents into one text, and each document of --data recall has questions of its own; "
+            "leave one of them out"
+        )
 
 
 def open_source(data: str, data_dir: Path, documents: str = "files") -> Source:
-    """The texts of --data, a name (except recall, which has none) or a path."""
+    """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data, documents)
     if data == "stdlib":
         return standard_library()
@@ -189,14 +198,14 @@ def open_source(data: str, data_dir: Path, documents: str = "files") -> Source:
 
 
 def load_corpus(data: str, tokenizer: object, recall: RecallConfig, data_dir: Path, documents: str = "files") -> Corpus:
-    """The Corpus of --data: generated for recall, otherwise texts tokenised once into data_dir."""
+    """The Corpus that --data names: generated for recall, otherwise tokenised once and cached in data_dir."""
     if data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
     return tokenised(open_source(data, data_dir, documents), tokenizer, data_dir)
 
 
 def check_length(data: str, splits: dict[str, Sequence], segment: int, needed: tuple[str, ...] = ("train", "valid")) -> None:
-    """Raise InputError if a needed split has too few tokens for one segment."""
+    """Raise InputError if a needed split has too few tokens for one segment (what a model reads at once)."""
     for split in needed:
         tokens = int(lengths_of(splits[split]).sum())
         if tokens < segment:

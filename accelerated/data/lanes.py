@@ -1,8 +1,11 @@
-"""Dealing documents to lanes that each read one document at a time, segment by segment. For training and evaluation."""
+"""Deal documents to lanes, which are read side by side: each lane reads one document at a time, in segments of N tokens.
+
+Training and evaluation use it. The documents may be joined into one text first; then memory is carried from each to the next.
+"""
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,14 +16,14 @@ from accelerated.errors import InputError
 
 
 def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int:
-    """Segments in the longest of the documents."""
+    """Number of segments in the longest document."""
     return count_windows(int(lengths_of(documents).max()) + 1, segment, overlap)
 
 
 class Parts(Documents):
-    """Documents, the longest of them cut into equal parts until there are `count`; each part is read as a document of its own.
+    """The documents, with the longest cut into equal parts until there are `count` parts; each part is read as a document.
 
-    So no two lanes read the same text if there are fewer documents than lanes, as with a single book.
+    So no two lanes read the same text, even if there are fewer documents than lanes, as with a single book.
     """
 
     def __init__(self, documents: Sequence, count: int):
@@ -43,19 +46,91 @@ class Parts(Documents):
 
 
 def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
-    """The documents; cut into parts if there are fewer of them than lanes."""
+    """The documents, cut into parts if there are fewer documents than lanes."""
     return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
 
 
+class Stretch:
+    """A lazy slice of one field of a Joined: it is read when it is converted to an array. Slicing it gives another Stretch."""
+
+    def __init__(self, read: Callable, start: int, stop: int):
+        self.read, self.start, self.stop = read, start, max(start, stop)
+
+    def __len__(self):
+        return self.stop - self.start
+
+    def __getitem__(self, part):
+        start, stop, step = part.indices(len(self))
+        if step != 1:
+            raise IndexError(f"a Stretch has no slices of step {step}")
+        return Stretch(self.read, self.start + start, self.start + stop)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.read(self.start, self.stop), dtype)
+
+
+class Joined(Documents):
+    """All documents joined into a single one, with nothing between them.
+
+    At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
+    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. With a seed the
+    documents are shuffled. Nothing is read before it is needed, because all documents together may not fit in memory.
+    """
+
+    def __init__(self, documents: Sequence, seed: int | None = None):
+        self.documents, lengths = documents, lengths_of(documents)
+        numbers = np.flatnonzero(lengths)
+        self.order = (numbers if seed is None else np.random.default_rng(seed).permutation(numbers)).tolist()
+        self.document = functools.lru_cache(1024)(documents.__getitem__)  # a segment reads fields of many
+        self.stops = np.cumsum(lengths[self.order] + 1)  # where the documents end in the text, in tokens
+        self.starts = self.stops - lengths[self.order] - 1
+        self.lengths = np.array([max(0, int(self.stops[-1:].sum()) - 1)])
+
+    def __getitem__(self, index):
+        length = int(self.lengths[index])
+        inputs, targets = (Stretch(self._tokens, start, start + length) for start in (0, 1))
+        return Document("joined", inputs, targets, Stretch(self._scored, 0, length))
+
+    def _tokens(self, start, stop):
+        """Tokens start .. stop - 1 of the text."""
+        return self._read(start, stop, np.int64, lambda document: (document.inputs, document.targets[-1:]))
+
+    def _scored(self, start, stop):
+        """Whether the predictions at tokens start .. stop - 1 are scored."""
+        return self._read(start, stop, bool, lambda document: (document.scored, np.zeros(1, bool)))
+
+    def _read(self, start, stop, kind, rows):
+        """Rows start .. stop - 1 of the text; rows(document) returns (rows of all its tokens but the last, row of the last)."""
+        pieces = [np.empty(0, kind)]
+        for place in range(self.stops.searchsorted(start, "right"), self.starts.searchsorted(stop, "left")):
+            before, last = rows(self.document(self.order[place]))
+            pieces.append(before[max(start - self.starts[place], 0) : stop - self.starts[place]])
+            if stop >= self.stops[place]:
+                pieces.append(last)
+        return np.concatenate(pieces)
+
+    def by_document(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
+        """Split the values of all predictions, given for the text's parts in order, into (n - 1,) for each document."""
+        joined, split = np.concatenate(list(values)), [np.empty(0)] * len(self.documents)
+        for number, start, stop in zip(self.order, self.starts, self.stops, strict=True):
+            split[number] = joined[start : stop - 1]
+        return split
+
+
+def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -> Parts:
+    """The documents as one text, shuffled if there is a seed, and cut into one equal part per lane."""
+    return Parts(Joined(documents, seed), lanes)
+
+
 class Segment(NamedTuple):
-    """One step of every lane: B lanes of N tokens."""
+    """One step of all lanes: N tokens of each of B lanes."""
 
     tokens: torch.Tensor  # (B, N) int64, padded with 0
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
-    starts: torch.Tensor  # (B,) bool, true if a document begins
+    starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    place: torch.Tensor | None = None  # (B, 2) int64, number of the document and of its first token here; -1, 0 on padding
+    place: torch.Tensor | None = None  # (B, 2) int64: document's number, position of its first token here; -1, 0 on padding
 
     def to(self, device: torch.device) -> "Segment":
         return Segment(*(None if field is None else field.to(device) for field in self))
@@ -85,7 +160,7 @@ def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length:
 
 
 def independent_windows(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[Segment]:
-    """Segments of all windows, `lanes` of any documents at a time, each read as if a document began with it."""
+    """Yield Segments of `lanes` windows of any documents; each window is read as if a document began there."""
     windows = (
         (number, document, window, True)
         for number, document in enumerate(documents)
@@ -96,18 +171,18 @@ def independent_windows(documents: Sequence, lanes: int, length: int, overlap: i
 
 
 class Lanes:
-    """Deals documents to lanes; iterating gives Segments, each lane reading one document contiguously to its end.
+    """Deals documents to lanes; iterating yields Segments. Each lane reads one document to its end, then another.
 
-    With an overlap, a segment begins with that many tokens of the previous one, whose predictions are not scored again.
-    With a seed, the documents are shuffled anew on every pass, without end. Without one there is a single pass, longest first so
-    that lanes end together; a lane with nothing left holds padding that is not scored.
+    With an overlap, a segment begins with that many tokens of the previous one and does not score their predictions again.
+    With a seed, passes never end, and each shuffles the documents anew. Without one there is a single pass, longest documents
+    first so that lanes end together; a lane with no document left holds padding, which is not scored.
     """
 
     def __init__(self, documents: Sequence, lanes: int, length: int, seed: int | None = None, overlap: int = 0):
         check_overlap(length, overlap)
         self.lengths = lengths_of(documents)
         if not self.lengths.any():
-            raise InputError("no document has two tokens or more, so there is nothing to predict")
+            raise InputError("no document has two tokens or more, so there is nothing to predict; give more text")
         self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
@@ -120,7 +195,7 @@ class Lanes:
         return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
-        """Index of the next document that has something to predict; None if a single pass is over."""
+        """Index of the next document that has something to predict; None at the end of a single pass."""
         while self.dealt < len(self.order) or self.seed is not None:
             if self.dealt == len(self.order):
                 self.passes, self.dealt = self.passes + 1, 0
@@ -159,16 +234,16 @@ class Lanes:
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from the position() of other lanes over the same documents."""
+        """Continue from a position() over the same documents."""
         self.passes, self.dealt = position["passes"], position["dealt"]
         self.order = self._shuffle(self.passes)
         self.reading = [None if place is None else tuple(place) for place in position["reading"]]
 
 
 def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:
-    """Read every document once; yields (segment, kept). Lanes with nothing left are not in the segment.
+    """Read every document once; yields (segment, kept). A segment drops lanes whose documents have ended.
 
-    kept are the rows of the previous segment that continue, in order: index the carried state with them.
+    kept lists the rows of the previous segment that continue, in order: index the carried state with it.
     """
     reader, rows = Lanes(documents, lanes, length, overlap=overlap), list(range(lanes))
     for segment in reader:

@@ -1,6 +1,6 @@
-"""Sets that have a name: the papers' own, fetched and checked, and any set of the Hugging Face hub (hf:OWNER/NAME).
+"""Data sets with names: the papers' own, downloaded and checked, and any set of the Hugging Face hub (hf:OWNER/NAME).
 
-corpus.py opens them; eval.py divides by their official word counts.
+corpus.py opens them; eval.py uses their official word counts for perplexity per word.
 """
 
 import base64
@@ -26,7 +26,7 @@ from accelerated.data.sources import Source, Text, read_errors, splits_named, wi
 from accelerated.data.windows import SPLITS, count_words
 from accelerated.errors import InputError, disk_errors
 
-HUB = "hf:"  # begins the name of a set of the hub
+HUB = "hf:"  # prefix of the name of a hub set
 
 
 class Archive(NamedTuple):
@@ -37,21 +37,21 @@ class Archive(NamedTuple):
 
 
 ENWIK8 = Archive("https://mattmahoney.net/dc/enwik8.zip", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc")
-ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes: what the papers train, validate and test on
+ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes; the splits between them are the papers'
 # Merity's own address; the paper's (s3.amazonaws.com/research.metamind.io) is gone
 WIKITEXT_103 = Archive(
     "https://wikitext.smerity.com/wikitext-103-v1.zip", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
 )
-HEADING = re.compile(rb" = [^=].* = \n")  # of an article; those of its sections have several =
+HEADING = re.compile(rb" = [^=].* = \n")  # of an article; a section's heading has several =
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names, sizes and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
 PG19_FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 PG19_COUNTS = {"train": 28_602, "valid": 50, "test": 100}  # Compressive Transformers, Table 2
-CONNECTIONS = 8  # books that are fetched at a time
+CONNECTIONS = 8  # books fetched at a time
 DOWNLOAD_SIZE = 1 << 20  # bytes received at a time
-ATTEMPTS = 4  # connections before a fetch is given up
+ATTEMPTS = 4  # connections before a download fails
 TIMEOUT = 60  # seconds without a byte
-# PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), a word for every line's end among them
+# PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word
 OFFICIAL_WORDS = {
     ("pg19", "train"): 1_973_136_207, ("pg19", "valid"): 3_007_061, ("pg19", "test"): 6_966_499,
     ("wikitext-103", "train"): 103_227_021, ("wikitext-103", "valid"): 217_646, ("wikitext-103", "test"): 245_569,
@@ -59,13 +59,13 @@ OFFICIAL_WORDS = {
 
 
 def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str]:
-    """(words of a split, how they were counted): the official count if the set has one, otherwise by its text."""
+    """Return (words in a split, how they were counted): the official count if there is one, otherwise counted in the text."""
     official = OFFICIAL_WORDS.get((data, split))
     return (official, "official count") if official else (count_words(documents), "counted between white space")
 
 
 def open_member(path: Path, archive: Archive, name: str) -> IO[bytes]:
-    """A file in the zip at path, open for reading; InputError if the zip's checksum is wrong."""
+    """Open a file in the zip at path for reading; raises InputError if the zip's checksum is wrong."""
     found = file_checksum(path)
     if found != archive.sha256:
         raise InputError(
@@ -77,7 +77,7 @@ def open_member(path: Path, archive: Archive, name: str) -> IO[bytes]:
 
 
 def files_of_archive(folder: Path, archive: Archive, names: list[str]) -> tuple[tuple, list[Callable]]:
-    """(paths, functions that open each name): unpacked files if all are in folder, otherwise the archive, fetched if absent."""
+    """Return (paths, functions that open each name): of unpacked files if all exist, otherwise of the archive (fetched)."""
     unpacked = tuple(folder / name for name in names)
     if all(path.exists() for path in unpacked):
         return unpacked, [functools.partial(open, path, "rb") for path in unpacked]
@@ -88,7 +88,7 @@ def files_of_archive(folder: Path, archive: Archive, names: list[str]) -> tuple[
 
 
 def enwik8(folder: Path) -> Source:
-    """The first 10^8 bytes of a dump of Wikipedia, cut at 90 and 95 million bytes."""
+    """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes."""
     [path], [open_file] = files_of_archive(folder, ENWIK8, ["enwik8"])
 
     def texts():
@@ -103,14 +103,14 @@ def enwik8(folder: Path) -> Source:
 
 
 def articles(lines: list[bytes]) -> Iterator[bytes]:
-    """The articles of a WikiText file: each begins with a heading between two blank lines, the first with the file."""
-    blank = [True, *(not line.strip() for line in lines), False]  # [i + 1]: line i; the file's beginning counts as blank
+    """The articles of a WikiText file: each begins at a heading between two blank lines, the first at the file's beginning."""
+    blank = [True, *(not line.strip() for line in lines), False]  # blank[i + 1] is line i; the file's beginning counts as blank
     headings = [i for i, line in enumerate(lines) if blank[i] and blank[i + 2] and HEADING.fullmatch(line)]
     return (b"".join(lines[start:stop]) for start, stop in pairwise([0, *headings[1:], len(lines)]) if stop)
 
 
 def wikitext_103(folder: Path) -> Source:
-    """Articles of Wikipedia as documents, in the three splits of their files; spaces separate words."""
+    """Wikipedia articles, each one document, in the splits of the set's files; spaces separate words."""
     names = [f"wiki.{split}.tokens" for split in SPLITS]
     paths, openers = files_of_archive(folder, WIKITEXT_103, names)
 
@@ -125,7 +125,7 @@ def wikitext_103(folder: Path) -> Source:
 
 
 def listed_books(prefix: str) -> Iterator[tuple[str, str]]:
-    """(name, MD5 in hexadecimal) of the books in a folder of PG-19; its server lists them page by page."""
+    """Yield (name, MD5 in hexadecimal) of the books in a folder of PG-19; the server lists them page by page."""
     token = ""
     while token is not None:
         query = {"prefix": f"{prefix}/", "fields": "items(name,md5Hash),nextPageToken", "pageToken": token}
@@ -138,7 +138,7 @@ def listed_books(prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def fetch_books(folder: Path) -> None:
-    """Fetch the missing books of PG-19, several at a time; each is checked against its MD5."""
+    """Fetch PG-19's missing books, several at a time, and check each against its MD5."""
     try:
         books = [book for prefix in PG19_FOLDERS.values() for book in listed_books(prefix)]
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -151,7 +151,7 @@ def fetch_books(folder: Path) -> None:
 
 
 def pg19(folder: Path) -> Source:
-    """Books of Project Gutenberg published before 1919, a document each."""
+    """Project Gutenberg's books published before 1919; each is one document."""
     folders = {split: folder / name for split, name in PG19_FOLDERS.items()}
     if any(len(list(books.glob("*.txt"))) < PG19_COUNTS[split] for split, books in folders.items()):
         fetch_books(folder)
@@ -159,15 +159,15 @@ def pg19(folder: Path) -> Source:
     counts = Counter(split for split, _ in books)
     for split, count in PG19_COUNTS.items():
         if counts[split] != count:
-            raise InputError(f"{folders[split]} has {counts[split]} books, PG-19 {count}; put all there")
+            raise InputError(f"{folders[split]} has {counts[split]} books, PG-19 has {count}; keep exactly those there")
     texts = [(split, Text(path.name, (functools.partial(open, path, "rb"),))) for split, path in books]
     return Source("pg19", tuple(path for _, path in books), lambda: texts)
 
 
 def hub_set(data: str) -> Source:
-    """Any set that the `datasets` library opens, hf:OWNER/NAME or hf:OWNER/NAME:CONFIG: the `text` of a row is a document.
+    """The Source of a set that `datasets` opens, hf:OWNER/NAME or hf:OWNER/NAME:CONFIG; each row's `text` is one document.
 
-    Its own splits are used; a missing one is cut out of train. The library keeps the set in HF_HOME.
+    The set's own splits are used; a missing one is taken from train. The library stores the set in HF_HOME.
     """
     import datasets
 
@@ -175,7 +175,7 @@ def hub_set(data: str) -> Source:
     name, _, config = data.removeprefix(HUB).partition(":")
     try:
         tables = datasets.load_dataset(name, config or None)
-    except Exception as error:  # the library has many kinds of its own
+    except Exception as error:  # the library raises many types
         raise InputError(
             f"--data {data}: datasets cannot open it ({error.__cause__ or error}); check name, files and network"
         ) from None
@@ -184,7 +184,7 @@ def hub_set(data: str) -> Source:
         raise InputError(f"--data {data} has no split train, only {', '.join(tables)}; give a set that has one")
     for table in given.values():
         if getattr(table.features.get("text"), "dtype", None) not in ("string", "large_string"):
-            raise InputError(f"--data {data} has no column `text` of strings, only {', '.join(table.column_names)}; rename one")
+            raise InputError(f"--data {data} needs a string column `text`, has {', '.join(table.column_names)}; use another set")
 
     def rows(split):
         for number, row in enumerate(given[split].select_columns("text"), start=1):
@@ -199,7 +199,7 @@ DATASETS = {"enwik8": enwik8, "wikitext-103": wikitext_103, "pg19": pg19}
 
 
 def file_checksum(path: Path, kind: str = "sha256") -> str:
-    """Checksum of a file's bytes, in hexadecimal."""
+    """The checksum of a file, in hexadecimal."""
     state = hashlib.new(kind)
     with open(path, "rb") as file:
         while piece := file.read(DOWNLOAD_SIZE):
@@ -208,17 +208,17 @@ def file_checksum(path: Path, kind: str = "sha256") -> str:
 
 
 def continue_download(address: str, file: io.FileIO, bar: tqdm) -> None:
-    """Append the rest of address to file, by one connection. Raises OSError if it breaks."""
+    """Append to file the part of address that it lacks, over one connection; raises OSError if that breaks."""
     have = file.tell()
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # nothing is left to send: the file is whole, or another one, as its checksum will tell
+        if error.code != 416:  # nothing is left to send; the checksum tells whether the file is right
             raise
         return
     with response:
-        if response.status != 206:  # the server sends all of it
+        if response.status != 206:  # the server sends the whole file
             have = file.truncate(0)
         length = response.headers.get("Content-Length")
         bar.n, bar.total = have, int(length) + have if length else None
@@ -226,14 +226,14 @@ def continue_download(address: str, file: io.FileIO, bar: tqdm) -> None:
             with disk_errors(file.name):
                 bar.update(file.write(piece))
     if length and file.tell() < bar.total:
-        raise ConnectionError(f"{file.tell()} of {bar.total} bytes came")
+        raise ConnectionError(f"{file.tell()} of {bar.total} bytes arrived")
 
 
 def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: bool = False) -> None:
-    """Fetch address to path, which appears whole, with the expected checksum, or not at all.
+    """Fetch address to path; the file appears at path only if it is complete and its checksum is right.
 
-    A download that breaks off is kept as PATH.part and continued, now and in a later run. If it cannot be fetched, InputError
-    says which file to put where.
+    An interrupted download stays in PATH.part and is continued, in this run and the next. If it still fails, InputError says
+    which file to put where.
     """
     part = path.with_name(path.name + ".part")
     by_hand = f"or put a copy of {address} ({kind} {checksum}) at {path}"
@@ -252,5 +252,5 @@ def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: 
     found = file_checksum(part, kind)
     if found != checksum:
         part.unlink()
-        raise InputError(f"what came from {address} has {kind} {found}, expected {checksum}; try again, {by_hand}")
+        raise InputError(f"the file from {address} has {kind} {found}, expected {checksum}; try again, {by_hand}")
     part.rename(path)

@@ -1,12 +1,12 @@
 """The synthetic corpus of `--data recall`, for any model: questions that only a memory can answer. corpus.py opens it.
 
-(Memformer's training task `--task-recall`, which repeats a segment of any text, has nothing to do with it: see tasks.py.)
+(It has nothing to do with Memformer's training task `--task-recall`, which repeats a segment of any text: see tasks.py.)
 
-A document opens with (key, value) pairs and later asks for the values, out of attention's reach. In bytes it reads
-B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, `distance` of it before the first question.
-A question is ? and a key; the answer is the prediction at the key, the only kind that is scored. Answers never stand in the
-input, so none can be copied from an earlier one: the opening is the only source. Every key has ten values of its own, as
-colours answer one question and cities another, so a guess is right one time in ten.
+A document begins with (key, value) pairs and asks for the values later, out of attention's reach. Its bytes look like
+B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, `distance` bytes before the first question.
+A question is ? and a key. The answer is the prediction at the key; only answers are scored. Answers never appear in the input,
+so the beginning is their only source. Each key has ten possible values, which no other key has, so a guess is right one time
+in ten.
 """
 
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ CHANCE = 1 / VALUES.shape[1]
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The sizes of `--data recall`; impossible ones raise ValueError naming the field.
+    """The sizes of `--data recall`; an impossible value raises a ValueError that names the field.
 
     Fields:
-        pairs: (key, value) pairs that open a document, 1 to 4
-        questions: questions a document asks; many teach in minutes, two hardly at all
-        distance: filler between the last pair and the first question, in tokens
+        pairs: (key, value) pairs at the beginning of a document, 1 to 4
+        questions: questions in a document; a model learns from many in minutes, from two hardly at all
+        distance: tokens of filler between the last pair and the first question
         spacing: tokens from one question to the next, at least 2
-        documents: training documents; 64 more are made for each other split
+        documents: training documents; each other split has 64
     """
 
     pairs: int = 4
@@ -69,7 +69,7 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -
 
 
 class RecallDocuments(Documents):
-    """The documents of one split, each generated when it is read, from the split and its number alone."""
+    """The documents of one split; each is generated when it is read, from its split and number alone."""
 
     def __init__(self, config: RecallConfig, split: str):
         self.config, self.split = config, split

@@ -1,6 +1,6 @@
-"""Texts and their splits, from files, folders, archives and Python's own source.
+"""Texts and their splits, from files, folders, archives and Python's standard library.
 
-corpus.py tokenises them; named_sets.py adds the sets that have a name.
+corpus.py tokenises them; named_sets.py adds the papers' sets and those of the Hugging Face hub.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ ARCHIVE_ERRORS = (
 
 
 class Text(NamedTuple):
-    """A document before it is tokenised: bytes start .. stop - 1 of its files, read one after another."""
+    """A document before it is tokenised: bytes start .. stop - 1 of its joined files."""
 
     name: str
-    files: tuple  # functions that open each file for reading
+    files: tuple  # functions that each open one file for reading
     must_be_utf8: bool = True
     start: int = 0
     stop: float = math.inf
@@ -49,9 +49,9 @@ class Text(NamedTuple):
 class Source(NamedTuple):
     """Texts and their splits."""
 
-    name: str  # identifies it, with the state of its files
+    name: str  # identifies the source, together with the state of its files
     files: tuple  # paths
-    texts: Callable  # texts() yields (split, Text); each Text is read before the next is asked for
+    texts: Callable  # texts() yields (split, Text); read each Text before asking for the next
 
 
 @contextlib.contextmanager
@@ -60,13 +60,13 @@ def read_errors(name: str) -> Iterator[None]:
     try:
         yield
     except ARCHIVE_ERRORS as error:
-        raise InputError(f"{name} is corrupt or no archive ({error}); fetch it again, or leave it out") from None
+        raise InputError(f"{name} is corrupt or not an archive ({error}); fetch it again, or leave it out") from None
     except OSError as error:
         raise InputError(f"cannot read {name}: {error.strerror or error}") from None
 
 
 def read_bytes(text: Text, size: int = READ_SIZE) -> Iterator[bytes]:
-    """The bytes of a text, at most `size` at a time."""
+    """Yield the bytes of a text, at most `size` at a time."""
     skip, left = text.start, text.stop - text.start
     for open_file in text.files:
         with read_errors(text.name), open_file() as file:
@@ -84,7 +84,7 @@ def split_of(name: str) -> str:
 
 
 def parts_by_position(text: Text) -> Iterator[tuple[str, Text]]:
-    """A text cut 90/5/5 into a train, a valid and a test document; no character is cut in two."""
+    """Yield a text's first 90% as train, the next 5% as valid and the rest as test; never cuts inside a character."""
     size, ends = sum(map(len, read_bytes(text))), [0]
     for percent in (90, 95):
         end = size * percent // 100
@@ -95,13 +95,13 @@ def parts_by_position(text: Text) -> Iterator[tuple[str, Text]]:
 
 
 def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]]:
-    """(split, Text) of {split: function that returns its texts}; splits that are not given are cut out of train.
+    """Yield (split, Text) from {split: function that returns its texts}; splits that are not given are taken from train.
 
-    They are cut by names (split_of) if that gives every split a text, otherwise every text is cut by position.
+    Whole texts are taken by name (split_of) if that gives every split a text; otherwise each text is cut by position.
     """
     for split in [split for split in SPLITS[1:] if split in given]:
         yield from ((split, text) for text in given[split]())
-    becomes = {split: "train" if split in given else split for split in SPLITS}  # {split_of(name): split of that text}
+    becomes = {split: "train" if split in given else split for split in SPLITS}  # {split_of(name): split that the text goes to}
     found = set()
     for text in given["train"]():
         found.add(becomes[split_of(text.name)])
@@ -113,7 +113,7 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
 
 
 def splits_named(names: Iterable[str], data: str) -> dict[str, str]:
-    """{split: name} of the names that stand for a split; InputError if two stand for the same."""
+    """Return {split: name} for the names that mean a split; raises InputError if two names mean the same split."""
     found = {}
     for name in sorted(set(names) & SPLIT_NAMES.keys()):
         split = SPLIT_NAMES[name]
@@ -124,7 +124,7 @@ def splits_named(names: Iterable[str], data: str) -> dict[str, str]:
 
 
 def holds_text(name: str) -> bool:
-    """Whether a file of that name in a folder or an archive is read; hidden files and macOS's additions to archives are not."""
+    """Whether to read a file with this name from a folder or archive; not hidden files or macOS's additions to archives."""
     if any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts):
         return False
     suffix = Path(name).suffix.lower()
@@ -132,22 +132,22 @@ def holds_text(name: str) -> bool:
 
 
 def lines_of_json(name: str, open_file: Callable) -> Iterator[Text]:
-    """A Text for each line of a .jsonl file: its field `text`."""
+    """Yield a Text for each line of a .jsonl file: the line's field `text`."""
     count = 0
     with read_errors(name), open_file() as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
-                content = json.loads(line)["text"].encode(errors="replace")  # JSON can hold halves of characters
+                content = json.loads(line)["text"].encode(errors="replace")  # JSON can hold half a surrogate pair
             except (ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(f"{name}, line {number}: not a JSON object with a string field `text`; mend the line") from None
+                raise InputError(f"{name}, line {number}: not a JSON object with a string field `text`; correct it") from None
             count += 1
             yield Text(f"{name}:{count}", (functools.partial(io.BytesIO, content),))
 
 
 def texts_in(name: str, open_file: Callable, kind: str | None = None) -> Iterator[Text]:
-    """The texts of a file: lines of a .jsonl, members of a .gz or .zip, or the file itself. `kind`: a name to go by instead."""
+    """Yield the texts of a file: lines of a .jsonl, members of a .gz or .zip, or itself, by the suffix of `kind` or else name."""
     kind = kind or name
     suffix = Path(kind).suffix.lower()
     if suffix == ".gz":
@@ -157,7 +157,7 @@ def texts_in(name: str, open_file: Callable, kind: str | None = None) -> Iterato
         yield from texts_in(name, lambda: gzip.GzipFile(fileobj=open_file()), inside)
     elif suffix == ".zip":
         with read_errors(name):
-            archive = zipfile.ZipFile(open_file())  # closed with the last of its texts
+            archive = zipfile.ZipFile(open_file())  # stays open until its last text is deleted
             members = sorted(info.filename for info in archive.infolist() if not info.is_dir())
         for member in filter(holds_text, members):
             yield from texts_in(f"{name}:{member}", functools.partial(archive.open, member), member)
@@ -168,30 +168,30 @@ def texts_in(name: str, open_file: Callable, kind: str | None = None) -> Iterato
 
 
 def joined_by_folder(texts: Iterable[Text], depth: int) -> Iterator[Text]:
-    """A Text for each folder at that depth: its texts joined in their order. A text above that depth stays as it is."""
+    """Yield one Text per folder at that depth: its texts joined in order. A text above that depth stays as it is."""
     for name, group in groupby(texts, key=lambda text: "/".join(Path(text.name).parts[:depth])):
         yield Text(name, tuple(file for text in group for file in text.files), must_be_utf8=False)
 
 
 def folders_with_splits(folder: Path, files: list[Path]) -> dict[str, str]:
-    """{split: name of its folder, directly below}; empty if there is no train/ beside valid/ or test/."""
+    """Return {split: name of its subfolder}; empty if there is no train/ beside a valid/ or test/."""
     names = {path.relative_to(folder).parts[0] for path in files if path.parent != folder}
     found = splits_named(names, folder)
     if "train" not in found or len(found) == 1:
         return {}
     if beside := sorted(names - set(found.values())):
         raise InputError(
-            f"--data {folder} has the splits {', '.join(found.values())} and beside them {', '.join(beside)}; "
-            f"move that into a split, or out of the folder"
+            f"--data {folder} has the splits {', '.join(found.values())} and also the folders {', '.join(beside)}; "
+            f"move them into a split, or out of the folder"
         )
     return found
 
 
 def source_of_path(data: str, documents: str = "files") -> Source:
-    """A file or a folder of files.
+    """The Source of a file or of a folder of files.
 
-    A file is split 90/5/5 by position if it is one text, otherwise by names; a folder by names, or by its own folders train/,
-    valid/ (validation/, val/, dev/) and test/. documents: "folders" makes each folder directly below one document.
+    One text is split 90/5/5 by position, several texts by their names. Subfolders train/, valid/ (or validation/, val/, dev/)
+    and test/ of a folder are its splits. documents "folders" makes each subfolder one document.
     """
     path = Path(data)
     name = os.path.realpath(path) + (" by folders" if documents == "folders" else "")
@@ -214,10 +214,10 @@ def source_of_path(data: str, documents: str = "files") -> Source:
 
 
 def standard_library(root: Path | None = None) -> Source:
-    """The running Python's standard library: a document for each top-level package or module, of its files in sorted order.
+    """The running Python's standard library: one document per top-level package or module, its files joined in sorted order.
 
-    Left out are site-packages, which is not part of it; `test`, which not every installation has and which would be most of the
-    text; and the build's own _sysconfigdata. root is the library's folder, for tests.
+    It leaves out site-packages, which is not part of the library; `test`, which is most of the text and not always installed;
+    and _sysconfigdata, which differs between builds. Tests give another folder as root.
     """
     root = Path(root or sysconfig.get_paths()["stdlib"])
     files = {}

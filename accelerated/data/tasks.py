@@ -1,10 +1,10 @@
-"""Memformer's training tasks (section 2.3), drawn for every rollout and lane: continue the text, fill in masked spans, recall.
+"""Memformer's training tasks (section 2.3): continue the text, fill in masked spans, or recall an earlier segment.
 
-Options `--task-infilling` and `--task-recall`, with any --data; train.py deals the rollouts of every run with MultiTask.
-(`--data recall`, a synthetic corpus for any model, has nothing to do with them: see recall.py.)
+Each lane (one of B documents read side by side) draws a task for each rollout (the segments of one iteration). train.py uses
+MultiTask in every run; `--task-infilling`, `--task-recall` work with any --data. (`--data recall` is unrelated: see recall.py.)
 
-In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i; infilling segment i - 1, which is
-read with masked spans; recall segment i - 2. If the document has no such segment yet, the lane continues the text.
+In segment i of a document the encoder reads segment i - 1. Continuation predicts segment i; infilling predicts segment i - 1,
+which the encoder reads with masked spans; recall predicts segment i - 2. Without such a segment the lane continues the text.
 """
 
 import math
@@ -22,13 +22,13 @@ TASKS = ("continuation", "infilling", "recall")
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Which tasks a model is trained on; impossible values raise ValueError naming the field.
+    """Which tasks a model is trained on; an impossible value raises a ValueError that names the field.
 
     Fields:
-        infilling: share of lanes, drawn for every rollout, that fill in masked spans
-        recall: share of lanes that recall the segment before the one being read, whatever --data is; the rest continues the text
+        infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration
+        recall: fraction of lanes that recall the segment before the one that the encoder reads; the others continue the text
         masked: fraction of a segment's tokens that infilling masks
-        span: mean length of a masked span in tokens, Poisson distributed
+        span: mean length of a masked span in tokens (Poisson distribution)
     """
 
     infilling: float = 0.0
@@ -41,17 +41,17 @@ class TaskConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
         if self.infilling + self.recall > 1:
-            raise ValueError(f"infilling {self.infilling} and recall {self.recall} are more than 1 together; make one smaller")
+            raise ValueError(f"infilling {self.infilling} and recall {self.recall} add up to more than 1; make one smaller")
         if not 0 < self.masked < 1:
             raise ValueError(
                 f"masked is {self.masked}; it must be above 0, which masks nothing, and below 1, which masks everything"
             )
         if not 0.1 <= self.span < math.inf:
-            raise ValueError(f"span is {self.span}; it must be at least 0.1, or hardly a span would mask anything")
+            raise ValueError(f"span is {self.span}; it must be at least 0.1 and finite")
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """Shares of lanes, in the order of TASKS."""
+        """Fractions of lanes, in the order of TASKS."""
         return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
 
     @property
@@ -60,7 +60,7 @@ class TaskConfig:
         return self.infilling == self.recall == 0
 
     def budget(self, length: int) -> int:
-        """Tokens that are masked in a text of that length."""
+        """How many tokens infilling masks in a text of that length."""
         return round(self.masked * length)
 
 
@@ -69,7 +69,7 @@ class Task(NamedTuple):
 
     kind: torch.Tensor  # (B,) index into TASKS
     reading: torch.Tensor  # (B, N) token ids that the encoder reads
-    readable: torch.Tensor  # (B, N) bool, false on the padding after a text with masked spans
+    readable: torch.Tensor  # (B, N) bool, false on padding: masked spans shorten a text
     prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
     def to(self, device: torch.device) -> "Task":
@@ -77,9 +77,9 @@ class Task(NamedTuple):
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:
-    """Lengths of spans that mask `budget` tokens together: drawn from a Poisson distribution, the last cut to fit.
+    """Draw lengths of spans that mask `budget` tokens in total, from a Poisson distribution; the last is cut to fit.
 
-    An empty span adds a mask token; it is drawn again unless longer spans have made room for it, so that a text never grows.
+    An empty span adds a mask token. It is kept only if longer spans have made room for it, so that a text never grows.
     """
     lengths, spent = [], 0
     while spent < budget:
@@ -91,7 +91,7 @@ def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int
 
 
 def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.Generator) -> np.ndarray:
-    """text (n,) with spans of tokens replaced by one `mask` each, placed uniformly over all ways to place them."""
+    """Return text (n,) with each drawn span replaced by one `mask` token; all placements of the spans are equally likely."""
     lengths = span_lengths(config.budget(len(text)), config.span, rng)
     items = len(text) - config.budget(len(text)) + len(lengths)
     masked, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
@@ -102,10 +102,10 @@ def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.G
 
 
 class MultiTask:
-    """Deals rollouts of a Lanes with the tasks of a TaskConfig; the lanes' own segments if all of them continue the text.
+    """Returns the rollouts of a Lanes with tasks as TaskConfig says; leaves segments unchanged if all lanes continue the text.
 
-    special(name) is the id of a special token. Draws depend on the seed and the number of rollouts so far, so a position() is
-    enough to resume.
+    special(name) is a special token's id. What is drawn depends only on the seed and the number of rollouts so far, so
+    position() is enough to resume.
     """
 
     def __init__(self, lanes: Lanes, config: TaskConfig, special: Callable | None = None, seed: int = 0):
@@ -113,7 +113,7 @@ class MultiTask:
         self.rollouts = 0
         shape = (len(lanes.reading), lanes.length)
         self.previous, self.earlier = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self.age = np.zeros(shape[0], np.int64)  # segments of its document that each lane has read
+        self.age = np.zeros(shape[0], np.int64)  # (B,) segments that each lane has read of its document
 
     def rollout(self, horizon: int) -> list[Segment]:
         """The next `horizon` segments of every lane."""
@@ -126,10 +126,10 @@ class MultiTask:
         return segments
 
     def _with_task(self, segment, drawn, rng):
-        """The segment with the tasks that were drawn for its lanes, as far as their documents have segments for them."""
+        """Return the segment with its lanes' tasks; a lane continues the text if its document is too young for its drawn task."""
         starts, tokens = segment.starts.numpy(), segment.tokens.numpy()
         self.age[starts], self.previous[starts] = 0, self.special("begin")
-        kind = np.where(self.age >= drawn, drawn, 0)  # infilling needs one segment before, recall two
+        kind = np.where(self.age >= drawn, drawn, 0)  # infilling needs one previous segment, recall two
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading, readable = self.previous.copy(), np.ones(tokens.shape, bool)
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
@@ -150,8 +150,8 @@ class MultiTask:
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
     def seek(self, position: dict) -> None:
-        """Continue from the position() of other lanes over the same documents."""
+        """Continue from a position() over the same documents."""
         self.lanes.seek(position)
-        self.rollouts = position.get("rollouts", 0)  # not in checkpoints older than the tasks
+        self.rollouts = position.get("rollouts", 0)  # old checkpoints lack it
         for name, rows in position.get("history", {}).items():
             setattr(self, name, np.array(rows, np.int64))

@@ -1,13 +1,13 @@
-"""Text to token ids and back: bytes, or byte-level BPE by tiktoken, its ranks named, read or learned. train.py chooses one.
+"""Text to token ids and back: bytes, or byte-level BPE (an encoding of tiktoken, a file of ranks, or learned from the text).
 
-Any bytes survive the round trip. A tokenizer has
+A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer. It has
     vocabulary      ids are 0 .. vocabulary - 1
     dtype           NumPy's smallest type that holds them
-    token_bytes     (V,) bytes of text that each id spells
-    fingerprint     changes if its ids mean something else
+    token_bytes     (V,) number of text bytes that each id stands for
+    fingerprint     a hash that changes if an id means something else
     encode(text)    str or bytes to an array of ids
-    decode(ids)     to bytes
-    last_cut(text)  the last place to cut text so that the parts have the tokens of the whole; 0 if there is none
+    decode(ids)     to the same bytes that were encoded, whatever they are
+    last_cut(text)  the last position to cut text without changing its tokens; 0 if there is none
 """
 
 import base64
@@ -26,47 +26,47 @@ import tiktoken
 from accelerated.data.sources import Source, read_bytes
 from accelerated.errors import InputError, written_whole
 
-ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its copies of an encoding's files by their addresses
-FILES = {  # of encodings that are not in encodings/NAME.tiktoken
+ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its cached files by the hash of their addresses
+FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
     "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
     "p50k_edit": ("encodings/p50k_base.tiktoken",),
     "o200k_harmony": ("encodings/o200k_base.tiktoken",),
 }
-ENCODINGS = {  # {name: ids} of tiktoken's
+ENCODINGS = {  # {tiktoken's name: number of ids}
     "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277, "o200k_base": 200019,
     "o200k_harmony": 201088,
 }  # fmt: skip
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
-AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # where each of ENCODINGS ends a piece
-NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as the error handler surrogateescape shows it
-RANKS = "tokenizer.tiktoken"  # the file in a run folder with the ranks of a tokenizer that has no name
-LONGEST_PIECE = 8 << 20  # bytes; text without such a place is cut anywhere after so many
+AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # all ENCODINGS end a piece there
+NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
+RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
+LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut between any two characters
 
 
 class ByteTokenizer:
-    """UTF-8 bytes as token ids 0..255; any bytes survive the round trip."""
+    """Bytes as token ids 0..255."""
 
     name = "bytes"
     vocabulary = 256
     dtype = np.uint8
     fingerprint = "bytes"
-    token_bytes = np.ones(256, dtype=np.int64)  # bytes of text that each id spells
+    token_bytes = np.ones(256, dtype=np.int64)
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """text, str or bytes, to a uint8 array of ids."""
+        """Convert text to a uint8 array of ids."""
         return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """ids to bytes."""
+        """Convert ids to bytes."""
         return np.asarray(ids, dtype=np.uint8).tobytes()
 
     def last_cut(self, text: bytes) -> int:
-        """Anywhere but within a character."""
+        """The end of the last whole character."""
         return whole_characters(text)
 
 
 def whole_characters(text: bytes) -> int:
-    """Bytes of text without the UTF-8 character that its end cuts off, if there is one."""
+    """Length of text in bytes, without a UTF-8 character that its end cuts off."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     decoder.decode(text[-4:])
     cut_off, _ = decoder.getstate()
@@ -74,7 +74,7 @@ def whole_characters(text: bytes) -> int:
 
 
 class BpeTokenizer:
-    """Byte-level BPE by any of tiktoken's encodings; text is never read as a special token."""
+    """Byte-level BPE by a tiktoken encoding; text never becomes a special token."""
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.name, self.encoding, self.vocabulary = name, encoding, encoding.n_vocab
@@ -87,11 +87,11 @@ class BpeTokenizer:
     def _spelling(self, token):
         try:
             return self.encoding.decode_single_token_bytes(token)
-        except KeyError:  # some encodings leave ids free between their words and their special tokens
+        except KeyError:  # some encodings leave ids unused before their special tokens
             return b""
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """text, str or bytes, to an array of ids; each byte that is not UTF-8 becomes a token."""
+        """Convert text to an array of ids; each byte that is not UTF-8 becomes one token."""
         text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
         ids = [
             np.array([self.encoding.encode_single_token(part.encode(errors="surrogateescape"))])
@@ -102,11 +102,11 @@ class BpeTokenizer:
         return np.concatenate([np.empty(0, np.int64), *ids]).astype(self.dtype)
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """ids to bytes."""
+        """Convert ids to bytes."""
         return b"".join(self.spellings[int(token)] for token in ids)
 
     def last_cut(self, text: bytes) -> int:
-        """After a word: tiktoken starts a new piece there whatever the text before it."""
+        """The end of the last whole word: tiktoken always starts a new piece there."""
         known = text[: whole_characters(text)].decode(errors="surrogateescape")
         if ends := AFTER_A_WORD.match(known):
             return len(known[: ends.end()].encode(errors="surrogateescape"))
@@ -114,17 +114,17 @@ class BpeTokenizer:
 
 
 def show_ranks(tokens: list[bytes]) -> bytes:
-    """The bytes of a ranks file, for tokens in the order of their ranks."""
+    """The contents of a ranks file, for tokens in the order of their ranks."""
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
 def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
-    """The tokenizer of {token: rank}; text is cut into words as GPT-2 does."""
+    """The tokenizer of {token: rank}; it cuts text into words as GPT-2 does."""
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
 def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
-    """The tokenizer of a ranks file, which has a line for each token: base64, a space, its rank."""
+    """The tokenizer of a ranks file; each line is a token in base64, a space and its rank."""
     try:
         text = Path(path).read_bytes()
     except OSError as error:
@@ -154,7 +154,7 @@ def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
 
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer of --tokenizer: bytes, one of ENCODINGS, or a ranks file."""
+    """The tokenizer that --tokenizer names: bytes, one of ENCODINGS, or a ranks file."""
     if name == "bytes":
         return ByteTokenizer()
     if name not in ENCODINGS:
@@ -172,25 +172,25 @@ def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
 
 
 def run_tokenizer(run: Path, data: object) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer of a run folder, by its DataConfig."""
+    """The tokenizer of a run folder with this DataConfig."""
     return tokenizer_of_file(Path(run) / RANKS) if data.own_ranks else open_tokenizer(data.tokenizer)
 
 
 def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
-    """Keep a BPE's ranks in a run folder."""
+    """Write a BPE's ranks to a run folder."""
     with written_whole(Path(run) / RANKS, "give another --out") as path:
         path.write_bytes(show_ranks(tokenizer.spellings))
 
 
 def vocabulary_of(name: str) -> int:
-    """The number of ids of --tokenizer; no encoding is fetched."""
+    """The number of ids that --tokenizer has; fetches nothing."""
     return 256 if name == "bytes" else ENCODINGS.get(name) or tokenizer_of_file(name).vocabulary
 
 
 def byte_of_symbol() -> dict[str, int]:
-    """{character: byte} of the alphabet in which `tokenizers` writes bytes, as GPT-2 does.
+    """Return {character: byte} for the alphabet in which `tokenizers` writes bytes; it is GPT-2's.
 
-    Printable characters of Latin-1 stand for themselves, characters from 256 on for the other bytes in their order.
+    Printable Latin-1 characters stand for their own bytes; characters from 256 on stand for the other bytes, in order.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -198,7 +198,7 @@ def byte_of_symbol() -> dict[str, int]:
 
 
 def check_package() -> ModuleType:
-    """The `tokenizers` package; InputError if it is not installed."""
+    """The `tokenizers` package; raises InputError if it is not installed."""
     try:
         import tokenizers
     except ImportError:
@@ -207,9 +207,9 @@ def check_package() -> ModuleType:
 
 
 def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
-    """{token: rank} of a byte-level BPE with `vocabulary` tokens, learned from pieces of text.
+    """Learn a byte-level BPE with `vocabulary` tokens from pieces of text; returns {token: rank}.
 
-    The 256 bytes come first, then tokens in the order in which they were merged. Raises InputError if the text has too few
+    The 256 bytes come first, then the merged tokens in the order of their merges. Raises InputError if the text has too few
     different words.
     """
     tokenizers = check_package()
@@ -225,13 +225,13 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     merged = [token for token in tokens if len(token) > 1]
     if 256 + len(merged) < vocabulary:
         raise InputError(
-            f"--train-bpe {vocabulary}: the training split has words for {256 + len(merged)} tokens; give that or fewer"
+            f"--train-bpe {vocabulary}: the training split has words for only {256 + len(merged)} tokens; give at most that"
         )
     return {token: rank for rank, token in enumerate([bytes([byte]) for byte in range(256)] + merged)}
 
 
 def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
-    """A tokenizer of `vocabulary` tokens, learned from the training split of a source without its bytes that are not UTF-8."""
+    """Learn a tokenizer of `vocabulary` tokens from a source's training split; ignores bytes that are not UTF-8."""
     texts = (text for split, text in source.texts() if split == "train")
     pieces = (piece.decode(errors="ignore") for text in texts for piece in read_bytes(text))
     return tokenizer_of_ranks("bpe", learn_ranks(pieces, vocabulary))

@@ -1,6 +1,6 @@
-"""Documents, and cutting them into windows so that every token after the first is scored exactly once, in order.
+"""Documents, and how they are cut into windows: every token after the first is scored exactly once, in order.
 
-Everything that reads documents uses it: lanes in training, the reports of evaluation.
+A window is the tokens read at once; a token is scored if its prediction counts. Everything that reads documents uses this file.
 """
 
 from collections.abc import Sequence
@@ -13,17 +13,17 @@ WHITE_SPACE = b" \t\n\r\x0b\x0c"  # separates words, as in bytes.split()
 
 
 class Document(NamedTuple):
-    """A text as a model meets it: reading inputs[i] it predicts targets[i], which counts if scored[i]."""
+    """A tokenised text: a model reads inputs[i] and predicts targets[i]; the prediction counts if scored[i]."""
 
     name: str
     inputs: np.ndarray  # (n - 1,)
     targets: np.ndarray  # (n - 1,)
     scored: np.ndarray  # (n - 1,) bool
-    words: int = 0  # in the text that the tokens were made from
+    words: int = 0  # of the text; 0 if there is none
 
 
 class Documents(Sequence):
-    """Documents whose lengths are known before they are read. A plain list of Document serves as well."""
+    """Documents with lengths that are known before they are read. A list of Document works as well."""
 
     lengths: np.ndarray  # (documents,) predictions in each
     words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
@@ -33,13 +33,13 @@ class Documents(Sequence):
 
 
 def lengths_of(documents: Sequence) -> np.ndarray:
-    """Predictions in each document, (documents,)."""
+    """Number of predictions in each document, (documents,)."""
     own = isinstance(documents, Documents)
     return documents.lengths if own else np.array([len(document.inputs) for document in documents], np.int64)
 
 
 def count_words(documents: Sequence) -> int:
-    """Words of the documents' text; 0 if there is none."""
+    """Number of words in the documents' text; 0 if there is none."""
     if isinstance(documents, Documents):
         return int(np.sum(documents.words))
     return sum(document.words for document in documents)
@@ -70,20 +70,20 @@ def check_overlap(window: int, overlap: int) -> None:
 
 
 def count_windows(length: int, window: int, overlap: int = 0) -> int:
-    """1 + max(0, ceil((n - 1 - T) / (T - o))) windows for a document of n tokens; none for fewer than two tokens."""
+    """Number of windows in a document of n tokens: 1 + max(0, ceil((n - 1 - T) / (T - o))), or 0 if n < 2."""
     if length < 2:
         return 0
     return 1 + max(0, -(-(length - 1 - window) // (window - overlap)))
 
 
 def window_at(index: int, length: int, window: int, overlap: int) -> Window:
-    """Window number `index` of a document of `length` tokens. Windows begin every T - o tokens; the last may be short."""
+    """Window number `index` of a document of `length` tokens. Windows begin T - o tokens apart; the last may be short."""
     start = index * (window - overlap)
     return Window(start, min(start + window, length - 1), start + 1 + (overlap if index else 0))
 
 
 def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
-    """The windows of a document of `length` tokens: `window` T tokens each, `overlap` o of them read before.
+    """The windows of a document of `length` tokens: T = `window` tokens each, o = `overlap` shared with the previous window.
 
     Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """

@@ -1,1 +1,1 @@
-"""Scoring what a model predicts, and one file for each report of eval.py. train.py and the bench score and sample with it too."""
+"""Scores a model's predictions, with one file for each report of eval.py; train.py and the bench use it too."""

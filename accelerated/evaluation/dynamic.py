@@ -1,4 +1,4 @@
-"""eval.py dynamic: a model continues training on the text that it is scored on; each token is scored before it is trained on."""
+"""eval.py dynamic: the model keeps training on the text that it is scored on; each token is scored before training on it."""
 
 import argparse
 import math
@@ -18,40 +18,40 @@ from accelerated.training.optimization import average_and_clip, make_optimizer, 
 def evaluate_dynamically(
     model: Module, documents: Sequence, tokenizer: object, lanes: int, optimizer: Optimizer, clip: float = 0.0
 ) -> Score:
-    """Read documents in `lanes` lanes, update the weights after every segment, and return the Score.
+    """Score documents in `lanes` lanes (rows of the batch), update the weights after every segment, and return the Score.
 
     "Continuing training over one epoch of the test set" (Compressive Transformers, section 5.3; Graves 2013; Krause et al. 2019).
-    A segment is scored first; then `optimizer` takes one step along the gradient of its mean loss and auxiliary losses, limited
+    A segment is scored first; then `optimizer` takes one step with the gradient of its mean loss and auxiliary losses, clipped
     to the norm `clip` unless that is 0. The carried state comes from scoring. Dropout is off. The model keeps its last weights.
     """
-    model.zero_grad()  # gradients that are left there belong to another text
+    model.zero_grad()  # old gradients belong to another text
     score = Score()
     for segment, _, state, logits in read(model, documents, lanes):
         score = add_segment(score, logits, segment, tokenizer)
         if segment.scored.any():
-            torch.clear_autocast_cache()  # older torch would reuse weights that it cast without gradient
+            torch.clear_autocast_cache()  # older torch would reuse weights that it cast under no_grad
             through_time(model, [segment], state)
             average_and_clip(model, 1, clip)
             optimizer.step()
             model.zero_grad()
-            torch.clear_autocast_cache()  # its copies are the weights before this step
+            torch.clear_autocast_cache()  # its copies are of the weights before this step
     return score
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     rate = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
-    text = "constant rate at which the run's optimiser continues (required); a tenth of the run's own is a start"
+    text = "constant learning rate of the run's optimiser (required); try a tenth of the run's own first"
     parser.add_argument("--learning-rate", type=rate, metavar="RATE", required=True, help=text)
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The score with the weights as they are, and with weights that keep learning from what was scored."""
+    """The score with the run's weights, and with weights that keep training on what was scored."""
     words, rate = run.words(), options.learning_rate
     optimizer = make_optimizer(run.model, run.settings.training)
     try:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
     except ValueError:
-        raise InputError("dynamic continues with the run's optimiser, which has other parameters; leave sizes out") from None
+        raise InputError("dynamic continues with the run's optimiser, which needs the run's own sizes; leave sizes out") from None
     set_learning_rate(optimizer, rate)
     read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
     static = evaluate(*read_by)

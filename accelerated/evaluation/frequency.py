@@ -1,4 +1,4 @@
-"""eval.py frequency: perplexity of words by how often they stand in the training split (Compressive Transformers, Table 7)."""
+"""eval.py frequency: perplexity of words by how often they occur in the training split (Compressive Transformers, Table 7)."""
 
 import argparse
 import math
@@ -9,57 +9,58 @@ from typing import NamedTuple
 import numpy as np
 
 from accelerated.data.corpus import load_corpus
+from accelerated.data.lanes import Joined
 from accelerated.data.windows import WHITE_SPACE, Document
 from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, as_cell
 from accelerated.evaluation.score import Score, token_nats
 from accelerated.training.log import new_figure, save_figure
 
-PIECE = 1 << 20  # tokens of a document that are text at a time
-# The least occurrences of a word in each of Table 7's columns; the paper leaves open where 1,000 and 10,000 belong
+PIECE = 1 << 20  # tokens of a document that are decoded at a time
+# The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
 FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
 
 
 class FrequencyRow(NamedTuple):
-    """The words whose occurrences in the training split lie in one of FREQUENCIES."""
+    """The words in one of FREQUENCIES, by their occurrences in the training split."""
 
     name: str
     nats: float  # summed -log p of the words' scored tokens
-    words: int  # that a scored token belongs to, each as often as it stands in the documents
+    words: int  # words with a scored token; each occurrence counts
     tokens: int  # scored tokens
-    perplexity: float  # per word; NaN if there is no word
+    perplexity: float  # per word; NaN if words is 0
 
 
 def ids_of(document: Document) -> np.ndarray:
-    """All tokens of a document, (n,); none if there is nothing to predict."""
+    """All tokens of a document, (n,); empty if there is nothing to predict."""
     return np.concatenate([document.inputs[:1], document.targets])
 
 
 def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.ndarray]:
-    """(the document's words; the number of the word that each of its n tokens belongs to, (n,) int64).
+    """Return (the document's words, the index of the word that each of its n tokens belongs to, (n,) int64).
 
-    A word is a maximal run of bytes that are not white space. A token belongs to the word of its first such byte; white space
-    alone belongs to the next word, or to the last if none follows. A word that begins within another's last token may have no
-    token. A text of white space alone is one empty word.
+    A word is a run of bytes that are not white space. A token belongs to the word of its first byte that is not white space. A
+    token of only white space belongs to the next word, or at the end to the last. A word that begins inside the previous word's
+    last token may have no token. A text of only white space is one empty word.
     """
     ids = ids_of(document)
     text, lengths = tokenizer.decode(ids), tokenizer.token_bytes[ids]
     written = ~np.isin(np.frombuffer(text, np.uint8), np.frombuffer(WHITE_SPACE, np.uint8))
-    ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # of the words that white space follows
+    ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # ends of words that white space follows
     words = text.split() or [b""]
     owners = np.searchsorted(ends, np.cumsum(lengths) - lengths, side="right")  # the first word to end after the token begins
     return words, np.minimum(owners, len(words) - 1)
 
 
 def distinct_words(documents: Sequence, tokenizer: object) -> set[bytes]:
-    """The words of documents, each once."""
+    """The set of words in documents."""
     return {word for document in documents for word in tokenizer.decode(ids_of(document)).split()}
 
 
 def word_counts(documents: Sequence, words: set[bytes], tokenizer: object, size: int = PIECE) -> Counter:
-    """How often each of `words` stands in documents, which are read `size` tokens at a time.
+    """How often each of `words` occurs in documents, which are decoded in pieces of `size` tokens.
 
-    The last word of a piece waits for the next piece. It is cut once it is longer than all `words`, so that a text without white
+    The last word of a piece may continue in the next piece. It is cut if longer than all `words`, so that a text without white
     space fits in memory.
     """
     counts, longest = Counter(), max(map(len, words), default=0)
@@ -98,30 +99,33 @@ def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
 
 
 def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
-    """Draw by_frequency's rows, a bar each; a bucket that is empty or of infinite perplexity has none."""
+    """Draw a bar for each of by_frequency's rows, except empty rows and those with infinite perplexity."""
     figure, axes = new_figure()
     heights = [row.perplexity if math.isfinite(row.perplexity) else 1.0 for row in rows]
     bars = axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
     axes.bar_label(bars, [as_cell(row.perplexity, ",.5g") for row in rows], padding=3)
     axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
-    axes.set(title="Perplexity by frequency of the word", xlabel="times that the word stands in the training split")
+    axes.set(title="Perplexity by frequency of the word", xlabel="times that the word occurs in the training split")
     axes.set(ylabel="perplexity per word", yscale="log")
     axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
     save_figure(figure, path)
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Perplexity per word by how often the word stands in what the run was trained on."""
+    """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
     trained, tokenizer = run.settings.data, run.tokenizer
     training = load_corpus(trained.data, tokenizer, run.settings.recall, options.data_dir, trained.documents).splits["train"]
-    counts = word_counts(training, distinct_words(run.documents, tokenizer), tokenizer)
-    rows = by_frequency(token_nats(run.model, run.documents, run.lane_count), run.documents, counts, tokenizer)
+    [documents] = run.splits.values()
+    counts = word_counts(training, distinct_words(documents, tokenizer), tokenizer)
+    nats = token_nats(run.model, run.documents, run.lane_count)
+    nats = Joined(documents).by_document(nats) if run.carry_over else nats
+    rows = by_frequency(nats, documents, counts, tokenizer)
     if options.plot:
         draw_frequency(options.plot, rows)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)
 
 
-HELP = "the perplexity of words by how often they stand in the training split"
+HELP = "the perplexity of words by how often they occur in the training split"
 REPORT = Report(HELP, "RUN --plot frequency.png", report, plots=True)

@@ -1,4 +1,4 @@
-"""eval.py sample, train.py's sample and the bench: continuing a text token by token, with the state carried over any length."""
+"""Continues a text of any length token by token, carrying the state: for eval.py sample, train.py and the bench."""
 
 import argparse
 import codecs
@@ -20,11 +20,11 @@ from accelerated.evaluation.score import evaluating
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn: from softmax(logits / temperature), of its top k tokens, of their nucleus."""
+    """How the next token is drawn: from softmax(logits / temperature), limited to the top k tokens, then to their nucleus."""
 
-    temperature: float = 1.0  # 0 takes the most probable token, whatever the others say
+    temperature: float = 1.0  # 0 takes the most probable token; top_k and top_p then have no effect
     top_k: int = 0  # how many of the most probable tokens; 0 for all
-    top_p: float = 1.0  # what the nucleus's probabilities add up to; 1 for all
+    top_p: float = 1.0  # total probability of the nucleus; 1 for all tokens
 
 
 @torch.no_grad()
@@ -32,8 +32,8 @@ def read_prompt(model: Module, prompt: torch.Tensor, new_window: bool = False) -
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
     Whole segments go through `advance`, the rest token by token. new_window is for pretrained_recurrence (section 5.3): all
-    windows go through `advance`, and a new one begins with the prompt's last token, or the last o if windows overlap. It knows
-    of the rest by what is inserted into it; plain GPT-2 knows nothing of it.
+    windows go through `advance`, and a new window begins with the prompt's last token, or its last o if windows overlap. The new
+    window sees earlier text only through the inserted vectors; in plain GPT-2 not at all.
     """
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
@@ -47,22 +47,22 @@ def read_prompt(model: Module, prompt: torch.Tensor, new_window: bool = False) -
 
 
 def most_probable(probabilities: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` most probable tokens of each row of probabilities (B, V), the others at 0; not normalised again."""
+    """Keep the `count` most probable tokens of each row of probabilities (B, V), with the others at 0; not normalised again."""
     values, tokens = probabilities.topk(count, -1)  # (B, k)
     return torch.zeros_like(probabilities).scatter_(-1, tokens, values)
 
 
 def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
-    """The fewest most probable tokens of each row of probabilities (B, V) that hold `mass` of its sum, the others at 0."""
+    """Keep, in each row of probabilities (B, V), the fewest most probable tokens that hold `mass` of its sum; others at 0."""
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = functional.pad(ordered.cumsum(-1)[:, :-1], (1, 0))  # what more probable tokens hold
+    before = functional.pad(ordered.cumsum(-1)[:, :-1], (1, 0))  # sum of more probable tokens
     left_out = before >= mass * ordered.sum(-1, keepdim=True)
-    left_out[:, 0] = False  # Holtzman et al. 2019; appendix E of Compressive Transformers has mass 0.98
+    left_out[:, 0] = False  # Holtzman et al. 2019; Compressive Transformers (appendix E) uses mass 0.98
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
 def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> torch.Tensor:
-    """The next token (B,) of each row of logits (B, V), drawn as a Sampling says."""
+    """The next token (B,) of each row of logits (B, V), drawn as `sampling` says."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     probabilities = torch.softmax(logits.double() / sampling.temperature, -1)
@@ -76,7 +76,7 @@ def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
 def go_on(
     model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[torch.Tensor]:
-    """Yield `count` tokens (B,), the first of them drawn from logits (B, V)."""
+    """Yield `count` tokens (B,); the first is drawn from logits (B, V)."""
     for remaining in reversed(range(count)):
         token = pick(logits, sampling, generator)
         yield token
@@ -95,49 +95,49 @@ def continue_text(
 
 
 def prompt_from(document: Document, length: int = 32) -> torch.Tensor:
-    """The opening tokens of a document, (1, length)."""
+    """The first tokens of a document, (1, length)."""
     return torch.as_tensor(document.inputs[:length].astype("int64"))[None]
 
 
 def show_text(tokenizer: object, ids: Iterable[int]) -> str:
-    """Ids as text for a terminal; bytes that are not UTF-8 become replacement characters."""
+    """Decode ids for a terminal; bytes that are not UTF-8 become replacement characters."""
     return tokenizer.decode(ids).decode("utf-8", errors="replace")
 
 
 def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
-    """The text of tokens (ids or tensors of one), each UTF-8 character as soon as it is whole; show_text of all in the end."""
+    """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
     return codecs.iterdecode((tokenizer.decode([int(token)]) for token in tokens), "utf-8", errors="replace")
 
 
 def prompt_in_file(path: str) -> bytes:
-    """The content of --prompt-file."""
+    """The bytes of the file that --prompt-file names."""
     with read_errors(f"--prompt-file {path}"):
         return Path(path).read_bytes()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many to add (default 200)")
+    parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many tokens to add (default 200)")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", type=os.fsencode, metavar="TEXT", default=b"\n", help="text to continue (default a newline)")
-    file = {"type": prompt_in_file, "metavar": "FILE", "help": "a file to continue, of any length"}
+    file = {"type": prompt_in_file, "metavar": "FILE", "help": "file with the text to continue, of any length"}
     prompts.add_argument("--prompt-file", dest="prompt", default=argparse.SUPPRESS, **file)
     fits = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
     text = "below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
     parser.add_argument("--temperature", type=fits, default=0.8, help=text)
     parser.add_argument("--top-k", type=at_least(1), metavar="K", help="sample from the K most probable tokens (default all)")
     fits = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
-    text = "sample from the fewest tokens that have probability P together; the Compressive Transformer has 0.98 (default 1: all)"
+    text = "sample from the fewest tokens with total probability P; the Compressive Transformer paper uses 0.98 (default 1: all)"
     parser.add_argument("--top-p", type=fits, metavar="P", help=text)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of the random numbers (default 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the random numbers (default 0)")
     text = (
-        "continue in a new window that begins with the prompt's last token and knows the rest by the inserted vector alone "
-        "(pretrained_recurrence, section 5.3; the paper takes --temperature 0)"
+        "continue in a new window that begins with the prompt's last token and sees the rest only through the inserted vectors "
+        "(pretrained_recurrence, section 5.3; the paper uses --temperature 0)"
     )
     parser.add_argument("--new-window", action="store_true", default=None, help=text)
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Print the prompt and, as it comes, its continuation; with --json return both instead."""
+    """Print the prompt and its continuation token by token; with --json return both instead."""
     if options.temperature == 0 and (options.top_k or options.top_p):
         raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
     if not options.prompt:
@@ -152,7 +152,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         return {"prompt": show_text(run.tokenizer, prompt.tolist()), "continuation": continuation}, []
     for text in stream_text(run.tokenizer, itertools.chain(prompt.tolist(), tokens)):
         print(text, end="", flush=True)
-    return {}, []  # the lines are shown already
+    return {}, []  # everything is already printed
 
 
 REPORT = Report("a continuation of a text", "RUN --prompt 'def ' --top-p 0.98", report, add_options, splits=())

@@ -14,18 +14,18 @@ from accelerated.protocol import keep_lanes
 from accelerated.training.options import changed
 from reference.compressive import Config
 
-BUCKETS = 6  # of each of compressed memory, memory and segment
+BUCKETS = 6  # in each of PARTS
 PARTS = ("compressed memory", "memory", "segment")
 
 
 def segments_to_fill(config: Config) -> int:
-    """Segments that must have been read before no memory can hold zeros of the document's start."""
+    """How many segments to read until the memories are full, without zeros from the document's start."""
     compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
     return -(-config.memory // config.segment) + compressed
 
 
 def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
-    """Yield (tokens, state) of lanes with full memories and a whole scored segment, `sequences` in all; InputError if below 2."""
+    """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, found = segments_to_fill(model.config), 0
     for segment, number, state, _ in read(model, documents, lanes, predict=False):
         own = ((number >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
@@ -36,21 +36,21 @@ def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int
             return
     if found < 2:
         raise InputError(
-            f"{found} segments have full memories, too few to average: that takes documents of more than {need + 1} segments "
+            f"{found} segments have full memories, too few to average; expected documents of more than {need + 1} segments "
             f"of {model.config.segment} scored tokens; give longer documents (--data) or smaller memories "
             f"(--memory, --compressed-memory)"
         )
 
 
 def bucket_edges(size: int) -> list[int]:
-    """Where the buckets of a part of `size` rows begin and end: BUCKETS of equal width, to a row."""
+    """The edges of the BUCKETS of a part with `size` rows; widths differ by at most one row."""
     return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
 
 
 @torch.no_grad()
 def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
-    """Attention weight in each bucket, summed over its keys, mean over layers, heads and queries: a row per sequence, (n, 18)."""
-    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, as the keys
+    """Each bucket's attention weight for n segments (n, 18): summed over keys, averaged over layers, heads and queries."""
+    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, like the keys
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         buckets = []
@@ -63,7 +63,7 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
 def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
     """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
     mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
-    record, lines = {}, [f"attention by age, % of each token's, mean (standard error) of {len(weights)} segments"]
+    record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights)} segments"]
     for index, part in enumerate(PARTS):
         at = slice(index * BUCKETS, (index + 1) * BUCKETS)
         record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
@@ -75,7 +75,7 @@ def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
 
 @torch.no_grad()
 def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
-    """The attention-reconstruction loss of every layer, mean over sequences, (L,); the model's config must compute it."""
+    """The attention-reconstruction loss of each layer (L,), averaged over segments; the model's config must ask for it."""
     total, count = 0.0, 0
     for tokens, state in full_memories(model, documents, lanes, sequences):
         losses = model(tokens, state).auxiliary.values()
@@ -89,7 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
-    """The config with other sizes and attention reconstruction as its auxiliary losses."""
+    """The config with the given sizes and attention reconstruction as its auxiliary losses."""
     config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
     if not config.compressed_memory:
         raise InputError("compression: compressed_memory is 0, so nothing is compressed; give a run with compressed memory")
@@ -97,11 +97,11 @@ def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> 
 
 
 def check_untrained(config: Config) -> None:
-    """Raise InputError if config's compression would have had to be trained, for a run that has compressed nothing."""
+    """Raise InputError if config's compression needs training, for a run that was trained without compressed memory."""
     if config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding":
         raise InputError(
-            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0 and has learned no "
-            f"compression to fill it with; leave the option out, or train with --compressed-memory"
+            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0, so its compression "
+            f"is untrained; leave the option out, or train with --compressed-memory"
         )
 
 
@@ -111,7 +111,7 @@ def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
 
 
 def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The attention-reconstruction loss of every layer."""
+    """The attention-reconstruction loss of each layer."""
     losses = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences).tolist()
     lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
     return {"attention_reconstruction_loss": losses}, lines

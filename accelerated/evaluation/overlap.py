@@ -1,4 +1,4 @@
-"""eval.py overlap: runs at several overlaps, as in Tables 1 and 2 of Adding Recurrence to Pretrained Transformers."""
+"""eval.py overlap: compares runs at several overlaps (Adding Recurrence to Pretrained Transformers, Tables 1 and 2)."""
 
 import argparse
 import collections
@@ -20,28 +20,28 @@ class Row(NamedTuple):
     """One run at one overlap."""
 
     run: str
-    config: Config  # that it was evaluated with
-    notes: tuple[str, ...]  # how that differs from how it was trained
-    splits: dict[str, dict]  # plain values of each split's Score
-    flops_per_token: float  # by the paper's convention
-    counted_flops_per_token: float  # by count, over all splits
+    config: Config  # in evaluation
+    notes: tuple[str, ...]  # how evaluation differs from training
+    splits: dict[str, dict]  # {split: values of its Score}
+    flops_per_token: float  # as the paper counts them
+    counted_flops_per_token: float  # counted over all splits
 
 
 def model_name(config: Config) -> str:
-    """How a table calls it: the windows alone for the plain model."""
+    """The model's name in the table."""
     if config.vectors == 0:
         return f"GPT-2, window {config.segment}"
     return f"recurrent, window {config.segment}" + (f", {config.vectors} vectors" if config.vectors > 1 else "")
 
 
 def differences(config: Config, trained: Config) -> tuple[str, ...]:
-    """How a recurrent model was trained otherwise; windows of the plain one know nothing of overlap and pooling."""
+    """The training config's values that differ from config's; overlap and pooling do not affect how plain GPT-2 is trained."""
     fields = ("segment", "overlap", "pool") if config.vectors else ("segment",)
     return tuple(f"{field} {getattr(trained, field)}" for field in fields if getattr(config, field) != getattr(trained, field))
 
 
 def overlap_table(rows: list[Row]) -> list[str]:
-    """The table of rows, and below it, if several runs share a line of the paper's table, their means and ranges."""
+    """The table of rows, then means and ranges if several runs have the same config."""
     columns = "".join(f"   {split + ' ppl/word':>15} {'bits/byte':>9} {'log p, nats':>13}" for split in rows[0].splits)
     lines = [f"{'model':<28} {'overlap':>7}{columns}   {'FLOPs/token':>11} {'counted':>9}   run"]
     for row in rows:
@@ -55,7 +55,7 @@ def overlap_table(rows: list[Row]) -> list[str]:
 
 
 def mean_lines(rows: list[Row]) -> list[str]:
-    """Mean (least .. most) over runs of one config, evaluated alike; none if each has one run."""
+    """Mean (least .. most) over runs with the same config and notes; empty if no two runs do."""
     groups, lines = collections.defaultdict(list), []
     for row in rows:
         groups[row.config, row.notes].append(row)
@@ -79,7 +79,7 @@ def paper_flops(config: Config) -> float:
     """FLOPs per scored token in the paper: 1.75e8 T / (T - o) for GPT-2 small at T = 300.
 
     1.75e8 is two FLOPs for every weight of the layers plus the attention scores' 2 L T D, to three digits. The paper leaves out
-    the embedding, the values' share of attention, the recurrence module and the ends of documents.
+    the embedding, the values' part of attention, the recurrence module and the ends of documents.
     """
     layers = 2 * config.layers * (4 * config.width**2 + 2 * config.width * config.feed_forward)
     attention = 2 * config.layers * config.segment * config.width
@@ -87,7 +87,7 @@ def paper_flops(config: Config) -> float:
 
 
 def window_flops(config: Config, length: int) -> int:
-    """FLOPs of all matrix products of a forward pass over one window of `length` tokens, with its logits and its vectors."""
+    """FLOPs of all matrix products of a forward pass over one window of `length` tokens, with logits and inserted vectors."""
     d, vectors = config.width, config.vectors
     flops = config.layers * 2 * length * (4 * d * d + 2 * d * config.feed_forward)  # projections and feed-forward
     flops += config.layers * 4 * length * length * d  # scores and values
@@ -101,7 +101,7 @@ def window_flops(config: Config, length: int) -> int:
 
 
 def counted_flops_per_token(config: Config, documents: Iterable) -> float:
-    """window_flops of all windows of documents, without padding, over the documents' tokens after their first."""
+    """FLOPs per scored token: window_flops of all windows of documents, without padding, divided by their scored tokens."""
     windows = [w for document in documents for w in cut(len(document.inputs) + 1, config.segment, config.overlap)]
     scored = sum(window.scored for window in windows)
     sizes = collections.Counter(window.stop - window.start for window in windows)
@@ -113,33 +113,34 @@ def overlaps(text: str) -> tuple[int, ...] | None:
     try:
         return None if text == "own" else tuple(dict.fromkeys(int(number) for number in text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; give overlaps joined by commas, like 0,5,10, or own") from None
+        raise argparse.ArgumentTypeError(f"{text!r}; give numbers separated by commas, like 0,5,10, or own") from None
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "tokens that a window reads again, each from 0 to one less than the window (default own: each run's)"
+    text = "how many tokens a window shares with the previous one: numbers below the window (default own: each run's)"
     parser.add_argument("--overlaps", type=overlaps, metavar="O,...", help=text)
 
 
 def configs(config: Config, sizes: dict, options: argparse.Namespace) -> list[Config]:
-    """The config with other sizes, once for each overlap that is asked for."""
+    """The config with the given sizes, once for each given overlap."""
     return [changed(config, sizes | {"overlap": overlap}) for overlap in options.overlaps or [config.overlap]]
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
-    """The Rows of a run, one for each overlap that is asked for."""
+    """The Rows of a run, one for each given overlap."""
     rows = []
     for config in configs(run.model.config, {}, options):
         run.model.config = config
         splits = {}
-        for split, documents in run.splits.items():
-            score = evaluate(run.model, documents, run.tokenizer, run.lane_count, options.clear_memory)
+        for split in run.splits:
+            score = evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory)
             words = run.words(split)[0]
             splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
             splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
         notes = [f"trained with {difference}" for difference in differences(config, run.settings.model_config)]
         notes += ["memory cleared"] if options.clear_memory else []
-        counted = counted_flops_per_token(config, itertools.chain(*run.splits.values()))
+        notes += ["documents joined"] if run.carry_over else []
+        counted = counted_flops_per_token(config, itertools.chain(*map(run.to_read, run.splits)))
         rows.append(Row(run.path, config, tuple(notes), splits, paper_flops(config), counted))
     return rows
 

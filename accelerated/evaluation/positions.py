@@ -1,4 +1,4 @@
-"""eval.py positions and range: the loss by how far into its document a token stands, and by how far the memory was carried."""
+"""eval.py positions and range: the loss by a token's position in its document, and by how far the memory was carried."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class PositionRow(NamedTuple):
 
     start: int
     stop: int
-    documents: int  # that have a token to predict there
+    documents: int  # documents that reach this range
     nats: float  # this and the following as in Score
     tokens: int
     text_bytes: int
@@ -29,7 +29,7 @@ class PositionRow(NamedTuple):
 
 
 def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of [0, first), [first, 2 first), [2 first, 4 first) ... that together are [0, length)."""
+    """Yield (start, stop) of [0, first), [first, 2 first), [2 first, 4 first) ..., which together cover [0, length)."""
     start, stop = 0, first
     while start < length:
         yield start, min(stop, length)
@@ -37,15 +37,15 @@ def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def by_position(nats: list[np.ndarray], documents: Sequence, tokenizer: object, first: int) -> list[PositionRow]:
-    """The loss by how far into its document the predicted token stands, from token_nats: a row per range of doubling_ranges."""
+    """The loss by the predicted token's position in its document, from token_nats: a row for each of doubling_ranges."""
     longest = int(lengths_of(documents).max(initial=0))
     ranges = list(doubling_ranges(first, longest + 1 if longest else 0))
     sums, counts = [0.0] * len(ranges), np.zeros((len(ranges), 3), np.int64)  # documents, tokens, bytes
     for losses, document in zip(nats, documents, strict=True):
         for index, (start, stop) in enumerate(ranges):
             span = slice(max(start - 1, 0), stop - 1)  # the target at i is the document's token i + 1
-            scored = document.scored[span]
-            targets = document.targets[span][scored]
+            scored = np.asarray(document.scored[span])
+            targets = np.asarray(document.targets[span])[scored]
             sums[index] += float(losses[span][scored].sum())
             counts[index] += len(scored) > 0, len(targets), tokenizer.token_bytes[targets].sum()
     rows = []
@@ -56,7 +56,7 @@ def by_position(nats: list[np.ndarray], documents: Sequence, tokenizer: object, 
 
 
 def position_lines(readings: dict[str, list[PositionRow]]) -> list[str]:
-    """The table of readings {label: rows of by_position}, which are all of the same documents: bits per byte."""
+    """The table of bits per byte of readings {label: rows of by_position}, all of the same documents."""
     labels = [f"   {label:>9}" for label in readings]
     lines = ["bits per byte by the position of the predicted token in its document"]
     lines.append(f"{'position':>21} {'documents':>10} {'tokens':>13}{''.join(labels)}")
@@ -84,10 +84,10 @@ def draw_positions(path: str, readings: dict[str, list[PositionRow]], reach: int
 
 
 def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, reach: int) -> list[Score]:
-    """A Score for each number of segments, 0 .. reach - 1, that the state has carried since it was the initial one.
+    """A Score for each number of segments, 0 .. reach - 1, that the state has carried since it was cleared.
 
-    The state is cleared before every reach-th segment of a document. A document's first `reach` segments are read and not scored,
-    so that all numbers come from the middle of documents; each number of segments has segments of its own.
+    The state is cleared before every reach-th segment of a document. A document's first `reach` segments are read but not
+    scored, so that every Score comes from the middle of documents. Each segment counts in one Score.
     """
     scores = [Score()] * reach
     for segment, number, _, logits in read(model, documents, lanes, clear_every=reach):
@@ -98,7 +98,7 @@ def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes:
 
 
 def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The loss by position with the memory and, if there is one, with it cleared."""
+    """The loss by position with the memory carried and, if there is one, with it cleared."""
     model, readings = run.model, {}
     for label, clear in (("memory carried", False), ("cleared", True)):
         if not (clear and carries_nothing(model)):
@@ -112,7 +112,7 @@ def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
 
 
 def add_range_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear the memory this often (required)")
+    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear it every K segments (required)")
 
 
 def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -124,7 +124,7 @@ def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, li
     scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, reach) if longest >= 2 * reach else []
     if not scores or not all(score.tokens for score in scores):
         raise InputError(
-            f"--segments {reach}: no document scores anything in its segments {reach + 1} to {2 * reach}; "
+            f"--segments {reach}: no document has scored tokens in its segments {reach + 1} to {2 * reach}; "
             f"give longer documents (--data) or a smaller number"
         )
     lines = ["segments carried   bits per byte   right predictions   tokens scored"]

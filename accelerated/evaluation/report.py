@@ -1,4 +1,4 @@
-"""What a report of eval.py is, and what the reports share: the run that they read, types for argparse, numbers as text."""
+"""The Report class of eval.py, and what reports share: the run that they read, types for argparse, numbers as text."""
 
 import argparse
 import math
@@ -7,31 +7,37 @@ from typing import NamedTuple
 
 from torch.nn import Module
 
+from accelerated.data.lanes import joined_for_lanes
 from accelerated.data.named_sets import words_of_split
 from accelerated.training.options import changed
 from accelerated.training.settings import Settings
 
 
 class TrainedRun(NamedTuple):
-    """A run that eval.py has opened, and what it reads."""
+    """A run that eval.py has opened, and the documents to read."""
 
     path: str
     model: Module  # in evaluation mode
     settings: Settings
     checkpoint: dict
     tokenizer: object
-    lane_count: int  # that documents are read in
+    lane_count: int  # lanes (rows of a batch) that read documents
     data: str = ""  # --data, or what the run was trained on
     splits: dict | None = None  # {split: documents}: one split for most reports, None for sample
+    carry_over: bool = False  # whether memory is carried over documents
+
+    def to_read(self, split: str) -> Sequence:
+        """What is read of a split: its documents, or parts of their joined text if memory is carried over documents."""
+        return joined_for_lanes(self.lane_count, self.splits[split]) if self.carry_over else self.splits[split]
 
     @property
     def documents(self) -> Sequence:
-        """The documents of the only split."""
-        [documents] = self.splits.values()
-        return documents
+        """What is read of the only split."""
+        [split] = self.splits
+        return self.to_read(split)
 
     def words(self, split: str | None = None) -> tuple[int, str]:
-        """(words in the original text of a split, or of the only one; how they were counted)."""
+        """Return (words in the original text of a split, how they were counted); without `split`, of the only split."""
         [split] = self.splits if split is None else [split]
         return words_of_split(self.data, split, self.splits[split])
 
@@ -40,16 +46,16 @@ class Report(NamedTuple):
     """A subcommand of eval.py."""
 
     help: str  # one line
-    example: str  # what follows its name on a command line
+    example: str  # example arguments
     run: Callable  # (run, options) -> (record, lines): plain values for --json, and the text to print
     add_options: Callable = lambda parser: None
-    config: Callable = lambda config, sizes, options: changed(config, sizes)  # what models are read with, or InputError
-    table: Callable | None = None  # of a report of several runs: (runs, what `run` returned of each) -> (record, lines)
-    model: str | None = None  # the only model that it is for
-    splits: tuple[str, ...] = ("valid",)  # that it reads unless --split names one
+    config: Callable = lambda config, sizes, options: changed(config, sizes)  # the config to evaluate with, or InputError
+    table: Callable | None = None  # for several runs: (runs, results of `run`) -> (record, lines)
+    model: str | None = None  # the only model that has this report
+    splits: tuple[str, ...] = ("valid",)  # read if --split is not given
     clears: bool = False  # whether it takes --clear-memory
     plots: bool = False  # whether it takes --plot
-    exact: bool = False  # whether it reads without bfloat16: small differences need all their digits
+    exact: bool = False  # whether bfloat16 is off, because small differences matter
 
 
 def number(kind: type, fits: Callable, expected: str) -> Callable:
@@ -65,7 +71,7 @@ def number(kind: type, fits: Callable, expected: str) -> Callable:
 
 
 def at_least(least: int) -> Callable:
-    """A type for argparse: a whole number that is not smaller."""
+    """A type for argparse: a whole number that is at least `least`."""
     return number(int, lambda value: value >= least, f"at least {least}")
 
 

@@ -1,4 +1,4 @@
-"""Scoring documents by sums of log-probabilities and counts, for train.py, the bench and the reports; eval.py score."""
+"""eval.py score: scores documents by sums of log-probabilities and counts; train.py, the bench and other reports use it."""
 
 import argparse
 import contextlib
@@ -25,11 +25,11 @@ def ratio(total: float, count: int) -> float:
 
 
 class Score(NamedTuple):
-    """Sums over the scored tokens of what was read, and their rates, NaN if nothing was scored."""
+    """Sums over scored tokens, and rates computed from them, which are NaN if nothing was scored."""
 
     nats: float = 0.0  # summed -log p
     tokens: int = 0
-    right: int = 0  # tokens whose most probable prediction is right
+    right: int = 0  # tokens that were predicted as the most probable
     text_bytes: int = 0  # bytes of text that the tokens spell
 
     @property
@@ -51,18 +51,18 @@ class Score(NamedTuple):
 
 
 def count_bytes(segments: Iterable[Segment], token_bytes: torch.Tensor) -> int:
-    """Bytes of text that the scored tokens of segments spell; token_bytes (V,) are each token's."""
+    """Bytes of text that the scored tokens of segments spell; token_bytes (V,) has each token's length."""
     return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
 
 
 def carries_nothing(model: Module) -> bool:
-    """Whether the model's state holds no numbers: its segments know nothing of each other, as in plain GPT-2."""
+    """Whether the model's state is empty, so that segments are independent, as in plain GPT-2."""
     return not any(field.numel() for field in model.initial_state(1))
 
 
 @contextlib.contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards the previous mode."""
+    """Set evaluation mode inside; restore the previous mode on exit."""
     training = model.training
     model.eval()
     try:
@@ -75,11 +75,11 @@ def evaluating(model: Module) -> Iterator[None]:
 def read(
     model: Module, documents: Sequence, lanes: int, clear_every: int = 0, batches: Iterable | None = None, predict: bool = True
 ) -> Iterator[tuple]:
-    """Read documents in evaluation mode; yields (segment, its number in its document (B,), the state it read, its logits).
+    """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, its logits).
 
-    A document starts from the initial state, and so does every clear_every-th segment of it unless that is 0. batches, if given,
-    are read instead of all documents in lanes: (segment, rows of the state that it continues from). Without predict the logits
-    are None.
+    The state is the initial one at a document's start and, unless clear_every is 0, before every clear_every-th segment. If
+    `batches` is given, its (segment, rows of the previous state that it continues) are read instead of all documents. Without
+    predict the logits are None.
     """
     batches = batches or one_pass(documents, lanes, model.config.segment, overlap_of(model.config))
     device = next(model.parameters()).device
@@ -96,18 +96,18 @@ def read(
 
 
 def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool, segments: int | None = None) -> Iterator:
-    """Read documents, or `segments` segments of every lane; yields (segment, its logits), with a bar on a terminal.
+    """Read documents, or `segments` segments of each lane; yield (segment, its logits), with a progress bar on a terminal.
 
-    clear_memory starts every segment from the initial state. If nothing is carried from one segment to the next, segments of any
-    documents stand side by side, so that no lane is idle; but not if the segments are limited: they must end at the same place
-    with the memory and without.
+    clear_memory starts every segment from the initial state. If nothing is carried between segments, a batch may hold segments
+    of any documents, so that no lane is idle; but not if `segments` is given, so that the same tokens are scored with the memory
+    and without.
     """
     size, overlap = model.config.segment, overlap_of(model.config)
     if segments is None and (clear_memory or carries_nothing(model)):
         batches = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
     else:
         batches = itertools.islice(one_pass(documents, lanes, size, overlap), segments)
-    known = segments is None and documents[0].scored.all()  # only if every token is scored is the total known beforehand
+    known = segments is None and np.all(documents[0].scored[:size])  # false for recall, which scores only answers
     total = int(lengths_of(documents).sum()) if known else None
     with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
         for segment, _, _, logits in read(model, documents, lanes, 1 if clear_memory else 0, batches):
@@ -116,7 +116,7 @@ def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: 
 
 
 def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer: object) -> Score:
-    """The sum of score and the Score of a segment whose logits are (B, N, V)."""
+    """Add the Score of a segment with logits (B, N, V) to score."""
     logits, targets = logits[segment.scored].double(), segment.targets[segment.scored]
     nats = functional.cross_entropy(logits, targets, reduction="sum").item()
     text_bytes = int(tokenizer.token_bytes[targets.cpu().numpy()].sum())
@@ -127,7 +127,7 @@ def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer:
 def evaluate(
     model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False, segments: int | None = None
 ) -> Score:
-    """The Score of documents, or of `segments` segments of every lane; a document's state is carried unless clear_memory."""
+    """The Score of documents, or of `segments` segments of each lane; the state is carried unless clear_memory."""
     score = Score()
     for segment, logits in read_to_score(model, documents, lanes, clear_memory, segments):
         score = add_segment(score, logits, segment, tokenizer)
@@ -143,7 +143,7 @@ def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: boo
         losses[segment.scored] = functional.cross_entropy(logits[segment.scored].double(), targets, reduction="none")
         rows = zip(segment.place.tolist(), losses.cpu().numpy(), segment.scored.cpu().numpy(), strict=True)
         for (document, first), own, scored in rows:
-            if document >= 0:  # not a lane of padding
+            if document >= 0:  # the lane is not padding
                 nats[document][first + np.flatnonzero(scored)] = own[scored]
     return nats
 

@@ -1,7 +1,7 @@
-"""Checkpoints: written whole or not at all, read without executing anything, refused in one line if they do not fit.
+"""Checkpoints: never left half-written, read without executing code, refused in one line if they do not fit.
 
-For run.py, options.py and eval.py. A run folder holds checkpoint.pt, the last one; step-N.pt, those of the last few iterations
-that had one, the last among them; and best.pt, which had the lowest validation loss.
+For run.py, options.py and eval.py. A run folder holds checkpoint.pt, the last checkpoint; step-N.pt, the last few checkpoints
+including that one; and best.pt, the one with the lowest validation loss.
 """
 
 import os
@@ -21,35 +21,35 @@ FIELDS = (
 
 
 def checkpoint_path(run: str | Path) -> Path:
-    """The last checkpoint of a run folder."""
+    """The path of a run folder's last checkpoint."""
     return Path(run) / "checkpoint.pt"
 
 
 def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
-    """{step: path} of the step-N.pt in a run folder, by step."""
+    """Return {step: path} of each step-N.pt in a run folder, sorted by step."""
     found = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
     return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
 
 
 def chosen_checkpoint(run: str | Path, name: str) -> Path:
-    """The checkpoint of a run folder that `name` means: last, best or step-N; raises InputError that says which there are."""
+    """The path of a run folder's checkpoint `name`: last, best or step-N. If it is missing, InputError lists those that exist."""
     path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
     if not path.is_file() and checkpoint_path(run).is_file():
         others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
-        raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}")
+        raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}; give one of these")
     return path
 
 
 def save_checkpoint(path: str | Path, contents: dict) -> None:
-    """Write a checkpoint; a crash in mid-write leaves the old file whole."""
-    with written_whole(path, "the checkpoint before it, if any, is untouched") as temporary, open(temporary, "wb") as file:
+    """Write a checkpoint; a crash while writing leaves the old file intact."""
+    with written_whole(path, "the previous checkpoint, if any, is intact") as temporary, open(temporary, "wb") as file:
         torch.save({"format": FORMAT, "version": VERSION} | contents, file)
 
 
 def copy_checkpoint(path: Path, other: Path) -> None:
-    """Put the checkpoint at path at another place too; takes no room if the disk has hard links."""
-    with written_whole(other, f"{path} is whole") as temporary:
-        temporary.unlink(missing_ok=True)  # a link to an older checkpoint that a crash left must not be written through
+    """Copy the checkpoint at path to other; takes no space if the disk has hard links."""
+    with written_whole(other, f"{path} is intact") as temporary:
+        temporary.unlink(missing_ok=True)  # a crash may have left a link here: writing to it would change an older checkpoint
         try:
             os.link(path, temporary)
         except OSError:
@@ -57,7 +57,7 @@ def copy_checkpoint(path: Path, other: Path) -> None:
 
 
 def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) -> None:
-    """Save the checkpoint of contents["step"] as the last, as one of the `keep` last, and as the best if it is."""
+    """Save contents as the last checkpoint, and as the best if `best`; if keep > 1, keep the last `keep` as step-N.pt."""
     path = checkpoint_path(run)
     save_checkpoint(path, contents)
     if keep > 1:
@@ -65,7 +65,7 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
     if best:
         copy_checkpoint(path, Path(run) / "best.pt")
     steps = numbered_checkpoints(run)
-    earlier = [step for step in steps if step <= contents["step"]]  # later ones are of a run that went on from here before
+    earlier = [step for step in steps if step <= contents["step"]]  # later ones are from before the run was resumed here
     kept = earlier[-keep:] if keep > 1 else []
     for step, old in steps.items():
         if step not in kept:
@@ -96,9 +96,9 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
 
 
 def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None) -> None:
-    """Put a checkpoint's parameters into model; raises InputError naming the first name or shape that differs.
+    """Load a checkpoint's parameters into model; raises InputError that names the first name or shape that differs.
 
-    unused: parameters with this in their names may be in the checkpoint without the model having them.
+    unused: the model may lack a checkpoint's parameters that have this in their names.
     """
     own = model.state_dict()
     if unused:

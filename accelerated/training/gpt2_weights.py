@@ -1,9 +1,9 @@
-"""A published GPT-2 from a safetensors file for a pretrained_recurrence model: what --init checks (run.py) and loads.
+"""Check and load a published GPT-2, a safetensors file, into a pretrained_recurrence model: for --init (run.py).
 
-The file names its tensors wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn (D, 3D: query, key
-and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj, then ln_f, each with weight and bias; a prefix
-`transformer.` may stand before them. Matrices are (in, out), ours (out, in). Masks (attn.bias, attn.masked_bias) are left out,
-and lm_head.weight is absent or equal to wte.weight.
+The file's tensors are wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn (D, 3D: query, key
+and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj, then ln_f, each with weight and bias. The names
+may have the prefix `transformer.`. The matrices are (in, out), ours (out, in). Masks (attn.bias, attn.masked_bias) are ignored.
+lm_head.weight must be absent or equal to wte.weight.
 """
 
 import json
@@ -20,25 +20,25 @@ from reference.pretrained_recurrence import Config
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 NORMS = {"ln_1": "norm", "ln_2": "mlp_norm"}
 MATRICES = {"attn.c_proj": "output", "mlp.c_fc": "mlp_hidden", "mlp.c_proj": "mlp_output"}
-# The fields of config.json that change what GPT-2 computes: the values that compute what the model here does
+# {field of config.json: values with which GPT-2 computes the same as our model}
 COMPUTED = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
 }  # fmt: skip
 PUBLISHED = {size: name for name, size in GPT2_SIZES.items()}
 DTYPES = ("F16", "BF16", "F32", "F64")
-LOOK_ALIKES = {  # what a file is instead, by its first bytes
+LOOK_ALIKES = {  # {first bytes of a file: what it is instead}
     b"version https://git-lfs": "it is a Git LFS pointer: git lfs pull fetches the file", b"<": "it is an HTML page",
     b"PK\x03\x04": "it is a pickle, which could run code", b"\x80": "it is a pickle, which could run code",
     b"\x89HDF": "it is an HDF5 file, TensorFlow's",
 }  # fmt: skip
-EXPECTED = "expected GPT-2 in safetensors, the file model.safetensors that openai-community/gpt2 and its larger siblings publish"
+EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
 
 def open_file(path: str | Path) -> tuple[Path, Any]:
-    """(file, safetensors' reader of it) of the file that path names: itself, or model.safetensors in a folder.
+    """Return (file, safetensors reader) for path: a file, or a folder with model.safetensors.
 
-    The reader has read the header alone. Raises InputError for what is no whole safetensors file.
+    The reader has read only the header. Raises InputError if the file is not a whole safetensors file.
     """
     try:
         from safetensors import SafetensorError, safe_open
@@ -61,18 +61,18 @@ def open_file(path: str | Path) -> tuple[Path, Any]:
 
 
 def of_gpt2(named: dict) -> dict:
-    """{GPT-2's name: value} of what a file holds: without the prefix transformer., the masks and the output's copy of wte."""
+    """Return {GPT-2's name: value} without the prefix `transformer.`, the masks, and the output layer's copy of wte."""
     named = {name.removeprefix("transformer."): value for name, value in named.items()}
     return {name: value for name, value in named.items() if name != "lm_head.weight" and not BUFFERS.fullmatch(name)}
 
 
 def check_gpt2(path: str | Path, config: Config) -> Path:
-    """The file that path names, if its header says that it is a GPT-2 of config's sizes; raises InputError otherwise.
+    """Return the file that path names; raises InputError if its header does not describe a GPT-2 of config's sizes.
 
-    Of the tensors nothing is read.
+    Reads no tensors.
     """
     file, reader = open_file(path)
-    slices = of_gpt2({name: reader.get_slice(name) for name in reader.keys()})  # noqa: SIM118  it is no dict
+    slices = of_gpt2({name: reader.get_slice(name) for name in reader.keys()})  # noqa: SIM118  not a dict
     shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
     if "wte.weight" not in shapes or not any(name.startswith("h.0.") for name in shapes):
         raise InputError(f"--init {file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}")
@@ -91,7 +91,7 @@ def check_gpt2(path: str | Path, config: Config) -> Path:
 
 
 def gpt2_shapes(config: Config) -> dict[str, tuple]:
-    """{GPT-2's name: shape} of a model of config's sizes."""
+    """Return {GPT-2's name: shape} for a model of config's sizes."""
     d, f = config.width, config.feed_forward
     shapes = {"wte.weight": (config.vocabulary, d), "wpe.weight": (config.max_positions, d)}
     matrices = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, f), "mlp.c_proj": (f, d)}
@@ -104,7 +104,7 @@ def gpt2_shapes(config: Config) -> dict[str, tuple]:
 
 
 def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
-    """{our name: tensor} of tensors that have gpt2_shapes: matrices turned, query, key and value taken apart."""
+    """Return {our name: tensor} of GPT-2's tensors: matrices transposed; query, key and value split."""
     ours = {"embedding": tensors["wte.weight"], "positions": tensors["wpe.weight"]}
     ours |= {"final_norm.scale": tensors["ln_f.weight"], "final_norm.bias": tensors["ln_f.bias"]}
     for i in range(config.layers):
@@ -121,7 +121,7 @@ def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch
 
 
 def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> None:
-    """Raise InputError if a GPT-2 of these shapes has another size than config; the message lists the options to give."""
+    """Raise InputError if a GPT-2 of these shapes differs in size from config; the message lists the options to give."""
     words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
     if len(words) != 2 or len(positions) != 2 or len(inner) != 1:
         raise InputError(f"--init {path} is not a GPT-2: wte.weight and wpe.weight are {words}, {positions}; {EXPECTED}")
@@ -146,9 +146,9 @@ def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> No
 
 
 def check_described(file: Path, config: Config) -> None:
-    """Raise InputError if the config.json beside a GPT-2 says that it computes something else than a model of config.
+    """Raise InputError if the config.json beside a GPT-2 says that it computes something other than our model.
 
-    No shape shows the number of heads: it is that of config.json, or else that of the published GPT-2 of this size.
+    No shape shows the number of heads. config.json gives it, or else the size, if a GPT-2 of that size is published.
     """
     try:
         described = dict(json.loads((file.parent / "config.json").read_text()))
@@ -158,27 +158,27 @@ def check_described(file: Path, config: Config) -> None:
     if heads is None and (config.layers, config.width) in PUBLISHED:
         heads = config.width // 64
     if heads not in (None, config.heads):
-        raise InputError(f"--init {file} has {heads} heads, the model's heads are {config.heads}; give --heads {heads}")
+        raise InputError(f"--init {file} has {heads} heads, the model has {config.heads}; give --heads {heads}")
     for name, values in COMPUTED.items():
         if described.get(name, values[0]) not in values:
             raise InputError(
-                f"--init {file}: its config.json has {name} {described[name]!r}, and the model here computes with "
-                f"{' or '.join(map(repr, values))}; another GPT-2 is needed"
+                f"--init {file}: its config.json has {name} {described[name]!r}, our model has "
+                f"{' or '.join(map(repr, values))}; give another GPT-2"
             )
 
 
 def load_gpt2(model: torch.nn.Module, path: str | Path) -> None:
-    """Put a GPT-2's weights into a pretrained_recurrence model, whose recurrence module stays as it starts.
+    """Load a GPT-2's weights into a pretrained_recurrence model; its recurrence module keeps its initial weights.
 
-    Raises InputError if the file is no GPT-2, has another architecture or size than model.config, or values that are not finite.
+    Raises InputError if the file is not a GPT-2, differs from model.config, or holds NaN or infinite values.
     """
     _, reader = open_file(check_gpt2(path, model.config))
-    tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  it is no dict
+    tensors = {name: reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118  not a dict
     heads = [tensor for name, tensor in tensors.items() if name.endswith("lm_head.weight")]
     tensors = of_gpt2(tensors)
     if any(not torch.equal(head, tensors["wte.weight"]) for head in heads):
-        raise InputError(f"--init {path}: lm_head.weight differs from wte.weight, and GPT-2 has one for both; {EXPECTED}")
+        raise InputError(f"--init {path}: lm_head.weight differs from wte.weight, but GPT-2 has one for both; {EXPECTED}")
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
-            raise InputError(f"--init {path}: {name} has values that are not finite; download it again")
+            raise InputError(f"--init {path}: {name} has NaN or infinite values; download it again")
     model.load_state_dict(renamed(tensors, model.config), strict=False)

@@ -1,6 +1,6 @@
-"""What a run was measured at, a JSON object a line, and its curves; the figures of train.py and of evaluation/.
+"""The measurements of a run (metrics.jsonl, one JSON object per line), its curves (curves.png, with --plot), and figures.
 
-A run folder holds metrics.jsonl, and curves.png with --plot.
+train.py and run.py use the log; evaluation/ draws its figures with the last functions.
 """
 
 import json
@@ -17,7 +17,7 @@ ADVICE = "free some space, then --resume"
 
 
 def read_metrics(run: str | Path) -> list[dict]:
-    """The records of a run's metrics.jsonl, [] if there is none; a line cut off by a crash is left out."""
+    """The records of a run's metrics.jsonl, [] if there is no such file; skips a line that a crash cut off."""
     records = []
     path = Path(run) / "metrics.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -29,10 +29,9 @@ def read_metrics(run: str | Path) -> list[dict]:
 
 
 class Log:
-    """Writes a run's metrics.jsonl; drops what a run resumed at `step` had written after it.
+    """Writes a run's metrics.jsonl; if the run resumes at `step`, drops the lines of later steps first.
 
-    Losses are added up until `record`, which writes their means. If not `writing`, as in all processes but the first, they are
-    added up alone.
+    add() sums losses and record() writes their means. Only the first of several processes is `writing`; the others only sum.
     """
 
     def __init__(self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True):
@@ -44,11 +43,11 @@ class Log:
                 temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
 
     def add(self, nats: float, scored: int, text_bytes: int) -> None:
-        """Add an iteration's summed -log p of so many scored tokens, which spell so many bytes."""
+        """Add one iteration's summed -log p, its number of scored tokens, and the bytes of text that these stand for."""
         self.pending = tuple(a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True))
 
     def record(self, step: int, **others: float) -> None:
-        """Write the means of what was added since the last record, with other numbers of this moment."""
+        """Write the means over what was added since the last record, with other current numbers."""
         nats, scored, text_bytes = self.pending
         self.write(step=step, loss=nats / max(1, scored), bits_per_byte=nats / math.log(2) / max(1, text_bytes), **others)
         self.pending = (0.0, 0, 0)
@@ -63,7 +62,7 @@ class Log:
             self.draw()
 
     def draw(self) -> None:
-        """Refresh the run's curves.png if it has one; the run continues without it if it cannot be written."""
+        """Redraw curves.png if the run has --plot; if that fails, print a warning and continue."""
         self.drawn = time.monotonic()
         try:
             if self.plot and self.writing:
@@ -104,7 +103,7 @@ def figure_class() -> type:
 
 
 def plain_axes(axes: Any) -> Any:
-    """Axes with light lines at their values and no box."""
+    """Give axes light horizontal lines and no box; returns them."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
@@ -118,7 +117,7 @@ def new_figure() -> tuple:
 
 
 def check_figure(path: str | Path) -> None:
-    """Raise InputError unless a figure can be written to path, in the format that its suffix names."""
+    """Raise InputError unless a figure can be written to path, in the format of its suffix."""
     path, formats = Path(path), figure_class()().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in formats:
         known = " ".join("." + name for name in sorted(formats))
@@ -128,6 +127,6 @@ def check_figure(path: str | Path) -> None:
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
-    """Write a figure whole or not at all; raises InputError if that fails."""
-    with written_whole(path, "free some space, or give another place") as temporary:
+    """Write a figure to path; raises InputError, and leaves no half-written file, if that fails."""
+    with written_whole(path, "free some space, or give another path") as temporary:
         figure.savefig(temporary, format=Path(path).suffix[1:].lower())

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules and the limits of gradients, for train.py, run.py and evaluation/dynamic.py."""
+"""Optimisers, learning-rate schedules and gradient clipping, for train.py, run.py and evaluation/dynamic.py."""
 
 import math
 from typing import Any
@@ -12,11 +12,11 @@ SCHEDULES = ("cosine", "inverse_square_root", "constant")
 
 
 def learning_rate(step: int, config: Any) -> float:
-    """The rate of iteration `step`, counted from 1: linear warm-up to config.learning_rate, then its schedule.
+    """The learning rate of iteration `step`, counted from 1: linear warm-up to the peak, config.learning_rate, then a schedule.
 
-    The warm-up starts from config.initial_fraction of it at step 0. cosine falls to config.final_fraction of it at config.steps;
-    inverse_square_root is learning_rate / sqrt(max(step, warmup)), the Block-Recurrent Transformer's, whose peak is
-    learning_rate / sqrt(warmup); constant stays. config is a TrainingConfig.
+    Warm-up starts at config.initial_fraction of the peak at step 0. cosine falls to config.final_fraction of the peak at
+    config.steps. inverse_square_root (Block-Recurrent Transformer) is learning_rate / sqrt(max(step, warmup)), so its peak is
+    learning_rate / sqrt(warmup). constant stays at the peak. config is a TrainingConfig.
     """
     warm = config.initial_fraction + (1 - config.initial_fraction) * min(1.0, step / max(1, config.warmup))
     if config.schedule == "inverse_square_root":
@@ -29,20 +29,20 @@ def learning_rate(step: int, config: Any) -> float:
 
 
 def update_due(step: int, config: Any) -> bool:
-    """Whether the gradients gathered so far are applied after iteration `step`, counted from 1.
+    """Whether the parameters are updated after iteration `step`, counted from 1.
 
-    Every time until iteration update_every_from, every update_every iterations from there on (Compressive Transformer, 5.5.1),
-    and at the end.
+    They are: after every iteration up to update_every_from, then after every update_every-th (Compressive Transformer, 5.5.1),
+    and after the last.
     """
     late = step - config.update_every_from
     return late <= 0 or late % config.update_every == 0 or step == config.steps
 
 
 def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> float:
-    """Average the gradients that so many iterations have summed, then limit their norm; limit 0 does not.
+    """Divide the summed gradients by `iterations` and clip their norm to `limit` (0: no clipping); returns the norm before it.
 
-    Parameters that only an auxiliary loss trains are limited apart, so that neither objective shrinks the other's steps. A group
-    may have no gradients: most models have no auxiliary loss. Returns the norm before, of both together.
+    Parameters that only an auxiliary loss trains are clipped separately, so that neither objective shrinks the other's steps.
+    Most models have no auxiliary loss, so that group may have no gradients. The returned norm is of both groups together.
     """
     norms = []
     apart = {id(p) for p in model.auxiliary_parameters()}
@@ -55,7 +55,7 @@ def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> f
 
 
 def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer:
-    """The optimiser of a TrainingConfig; weight decay acts on parameters of two axes, not on vectors."""
+    """The optimiser of a TrainingConfig; weight decay acts on parameters of two or more axes, not on vectors."""
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -66,13 +66,13 @@ def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of parameters this rate."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def check_finite(step: int, values: dict[str, float]) -> None:
-    """Stop the run if a loss, a gradient or a parameter is NaN or infinite; raises InputError."""
+    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise InputError(f"the {name} is {value} at step {step}; what was saved before stands; try a lower --learning-rate")
+            raise InputError(f"the {name} is {value} at step {step}; earlier checkpoints are intact; try a lower --learning-rate")

@@ -1,4 +1,4 @@
-"""The command line of train.py: an option for every field of every config, and what cannot go together.
+"""The command line of train.py: an option for every field of every config, and checks that the options fit together.
 
 eval.py and the bench build their own parsers from OptionParser.
 """
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accelerated.data.corpus import check_data, default_data_dir
+from accelerated.data.corpus import check_carry_over, check_data, default_data_dir
 from accelerated.data.tasks import TaskConfig
 from accelerated.errors import InputError, option_name
 from accelerated.models import MODELS
@@ -31,14 +31,14 @@ from accelerated.training.settings import (
 )
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
-FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # what a checkpoint's tensors depend on
-OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max_positions"}  # what --init of a run decides
+FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # a checkpoint's tensors depend on them
+OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max_positions"}  # --init of a run decides them
 OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width"}
 
 
 @dataclasses.dataclass
 class Beginning:
-    """Where a run is kept, and what it begins with: weights drawn from the seed unless one of the others is given."""
+    """The folder of a run, and the weights it starts from: drawn from the seed unless one of the last three fields is set."""
 
     folder: Path
     data_dir: Path
@@ -48,19 +48,19 @@ class Beginning:
 
     @property
     def gpt2(self) -> str | None:
-        """The GPT-2 to begin with."""
+        """The path of the GPT-2 to start from, or None."""
         return None if self.initial else self.init
 
 
 class OptionParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, naming the nearest option if one is unknown."""
+    """An ArgumentParser with errors of one line; for an unknown option the error names the nearest one."""
 
     def error(self, message: str) -> None:
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
     def parse(self, argv: list[str], elsewhere: dict[str, str] | None = None) -> argparse.Namespace:
-        """Read the options of argv; elsewhere {option: model} are those that only another model has."""
+        """Read the options of argv; elsewhere is {option: model} for options that only another model has."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option = unknown[0].split("=")[0]
@@ -73,15 +73,15 @@ class OptionParser(argparse.ArgumentParser):
 
 
 def field_help(config_class: type) -> dict[str, str]:
-    """{field: help} from the Fields part of a config's docstring; every field must be described."""
+    """Return {field: help} from the Fields part of a config's docstring; every field must be described."""
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
-    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # deeper lines continue
+    joined = " ".join(line if line.startswith("        ") else "\n" + line.strip() for line in lines)  # indented more: continues
     described = dict(" ".join(line.split()).split(": ", 1) for line in joined.splitlines() if ": " in line)
     return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
 
 
 def layer_numbers(text: str) -> tuple[int, ...]:
-    """'4,10' -> (4, 10); 'none' -> ()."""
+    """Convert '4,10' to (4, 10) and 'none' to ()."""
     if text == "none":
         return ()
     try:
@@ -91,7 +91,7 @@ def layer_numbers(text: str) -> tuple[int, ...]:
 
 
 def add_options(parser: OptionParser, title: str, config: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> None:
-    """Add an option for each field of the dataclass instance config, whose values are shown as the defaults."""
+    """Add an option for each field of config, a dataclass instance; its values are shown as defaults."""
     group = parser.add_argument_group(title)
     for field in dataclasses.fields(config):
         if field.name in leave_out:
@@ -112,12 +112,12 @@ def add_data_dir(parser: OptionParser) -> None:
     """Add --data-dir."""
     parser.add_argument(
         "--data-dir", metavar="FOLDER", type=Path, default=default_data_dir(),
-        help=f"where data sets are looked for and tokenised texts kept (default {default_data_dir()})",
+        help=f"folder of downloaded data sets and tokenised texts (default {default_data_dir()})",
     )  # fmt: skip
 
 
 def changed(config: Any, values: dict, prefix: str = "") -> Any:
-    """dataclasses.replace, with an impossible value as InputError that names its option; prefix is that of the options."""
+    """Return config with these values; an impossible value raises InputError that names its option, prefix included."""
     try:
         return dataclasses.replace(config, **values)
     except ValueError as error:
@@ -127,7 +127,7 @@ def changed(config: Any, values: dict, prefix: str = "") -> Any:
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
-    """--model, --preset, --data, --resume and --init as argv has them, None if it does not: they decide the others' defaults."""
+    """Parse --model, --preset, --data, --resume and --init (None if not given), which decide the defaults of other options."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
     for name in ("model", "preset", "data", "resume", "init"):
         parser.add_argument(f"--{name}")
@@ -143,7 +143,7 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 
 def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
-    """(Settings that the options change, contents of the checkpoint that --resume or --init names or None)."""
+    """Return (Settings before options change them, contents of the checkpoint of --resume or --init, or None)."""
     path = checkpoint_path(first.resume or first.init or "")
     saved = load_checkpoint(path) if first.resume or (first.init and path.is_file()) else None
     held = saved and settings_from(saved, path)
@@ -155,7 +155,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     if held and model != implied:
         raise InputError(f"--init {first.init} holds a {implied}; leave --model {model} out, or --init")
     if first.init and model != implied:
-        raise InputError(f"--init {first.init} is no run of train.py, and only --model {implied} begins with anything else")
+        raise InputError(f"--init {first.init} is not a run of train.py; only --model {implied} can start from other weights")
     usual = "recall" if first.data == "recall" else "tiny"
     if first.init:
         usual = "gpt2" if not held else "fine-tune" if "fine-tune" in PRESETS[model] else usual
@@ -169,25 +169,23 @@ def training_parser(defaults: Settings) -> OptionParser:
     """The parser of train.py, with an option for every field of defaults."""
     parser = OptionParser(
         prog="train.py", allow_abbrev=False, usage="python train.py [options]",
-        description="Train a long-memory Transformer, validate it with its memory and without, and sample from it.",
-        epilog="The defaults shown are those of the chosen --model, --preset and --data: add them before --help to see others.",
+        description="Train a long-memory Transformer, validate it with and without its memory, and sample from it.",
+        epilog="Defaults depend on --model, --preset and --data: give these with --help to see other defaults.",
     )  # fmt: skip
     parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {DEFAULT_MODEL})")
     parser.add_argument(
         "--preset",
         help=f"one of {', '.join(PRESETS[defaults.model])} "
-        "(default tiny; with --data recall recall; with --init gpt2 or, from a run of pretrained_recurrence, fine-tune)",
+        "(default tiny; recall with --data recall; with --init gpt2, or fine-tune for a run of pretrained_recurrence)",
     )
     parser.add_argument(
-        "--out", metavar="RUN", help="folder for all that is kept (default a new one, runs/MODEL-DATA-1 and so on)"
+        "--out", metavar="RUN", help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)"
     )
     add_data_dir(parser)
-    parser.add_argument(
-        "--resume", metavar="RUN", help="continue the run in this folder from where it stopped, with its settings"
-    )
+    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
     parser.add_argument(
         "--init", metavar="PATH",
-        help="begin with the weights of another run, its model and its data (training as --preset says); or with a GPT-2 in "
+        help="start from the weights, model and data of another run (--preset sets the training); or from a GPT-2 in "
         "safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl of pretrained_recurrence",
     )  # fmt: skip
     add_options(parser, "data", defaults.data)
@@ -200,7 +198,7 @@ def training_parser(defaults: Settings) -> OptionParser:
 
 
 def options_elsewhere(defaults: Settings) -> dict[str, str]:
-    """{option: model} of what other models' configs have and this one's does not."""
+    """Return {option: model} for options that another model has and this one does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
     others = [(name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config)]
     elsewhere = {option_name(field): name for name, field in others if field not in own}
@@ -210,7 +208,7 @@ def options_elsewhere(defaults: Settings) -> dict[str, str]:
 
 
 def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
-    """(Settings, Beginning) of a train.py command line; raises InputError for what can be refused without looking at data."""
+    """Return (Settings, Beginning) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
     defaults, saved = choose_defaults(first)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
@@ -232,12 +230,14 @@ def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
 
 
 def adjust(asked: dict[str, dict]) -> None:
-    """Take back the defaults that an option given makes meaningless."""
+    """Replace defaults that make no sense with a given option."""
     training, data = asked["training"], asked["data"]
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
     if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
+    if data.get("data") == "recall":
+        data.setdefault("carry_over_documents", False)
     if data.get("train_bpe"):
         data.setdefault("tokenizer", "bytes")
     if "data" in data:
@@ -245,7 +245,7 @@ def adjust(asked: dict[str, dict]) -> None:
 
 
 def new_folder(out: str | None, settings: Settings) -> Path:
-    """The folder of a new run: that of --out, or one that is not there yet; never one that already holds a run."""
+    """The folder of a new run: --out, or one that does not exist yet; raises InputError if --out already holds a run."""
     if out is None:
         names = (f"runs/{settings.model}-{Path(settings.data.data).stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
@@ -255,7 +255,7 @@ def new_folder(out: str | None, settings: Settings) -> Path:
 
 
 def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, asked: dict[str, dict]) -> None:
-    """Raise InputError for options that would change the run that --resume continues, or for steps that it already has."""
+    """Raise InputError for options that would change the resumed run, or if it has already reached --steps."""
     run = options.resume
     if options.out:
         raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
@@ -265,25 +265,25 @@ def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, ask
     for name in sorted(asked["training"].keys() & FIXED_IN_A_RUN):
         raise InputError(f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run")
     if step >= asked["training"].get("steps", resumed.training.steps):
-        raise InputError(f"--resume {run} stands at step {step}; give --steps above that")
+        raise InputError(f"--resume {run} is at step {step}; give --steps above that")
 
 
 def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:
-    """Raise InputError for options that ask for another shape or tokenizer than those of the run that --init names."""
+    """Raise InputError for options that ask for other shapes or another tokenizer than the run of --init has."""
     for name, value in asked["model_config"].items():
         own = getattr(config, name)
         if name in OF_THE_WEIGHTS and value != own:
             raise InputError(f"{option_name(name)} is {value}, the weights of --init {init} have {own}; leave it out")
     if asked["data"].keys() & {"tokenizer", "train_bpe"}:
-        raise InputError(f"--init {init} keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out")
+        raise InputError(f"--init {init} keeps the tokenizer of its weights; leave --tokenizer and --train-bpe out")
 
 
 def check_idle(settings: Settings, asked: dict[str, dict]) -> None:
-    """Raise InputError for an option that was given although the other settings leave it nothing to do."""
+    """Raise InputError for a given option that has no effect with the other settings."""
     training = settings.training
     idle = {
         "beta2": (training.optimizer == "adafactor", "--optimizer adafactor has none"),
-        "final_fraction": (training.schedule != "cosine", f"--schedule {training.schedule} does not end in one"),
+        "final_fraction": (training.schedule != "cosine", f"--schedule {training.schedule} has none"),
         "update_every_from": (training.update_every == 1, "--update-every is 1"),
     }
     for name, (useless, why) in idle.items():
@@ -293,11 +293,11 @@ def check_idle(settings: Settings, asked: dict[str, dict]) -> None:
         raise InputError(f"--recall-{next(iter(asked['recall']))} needs --data recall; add it or leave the option out")
     if settings.model == GPT2_MODEL and settings.model_config.vectors == 0:
         for name in sorted(asked["model_config"].keys() & OF_THE_MODULE):
-            raise InputError(f"{option_name(name)} is of the recurrence module, and --vectors 0 has none; give --vectors 1")
+            raise InputError(f"{option_name(name)} sets the recurrence module, and --vectors 0 has none; give --vectors 1")
 
 
 def check_together(settings: Settings) -> None:
-    """Raise InputError for settings that are possible each by itself but not together."""
+    """Raise InputError for settings that do not work together."""
     data, tasks, config = settings.data, settings.tasks, settings.model_config
     if settings.model == "compressive" and config.compression_loss == "bptt" and settings.training.horizon == 1:
         raise InputError(
@@ -309,6 +309,7 @@ def check_together(settings: Settings) -> None:
     if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):
         other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
         raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")
+    check_carry_over(data.data, data.carry_over_documents)
     check_data(data.data, data.documents)
     if tasks.continuation_alone:
         return

@@ -1,4 +1,4 @@
-"""The process that trains: its device, its number among several, signals and memory. For train.py, run.py, eval.py and bench."""
+"""This process: its device, its rank among several, signals and memory. For train.py, run.py, eval.py and bench."""
 
 import contextlib
 import ctypes
@@ -14,26 +14,26 @@ import torch.distributed
 
 from accelerated.errors import InputError
 
-PATIENCE = datetime.timedelta(hours=24)  # others wait while the first process tokenises or validates
+PATIENCE = datetime.timedelta(hours=24)  # the others wait while the first process tokenises or validates
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 LARGEST_INT = 2**31 - 1
 
 
 def choose_device(name: str) -> torch.device:
-    """The torch device of --device, one for each process of torchrun; raises InputError for a GPU that is not there."""
+    """The torch device of --device; each process of torchrun has its own GPU. Raises InputError if the GPU does not exist."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
     if not available or name == "cpu":
         return torch.device("cpu")
     local = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
-    if local >= torch.cuda.device_count():
-        raise InputError(f"torchrun started {local + 1} processes or more here, torch finds {torch.cuda.device_count()} GPUs")
+    if local >= (gpus := torch.cuda.device_count()):
+        raise InputError(f"torchrun started {local + 1} or more processes here, torch finds {gpus} GPUs; start one for each GPU")
     return torch.device("cuda", local)
 
 
 def autocast(dtype: str, device: torch.device) -> torch.autocast:
-    """The autocast context of --dtype: bfloat16 computes in it over float32 parameters, the others change nothing."""
+    """The autocast context of --dtype: bfloat16 computes in bfloat16 with float32 parameters; other types change nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
@@ -43,13 +43,13 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """The number of this process among them."""
+    """The number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
 
 
 @contextlib.contextmanager
 def joined(device: torch.device) -> Iterator[None]:
-    """Connect to the other processes, inside: by NCCL if they have GPUs, otherwise by gloo."""
+    """Inside the block, be connected to the other processes: by NCCL if they have GPUs, otherwise by gloo."""
     if world_size() == 1:
         yield
         return
@@ -58,21 +58,21 @@ def joined(device: torch.device) -> Iterator[None]:
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
     try:
         yield
-        wait_for_all()  # none leaves while another may still want to speak to it
+        wait_for_all()  # no process leaves while another may still need it
     finally:
-        gc.collect()  # what refers to the connection and outlives it can abort the process at its end
+        gc.collect()  # an object that still refers to the closed connection can abort the process at exit
         torch.distributed.destroy_process_group()
 
 
 def wait_for_all() -> None:
-    """Wait until every process has come here."""
+    """Wait until every process has made this call."""
     if world_size() > 1:
         torch.distributed.barrier()
 
 
 @contextlib.contextmanager
 def first_process_first() -> Iterator[None]:
-    """The first process runs what is inside before the others do; they do so too if it is refused, to refuse it as well."""
+    """Run the block in the first process, then in the others; they run it even if it raises there, to raise the same error."""
     if rank() > 0:
         wait_for_all()
     try:
@@ -83,15 +83,15 @@ def first_process_first() -> Iterator[None]:
 
 
 def own_lanes(batch: int) -> slice:
-    """The lanes of this process, a slice of all; raises InputError if they cannot be dealt evenly."""
+    """The slice of the lanes (documents read side by side) of this process; raises InputError if they do not divide evenly."""
     if batch % world_size():
-        raise InputError(f"--batch {batch} cannot be dealt to {world_size()} processes evenly; give a multiple of {world_size()}")
+        raise InputError(f"--batch {batch} cannot be divided by {world_size()} processes; give a multiple of {world_size()}")
     size = batch // world_size()
     return slice(rank() * size, (rank() + 1) * size)
 
 
 def summed(values: list, device: torch.device) -> list:
-    """The sums over all processes of a list of numbers."""
+    """Sum each number of a list over all processes."""
     if world_size() == 1:
         return values
     total = torch.tensor(values, dtype=torch.float64, device=device)
@@ -100,7 +100,7 @@ def summed(values: list, device: torch.device) -> list:
 
 
 def all_lanes(state: tuple) -> tuple:
-    """The state of all processes' lanes, in the lanes' order."""
+    """Gather the states of all processes' lanes, in the order of the lanes."""
     if world_size() == 1:
         return state
 
@@ -113,7 +113,7 @@ def all_lanes(state: tuple) -> tuple:
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.device) -> None:
-    """Replace every gradient by its mean over all processes; a parameter that has none in any process keeps none."""
+    """Replace every gradient by its mean over all processes; it stays None if it is None in every process."""
     if world_size() == 1:
         return
     parameters = list(parameters)
@@ -126,7 +126,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
 
 
 class Interruption:
-    """Inside, SIGINT and SIGTERM only set `signal` to their name; a second one stops at once."""
+    """Inside the block, SIGINT and SIGTERM only set `signal` to their name; a second one raises KeyboardInterrupt."""
 
     def __enter__(self):
         self.signal, self.before = None, {}
@@ -145,10 +145,10 @@ class Interruption:
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc to serve large blocks from its heap and never to trim it; does nothing if there is no glibc.
+    """Make glibc's allocator take large blocks from its heap and never trim it; does nothing without glibc.
 
-    A training step frees and allocates the same activations over and over. By default glibc maps each large block anew, and
-    the kernel's zeroing of fresh pages then costs more than many of the operations that fill them.
+    A training step frees and allocates the same activations again and again. By default glibc maps each large block anew and
+    the kernel fills its pages with zeros, which costs more than many of the operations that use them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:

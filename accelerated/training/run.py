@@ -1,4 +1,4 @@
-"""What a training run carries along, how it is opened and how it is saved. For train.py, whose loop uses all of it."""
+"""A training run: what its loop in train.py needs, how it is opened and how it is saved."""
 
 import contextlib
 import math
@@ -6,14 +6,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from accelerated.data.corpus import Corpus, check_length, default_data_dir, load_corpus, open_source
-from accelerated.data.lanes import Lanes, cut_for_lanes, longest_document
+from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
 from accelerated.data.windows import overlap_of
@@ -31,31 +31,32 @@ from accelerated.training.settings import Settings, TrainingConfig, settings_con
 
 @dataclass
 class Run:
-    """What a training run carries along from iteration to iteration."""
+    """Everything that a training run keeps from one iteration to the next."""
 
     settings: Settings
-    folder: Path  # where all is kept
+    folder: Path  # for checkpoints and the log
     device: torch.device
     tokenizer: object
-    token_bytes: torch.Tensor  # (V,) bytes of text that each token spells
+    token_bytes: torch.Tensor  # (V,) number of text bytes that each token stands for
     corpus: Corpus
-    reader: MultiTask  # deals the segments of all lanes, with their tasks
+    validation: Sequence  # the documents to validate on, joined if memory is carried over documents
+    reader: MultiTask  # gives the segments of all lanes, with their tasks
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    state: tuple  # that this process's lanes carry
+    state: tuple  # of this process's lanes
     log: Log
-    data_dir_option: str = ""  # what later commands about this run must end in
+    data_dir_option: str = ""  # the end of later commands for this run
     step: int = 0  # iterations done
     best: float = math.inf  # lowest validation loss in bits per byte
     gathered: int = 0  # iterations since the last update
     gradient_norm: float = 0.0  # of the last update
-    auxiliary: dict = field(default_factory=dict)  # {name: loss} of one segment of the rollout, the one computed last
+    auxiliary: dict = field(default_factory=dict)  # {name: loss} of the segment that was computed last
     tokens: int = 0  # read since the run was opened, padding and overlaps included
     opened: float = field(default_factory=time.perf_counter)
     last_save: float = field(default_factory=time.perf_counter)
 
     def tokens_per_second(self) -> float:
-        """How many tokens all processes have read in a second, on average since the run was opened."""
+        """Tokens that all processes read per second, on average since the run was opened."""
         return self.tokens / (time.perf_counter() - self.opened)
 
     def time_to_save(self) -> bool:
@@ -66,9 +67,9 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
-    """Yield a new Run, or a resumed one; inside, the processes that train together are connected.
+    """Yield a new or resumed Run; inside the block, the processes that train together are connected.
 
-    Raises InputError for all that can be refused before training begins, first what needs no data.
+    Raises InputError if training cannot begin; the checks that need no data come first.
     """
     check_before_reading(settings, beginning)
     device = process.choose_device(settings.training.device)
@@ -80,14 +81,14 @@ def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
             tokenizer, corpus = load_data(settings, beginning)
         except InputError:
             with contextlib.suppress(OSError):
-                beginning.folder.rmdir()  # if there is nothing in it
+                beginning.folder.rmdir()  # if it is empty
             raise
         process.keep_freed_memory()
         yield build(settings, beginning, device, tokenizer, corpus)
 
 
 def save(run: Run, is_best: bool = False) -> None:
-    """Write everything that resuming from here needs; refuses NaN and infinite parameters, so that the last good one stays."""
+    """Write all that resuming needs; raises InputError instead if a parameter is NaN or infinite: the last checkpoint stays."""
     check_finite(run.step, {"parameters": sum(float(p.detach().abs().max()) for p in run.model.parameters() if p.numel())})
     contents = settings_contents(run.settings) | {
         "parameters": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
@@ -100,27 +101,27 @@ def save(run: Run, is_best: bool = False) -> None:
 
 
 def check_before_reading(settings: Settings, beginning: Beginning) -> None:
-    """Raise InputError for what this machine cannot do with the settings, and for weights that do not fit them."""
+    """Raise InputError if this machine cannot run the settings, or if the given weights do not fit them."""
     training = settings.training
     if beginning.gpt2:
         check_gpt2(beginning.gpt2, settings.model_config)
     check_writable(beginning.folder, "--resume" if beginning.resumed else "--out")
-    if settings.data.data != "recall" and not (beginning.data_dir / "tokens").is_dir():  # what is there may be enough
+    if settings.data.data != "recall" and not (beginning.data_dir / "tokens").is_dir():  # an existing cache may be enough
         check_writable(beginning.data_dir, "--data-dir")
     lanes = process.own_lanes(training.batch)
     if (lanes.stop - lanes.start) % training.accumulate:
-        raise InputError(f"--accumulate {training.accumulate} does not divide the {lanes.stop - lanes.start} lanes a process")
+        raise InputError(f"--accumulate {training.accumulate} does not divide each process's {lanes.stop - lanes.start} lanes")
     if training.plot:
         figure_class()
     if settings.data.train_bpe and not (beginning.resumed or beginning.initial):
         check_package()
     compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
     if training.compile == "inductor" and not compiler and process.choose_device(training.device).type == "cpu":
-        raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++, or leave it out")
+        raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile")
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Raise InputError unless folder, or the nearest folder above it that there is, can be written to."""
+    """Raise InputError unless folder, or its nearest parent that exists, can be written to."""
     above = folder.absolute()
     while not above.exists():
         above = above.parent
@@ -129,12 +130,12 @@ def check_writable(folder: Path, option: str) -> None:
 
 
 def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
-    """The tokenizer: the resumed run's, that of the run behind --init, one learned here, or a named one.
+    """The tokenizer: of the resumed run, of the run of --init, learned now, or named by --tokenizer.
 
-    If it has no name, its ranks are kept in the run.
+    The ranks of a learned tokenizer, or of one read from a file, are written to the run folder.
     """
     data = settings.data
-    if beginning.resumed or (process.rank() > 0 and data.own_ranks):  # the first process has written them
+    if beginning.resumed or (process.rank() > 0 and data.own_ranks):  # the first process has written its ranks
         return run_tokenizer(beginning.folder, data)
     if beginning.initial:
         tokenizer = run_tokenizer(beginning.init, data)
@@ -148,7 +149,7 @@ def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
 
 
 def load_data(settings: Settings, beginning: Beginning) -> tuple[object, Corpus]:
-    """(tokenizer, Corpus) of a run; raises InputError if a resumed run would read something else than before."""
+    """Return (tokenizer, Corpus); raises InputError if the data of a resumed run has changed."""
     data = settings.data
     with process.first_process_first():
         tokenizer = choose_tokenizer(settings, beginning)
@@ -156,16 +157,21 @@ def load_data(settings: Settings, beginning: Beginning) -> tuple[object, Corpus]
     check_length(data.data, corpus.splits, settings.model_config.segment)
     if beginning.resumed and beginning.resumed.get("corpus", corpus.digest) != corpus.digest:
         raise InputError(
-            f"--data {data.data} is no longer what {beginning.folder} was trained on; bring it back as it was, or begin a new "
+            f"--data {data.data} is no longer what {beginning.folder} was trained on; restore it, or begin a new "
             f"run with --init {beginning.folder}"
         )
     return tokenizer, corpus
 
 
 def build(settings: Settings, beginning: Beginning, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
-    """The Run: reader, model, optimiser and state at the start, or as they were saved."""
+    """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
     training, config = settings.training, settings.model_config
-    documents, overlap = cut_for_lanes(training.batch, corpus.splits["train"]), overlap_of(config)
+    documents, validation, overlap = corpus.splits["train"], corpus.splits["valid"], overlap_of(config)
+    if settings.data.carry_over_documents:
+        documents = joined_for_lanes(training.batch, documents, training.seed)
+        validation = joined_for_lanes(training.batch, validation)
+    else:
+        documents = cut_for_lanes(training.batch, documents)
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
     reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
@@ -182,8 +188,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     step, first = saved.get("step", 0), process.rank() == 0
     run = Run(
         settings=settings, folder=beginning.folder, device=device, tokenizer=tokenizer,
-        token_bytes=torch.as_tensor(tokenizer.token_bytes, device=device), corpus=corpus, reader=reader, model=model,
-        optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
+        token_bytes=torch.as_tensor(tokenizer.token_bytes, device=device), corpus=corpus, validation=validation,
+        reader=reader, model=model, optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
         log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
         data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
         step=step, best=saved.get("best", math.inf),
@@ -191,8 +197,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     if first:
         introduce(run, beginning)
         warn_of_horizon(run, longest_document(documents, config.segment, overlap))
-    beginning.resumed = beginning.initial = None  # the tensors in them take memory
-    model.register_forward_hook(  # back-propagation returns the loss alone
+    beginning.resumed = beginning.initial = None  # frees their tensors
+    model.register_forward_hook(  # back-propagation returns only the loss
         lambda _, inputs, output: run.auxiliary.update({name: loss.detach() for name, loss in output.auxiliary.items()})
     )
     compile_forward(model, training)
@@ -200,7 +206,7 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
 
 
 def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
-    """Load the weights of the resumed run, of another run, or of a GPT-2; without any of them the model stays as drawn."""
+    """Load the weights of the resumed run, of another run, or of a GPT-2; otherwise keep the initial ones."""
     if beginning.gpt2:
         load_gpt2(model, beginning.gpt2)
     elif beginning.resumed:
@@ -208,41 +214,43 @@ def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
     elif beginning.initial:
         own, parameters = model.state_dict(), beginning.initial["parameters"]
         ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (own, parameters))
-        if not (ours and theirs):  # one side lacks GPT-2's recurrence: theirs is left out, ours stays as it starts
+        if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
             parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
         load_parameters(model, parameters, checkpoint_path(beginning.init))
 
 
 def introduce(run: Run, beginning: Beginning) -> None:
-    """Say what is going to be trained, and on what."""
+    """Print what will be trained, and on what."""
     size = sum(p.numel() for p in run.model.parameters()) / 1e6
     if beginning.initial:
-        print(f"begins with the weights, the model and the data of {beginning.init}, except for what was given")
+        print(f"starts with the weights, model and data of {beginning.init}, except for the options given")
     where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
     documents = len(run.corpus.splits["train"])
-    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents} training documents; run {run.folder}")
+    joined = ", memory carried over them" if run.settings.data.carry_over_documents else ""
+    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents} training documents{joined}; run {run.folder}")
     print(run.model.describe())
 
 
 def warn_of_horizon(run: Run, longest: int) -> None:
-    """Warn of a horizon that no document of at most `longest` segments fills, or across which no gradient passes."""
+    """Warn if the horizon is longer than the longest document (in segments), or if no gradient passes between its segments."""
     horizon = run.settings.training.horizon
+    document = "part of the joined text" if run.settings.data.carry_over_documents else "document"
     if horizon > longest:
         print(
-            f"warning: --horizon {horizon} is longer than the longest training document ({longest} segments): every rollout runs "
-            f"over the start of a document, through which no gradient passes; {longest} would do",
+            f"warning: --horizon {horizon} is longer than the longest training {document} ({longest} segments): every rollout "
+            f"(the segments of one iteration) crosses the start of a {document}, where gradient stops; {longest} is enough",
             file=sys.stderr,
         )
     if horizon > 1 and not gradient_passes(run.model):
         print(
             f"warning: --horizon {horizon} only takes memory: no gradient passes between segments through this model's state; "
-            f"--horizon 1 --update-every {horizon} would do",
+            f"use --horizon 1 --update-every {horizon}",
             file=sys.stderr,
         )
 
 
 def gradient_passes(model: torch.nn.Module) -> bool:
-    """Whether the state that a segment leaves carries gradient, to learn from later segments' losses."""
+    """Whether gradient flows from later segments' losses through the state into a segment."""
     tokens = torch.zeros(1, model.config.segment, dtype=torch.long, device=next(model.parameters()).device)
     model.eval()  # draws no random numbers
     state = model.advance(tokens, model.initial_state(1))
@@ -251,10 +259,10 @@ def gradient_passes(model: torch.nn.Module) -> bool:
 
 
 def compile_forward(model: torch.nn.Module, training: TrainingConfig) -> None:
-    """Let torch.compile make the model's forward faster, if --compile says so.
+    """Compile the model's forward with torch.compile, if --compile says so.
 
-    Memory replay's first pass, `advance`, is not compiled and must drop out what the compiled forward does: then compiled code
-    draws its random numbers as the uncompiled code does, and not, faster, by its own generator.
+    Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled forward. So compiled
+    code must then draw its random numbers as uncompiled code does, which is slower than its own generator.
     """
     if training.compile != "none":
         torch._inductor.config.fallback_random = training.backprop == "memory_replay"

@@ -1,6 +1,6 @@
-"""Every setting of a run with its default, and the presets of the papers: the one place for both.
+"""All settings of a run with their defaults, and all presets.
 
-options.py makes the command line of train.py from them; checkpoints keep them; eval.py and the bench read them.
+options.py makes the command line of train.py from them; checkpoints store them; eval.py and the bench read them.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from accelerated.replay import BACKPROP
 from accelerated.training.optimization import OPTIMIZERS, SCHEDULES
 
 DEFAULT_MODEL = "block_recurrent"
-TASK_MODEL = "memformer"  # it alone trains on several tasks
-GPT2_MODEL = "pretrained_recurrence"  # it alone takes GPT-2's weights
+TASK_MODEL = "memformer"  # the only model with training tasks
+GPT2_MODEL = "pretrained_recurrence"  # the only model that takes GPT-2's weights
 DEVICES = ("auto", "cpu", "cuda")
-PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of Settings' options
+PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
 
 
 def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
-    """Raise an error naming the nearest of choices unless value is one of them."""
+    """Raise an error that names the nearest choice, unless value is one of choices."""
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
         raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
@@ -34,38 +34,38 @@ def check_choice(name: str, value: str, choices: Iterable[str], error: type = Va
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How a model is trained; impossible values raise ValueError naming the field.
+    """How a model is trained; an impossible value raises a ValueError that names the field.
 
     Fields:
-        steps: iterations, each reading `horizon` segments of every lane
-        batch: B, lanes that each read a document of their own
-        horizon: K, segments per iteration, with gradient through the state that links them (the state of a compressive model
-            carries gradient under --compression-loss bptt alone, that of pretrained_recurrence with --vectors 0 never)
+        steps: iterations; in each, every lane (see --batch) reads --horizon segments
+        batch: B, lanes: documents that are read side by side
+        horizon: K, segments per iteration; gradient flows through the state between them (for a compressive model only with
+            --compression-loss bptt, for pretrained_recurrence not with --vectors 0)
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
-        accumulate: groups that the lanes are read in, one after another, before their summed gradient is used: less memory
+        accumulate: groups of lanes that are computed one after another, with their gradients summed, to save memory
         optimizer: adamw, adam (without weight decay) or adafactor
         schedule: cosine, inverse_square_root or constant
-        learning_rate: peak learning rate; under inverse_square_root the factor before 1/sqrt(step)
+        learning_rate: peak learning rate; with inverse_square_root, the factor of 1/sqrt(step)
         warmup: iterations of linear warm-up
-        initial_fraction: fraction of the peak at which the warm-up starts
-        final_fraction: fraction of the peak at which the cosine ends
-        beta2: AdamW's and Adam's second-moment decay
-        weight_decay: AdamW's and Adafactor's decay of parameters with two axes
-        clip: largest norm of the gradient, 0 for no limit; what only an auxiliary loss trains is limited apart
-        update_every: iterations whose gradients are averaged into one update, after --update-every-from
-        update_every_from: iteration up to which every one is followed by an update
-        seed: of weights, order of documents and dropout
-        device: auto takes a GPU if there is one
+        initial_fraction: learning rate at the start of warm-up, as a fraction of the peak
+        final_fraction: learning rate at the end of the cosine, as a fraction of the peak
+        beta2: second-moment decay of adamw and adam
+        weight_decay: weight decay of adamw and adafactor, for parameters of two or more axes
+        clip: largest norm of the gradient, 0 for no limit; parameters that only an auxiliary loss trains are clipped separately
+        update_every: iterations whose gradients are averaged into one update, after the first --update-every-from
+        update_every_from: number of iterations at the beginning that each make an update
+        seed: seed of the weights, the order of documents and dropout
+        device: auto (a GPU if there is one), cpu or cuda
         dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
-        compile: none, or inductor: torch.compile makes the model's forward faster (on a CPU it needs a C++ compiler)
+        compile: none, or inductor (torch.compile makes the forward pass faster; on a CPU it needs a C++ compiler)
         save_every: iterations between checkpoints; one is always written at the end
-        save_minutes: minutes after which a checkpoint is written whatever the iteration, 0 for never
-        keep: checkpoints kept, the last one among them; the best is kept besides
-        validate_every: iterations between validations, each of which may make the best checkpoint; 0 for one at the end alone
-        validation_segments: segments of every lane read to validate (a lane for each document at most), 0 for the whole split
-        log_every: iterations between the lines of metrics.jsonl, whose losses are means over them
-        plot: refresh RUN/curves.png with the curves of metrics.jsonl twice a minute
-        sample: tokens of text to print at the end
+        save_minutes: most minutes between checkpoints, 0 for no limit
+        keep: number of last checkpoints to keep; the best one is kept too
+        validate_every: iterations between validations, which choose the best checkpoint; 0 validates only at the end
+        validation_segments: segments of each lane to validate on (one lane per document at most), 0 for the whole split
+        log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
+        plot: draw the curves of metrics.jsonl in RUN/curves.png, twice a minute
+        sample: tokens of sample text to print at the end
     """
 
     steps: int = 400
@@ -123,26 +123,29 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is read.
+    """Which text a model reads, and as which tokens.
 
     Fields:
-        data: stdlib (the source of Python's standard library), recall (the synthetic task), enwik8, wikitext-103 or pg19 (fetched
-            if absent), hf:OWNER/NAME (a set of the Hugging Face hub, by the extra datasets), a text file, a .jsonl (field
-            `text`), .gz or .zip, or a folder of them, whose train/, valid/ and test/ are its splits
-        documents: what is one document of a folder: files, each file; or folders, all of a folder in it, such as a repository
-        tokenizer: how text becomes tokens: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of ranks
-        train_bpe: tokens of a byte-level BPE to learn from the training split instead (at least 257), 0 for none
+        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103 or pg19
+            (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra datasets), a text file, a .jsonl
+            (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and test/ are the splits
+        documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format
+        train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
+        carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
+            lane (see --batch), and memory is reset only where a part begins
     """
 
     data: str = "stdlib"
     documents: str = "files"
     tokenizer: str = "bytes"
     train_bpe: int = 0
+    carry_over_documents: bool = False
 
     def __post_init__(self):
         check_choice("documents", self.documents, ("files", "folders"))
         if self.train_bpe and self.train_bpe < 257:
-            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0, or more than the 256 bytes")
+            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
 
     @property
     def vocabulary(self) -> int:
@@ -151,12 +154,12 @@ class DataConfig:
 
     @property
     def own_ranks(self) -> bool:
-        """Whether the run keeps its tokenizer's ranks beside its checkpoint."""
+        """Whether the run folder holds the tokenizer's ranks (its tokens, in order)."""
         return bool(self.train_bpe) or self.tokenizer not in ("bytes", *ENCODINGS)
 
 
 class Settings(NamedTuple):
-    """Everything a run is made of."""
+    """All settings of a run."""
 
     model: str
     model_config: Any  # the model's own Config
@@ -166,22 +169,24 @@ class Settings(NamedTuple):
     tasks: TaskConfig
 
 
-# A preset sets options, named as on the command line. Several share what their paper gives:
-# Block-Recurrent Transformer, section 4, which has no weight decay. torch's Adafactor takes no rate above 1/sqrt(step), which is
-# the paper's own from step 1000 on: a learning_rate above 1.0 changes nothing there
+# A preset sets options, named as on the command line. First what several presets of one paper share.
+# Block-Recurrent Transformer, section 4; no weight decay. torch's Adafactor limits the rate to 1/sqrt(step), which is the
+# paper's rate from step 1000 on, so a learning_rate above 1.0 changes nothing there
 BLOCK_RECURRENT_TRAINING = {
     "optimizer": "adafactor", "schedule": "inverse_square_root", "warmup": 1000, "clip": 0.0, "weight_decay": 0.0,
 }  # fmt: skip
-# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4
+# Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
+# Appendix E: "trained without state resetting", so memory is carried over documents
 COMPRESSIVE_TRAINING = {
     "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam", "beta2": 0.999,
     "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
+    "carry_over_documents": True,
 }  # fmt: skip
 WORDS = COMPRESSIVE_TRAINING | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
-# Memformer, section 3.1: segments of 64, widths and heads of every model there, no dropout. The paper has no optimiser, rates,
+# Memformer, section 3.1: segments of 64, the widths and heads of all its models, no dropout. The paper gives no optimiser, rates,
 # batch or number of steps: those are ours
 MEMFORMER = {
     "width": 512, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 64, "slots": 32, "max_distance": 64,
@@ -239,7 +244,7 @@ PRESETS = {
             "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
             "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8",
         },
-        # Section 5.3 and appendix B; the paper's adaptive inputs are not here, so the embedding is a whole one
+        # Section 5.3 and appendix B; we lack the paper's adaptive inputs, so the embedding has its full size
         "wikitext-103": WORDS | {"layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103"},
         # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
         "pg19": WORDS | {"layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19"},
@@ -259,8 +264,8 @@ PRESETS = {
         "small": MEMFORMER | {
             "encoder_layers": 4, "decoder_layers": 4, "retention": 4.0, "steps": 20_000, "horizon": 8, "learning_rate": 6e-4,
         },
-        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the tasks' shares. The horizon is
-        # Figure 3b's longest
+        # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the fractions of tasks. The
+        # horizon is the longest of Figure 3b
         "wikitext-103": MEMFORMER | {
             "encoder_layers": 4, "decoder_layers": 8, "steps": 150_000, "horizon": 32,
             "data": "wikitext-103", "tokenizer": "gpt2", "task_infilling": 0.3, "task_recall": 0.1,
@@ -276,25 +281,25 @@ PRESETS = {
     },
     "pretrained_recurrence": {
         "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},
-        # The paper's way in the small: a plain GPT-2 first, recurrence added when it is fine-tuned with --init
+        # The paper's method on a small scale: train a plain GPT-2, then add recurrence and fine-tune with --init
         "pretrain": SMALL_GPT2 | {"vectors": 0, "steps": 1200, "batch": 64, "learning_rate": 2e-3},
         "fine-tune": SMALL_GPT2 | {"steps": 400, "batch": 16, "horizon": 4, "learning_rate": 1e-3},
         "small": {
             "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024,
             "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
         },
-        "recall": {  # asked for in the same window first, then up to four later
+        "recall": {  # questions come in the window of the pairs and in the next four
             "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,
             "steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50,
             "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
         },
-    } | {  # the published sizes, whose heads are 64 wide
+    } | {  # the published sizes; their heads are 64 wide
         name: GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}
         for name, (layers, width) in GPT2_SIZES.items()
     },
 }  # fmt: skip
 
-# Beside each NAME stands NAME-xl, the Transformer-XL that attends to as many rows; on enwik8 the paper gives it more
+# For each NAME there is NAME-xl, the Transformer-XL with as many memory rows; on enwik8 the paper gives it more
 PRESETS["compressive"] |= {
     f"{name}-xl": preset | {"memory": preset["memory"] + preset["compressed_memory"], "compressed_memory": 0}
     for name, preset in PRESETS["compressive"].items()
@@ -303,7 +308,7 @@ PRESETS["compressive"]["enwik8-xl"]["memory"] = 2304
 
 
 def by_config(model: str, values: dict) -> dict[str, dict]:
-    """{field of Settings: {field of that config: value}} of values that are named as options are."""
+    """Sort {option's name: value} into {field of Settings: {field of its config: value}}."""
     classes = (MODELS[model].Config, TrainingConfig, DataConfig, RecallConfig, TaskConfig)
     return {
         part: {f.name: values[prefix + f.name] for f in dataclasses.fields(config_class) if prefix + f.name in values}
@@ -312,18 +317,18 @@ def by_config(model: str, values: dict) -> dict[str, dict]:
 
 
 def known_fields(config_class: type, values: dict) -> Any:
-    """A config of saved values: fields that are gone since are ignored, fields that are new have their defaults."""
+    """A config of saved values; ignores fields that no longer exist, and gives new fields their defaults."""
     return config_class(**{field.name: values[field.name] for field in dataclasses.fields(config_class) if field.name in values})
 
 
 def assembled(model: str, model_config: dict, training: dict, data: dict, recall: dict, tasks: dict) -> Settings:
-    """The Settings of these values. Of the model's, which decide what it computes, all must be known."""
+    """The Settings of these values. All of model_config must be known, because it decides what the model computes."""
     configs = zip((TrainingConfig, DataConfig, RecallConfig, TaskConfig), (training, data, recall, tasks), strict=True)
     return Settings(model, MODELS[model].Config(**model_config), *(known_fields(*pair) for pair in configs))
 
 
 def preset_settings(model: str, preset: str) -> Settings:
-    """The settings that a preset stands for."""
+    """The Settings of a preset."""
     return assembled(model, **by_config(model, PRESETS[model][preset]))
 
 
@@ -337,11 +342,11 @@ def settings_contents(settings: Settings) -> dict:
 
 
 def settings_from(contents: dict, path: Any) -> Settings:
-    """The Settings in a checkpoint's contents; raises InputError if this program cannot hold them."""
+    """The Settings in a checkpoint's contents; raises InputError if this program cannot use them."""
     if contents["model"] not in MODELS:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
     training, data = dict(contents["training_config"]), contents["data_config"]
-    if training.get("compile") in ("eager", "aot_eager"):  # earlier releases had them; they computed what none does
+    if training.get("compile") in ("eager", "aot_eager"):  # earlier releases had them; they compute the same as none
         training["compile"] = "none"
     try:
         return assembled(contents["model"], contents["model_config"], training, data, data["recall"], data.get("tasks", {}))

@@ -1,4 +1,4 @@
-"""Attention by content alone: torch's own against the softmax written out, and what is left to the softmax."""
+"""Attention by content: torch's SDPA equals the plain path, and the cases that take the plain path."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from accelerated.attention.content import content_attention, content_attention_p
 
 @given(n=st.integers(1, 5), k=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))
 def test_content_attention_equals_its_plain_path(n, k, padded, seed):
-    """Outputs and gradients, some keys masked or none."""
+    """Outputs and gradients, with some keys masked or none."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal((2, 3, rows, 4)) for rows in (n, k, k)]
     hidden = torch.tensor(rng.random((2, 1, 1, k)) < 0.4) if padded else None
@@ -28,7 +28,7 @@ def test_content_attention_equals_its_plain_path(n, k, padded, seed):
 
 
 def test_the_plain_path_is_a_weighted_mean_of_values():
-    """One query at a time, weights by the exponentials of its scores, a masked key left out."""
+    """One query at a time; the weights are exponentials of scores, without masked keys."""
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal((2, 3, rows, 4)) for rows in (2, 5, 5))
     hidden = rng.random((2, 1, 2, 5)) < 0.4
@@ -49,7 +49,7 @@ def test_a_query_with_one_key_has_exactly_no_gradient():
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])
 def test_dropout_is_drawn_by_torchs_dropout(monkeypatch, rate):
-    """So that a test can put other random numbers in its place."""
+    """So that a test can replace its random numbers."""
     rates = []
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, rate: rates.append(rate) or x)
     content_attention(*(torch.randn(1, 2, rows, 4) for rows in (3, 5, 5)), dropout=rate)

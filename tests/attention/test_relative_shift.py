@@ -1,4 +1,4 @@
-"""The tiled path of relative attention against its plain path, by dtype, tile and device."""
+"""The tiled path of relative attention equals its plain path, by dtype, tile and device."""
 
 import pytest
 import torch

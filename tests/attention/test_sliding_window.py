@@ -1,4 +1,4 @@
-"""Fast paths of the sliding window and of head projections against their plain paths, by dtype and device."""
+"""The fast paths of sliding-window attention and head projections equal their plain paths, by dtype and device."""
 
 import pytest
 import torch
@@ -57,8 +57,8 @@ def test_fast_head_projection_equals_plain(dtype, batch, length, heads, width, p
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_fast_path_is_taken_if_it_can_be(device, monkeypatch):
-    """On CPU without dropout or autocast the tiled function runs; with any of them, the plain one."""
+def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
+    """On a CPU without dropout and autocast the tiled function runs; otherwise the plain one."""
     taken = []
     plain, tiled = attention.sliding_attention_plain, attention.SlidingAttention.apply
     monkeypatch.setattr(attention, "sliding_attention_plain", lambda *a: taken.append("plain") or plain(*a))

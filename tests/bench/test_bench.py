@@ -1,4 +1,4 @@
-"""The bench prints its tables, at sizes that take no time."""
+"""The bench prints its tables, at tiny sizes."""
 
 import importlib.util
 import re
@@ -75,7 +75,7 @@ def test_steps(model, capsys):
         assert ("transformers" in printed) == bool(importlib.util.find_spec("transformers"))
 
 
-def test_steps_of_block_recurrent_are_what_is_measured_if_nothing_is_named(capsys):
+def test_the_default_is_steps_of_block_recurrent(capsys):
     bench.main(["--device", "cpu", "--batch", "2", "--repeats", "1"])
     assert "block-recurrent 1L" in capsys.readouterr().out
 
@@ -99,7 +99,7 @@ def test_impossible_numbers_are_refused(argv, words):
 
 
 @pytest.mark.parametrize("argv,words", [(["step"], "steps"), (["generation", "--model", "memformer"], "--model")])
-def test_other_words_are_refused_in_one_line(argv, words, capsys):
+def test_unknown_tables_and_options_are_refused_in_one_line(argv, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         bench.main(argv)
     printed = capsys.readouterr().err
@@ -118,7 +118,7 @@ def test_peak_memory_counts_what_is_held_at_once():
     assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
 
 
-def test_pairs_are_of_steps_that_took_turns():
+def test_paired_ratios_divide_pair_by_pair():
     assert timing.paired_ratios([1.0, 4.0, 9.0], [2.0, 2.0, 3.0]) == [0.5, 2.0, 3.0]
 
 

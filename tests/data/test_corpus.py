@@ -1,4 +1,4 @@
-"""The cache of tokens: exact, made once, made again when anything changes, never half."""
+"""The cache of tokens is exact, made once, made again when anything changes, and never half-written."""
 
 import io
 import os
@@ -27,7 +27,7 @@ WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
 
 
 def caches(tmp_path):
-    """The folders of caches, those without files left out; a lock's file stays."""
+    """The folders of caches that have files; ignores the lock files beside them."""
     return [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir() and any(path.iterdir())]
 
 
@@ -37,7 +37,7 @@ def tokens_of(document):
 
 @pytest.fixture
 def folder(tmp_path):
-    """60 texts, one of them empty, one of a byte, one longer than a piece."""
+    """60 texts, and one empty, one of one byte and one longer than a piece."""
     path = tmp_path / "texts"
     path.mkdir()
     for i in range(60):
@@ -108,12 +108,12 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
     texts = {text.name for _, text in source_of_path(folder).texts()}
     assert sum(map(len, splits.values())) == len(texts)
     kept = caches(tmp_path)
-    assert len(kept) == (2 if change == "tokenizer" else 1), "what is out of date is removed"
+    assert len(kept) == (2 if change == "tokenizer" else 1), "an outdated cache is removed"
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_digest_is_of_every_split(tmp_path, split):
-    """What a run is validated on may not change either."""
+def test_the_digest_depends_on_every_split(tmp_path, split):
+    """A changed validation split must be noticed too."""
     digests, folder = [], tmp_path / "texts"
     for name in SPLITS:
         (folder / name).mkdir(parents=True)
@@ -124,8 +124,8 @@ def test_the_digest_is_of_every_split(tmp_path, split):
     assert digests[0] != digests[1]
 
 
-def test_tokenizers_of_one_name_have_caches_of_their_own(folder, tmp_path):
-    """All that are learned are called bpe."""
+def test_tokenizers_with_the_same_name_have_different_caches(folder, tmp_path):
+    """Every learned tokenizer is called bpe."""
     other = tokenizer_of_ranks(SMALL.name, {bytes([byte]): byte for byte in range(256)})
     assert cache_folder(source_of_path(folder), SMALL, tmp_path) != cache_folder(source_of_path(folder), other, tmp_path)
 
@@ -174,7 +174,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
         tokenised(source_of_path(folder), BYTES, tmp_path / "file")
 
 
-def test_what_a_killed_process_left_is_removed(folder, tmp_path):
+def test_the_files_of_a_killed_process_are_removed(folder, tmp_path):
     source = source_of_path(folder)
     cache = cache_folder(source, BYTES, tmp_path / "cache")
     cache.mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_what_a_killed_process_left_is_removed(folder, tmp_path):
 
 
 def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
-    """While one holds the lock the other waits, and then reads what the first has made."""
+    """While one holds the lock the other waits; then it reads the first one's cache."""
     source, made = source_of_path(folder), []
     cache = cache_folder(source, BYTES, tmp_path / "cache")
     write = token_cache.write_tokens
@@ -201,7 +201,7 @@ def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch
 
 @given(text=st.text(alphabet="aé字 \n.,'3\t\x0b\u00a0", max_size=80), limit=st.integers(1, 20))
 def test_pieces_have_the_tokens_and_words_of_the_whole(text, limit):
-    """Cut wherever a tokenizer allows it, in a text that arrives a few bytes at a time."""
+    """The text is cut wherever a tokenizer allows it, and arrives a few bytes at a time."""
     content = text.encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_cache, "read_bytes", lambda _: (content[i : i + limit] for i in range(0, len(content), limit)))
@@ -234,8 +234,8 @@ def test_a_split_without_a_segment_is_refused(tmp_path):
         load_corpus(str(tmp_path / "x.txt"), BYTES, RecallConfig(), tmp_path)
 
 
-def test_folders_of_a_folder_are_documents_if_asked_for(tmp_path):
-    """Each way has a cache of its own; what cannot be cut so is refused."""
+def test_documents_folders_makes_each_subfolder_a_document(tmp_path):
+    """It has a cache of its own; data without folders is refused."""
     for i in range(60):
         (tmp_path / "in" / str(i)).mkdir(parents=True)
         for name in ("b.txt", "a.txt"):

@@ -9,13 +9,22 @@ from documents import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import Lanes, Parts, cut_for_lanes, independent_windows, longest_document, one_pass
-from accelerated.data.windows import cut
+from accelerated.data.lanes import (
+    Joined,
+    Lanes,
+    Parts,
+    cut_for_lanes,
+    independent_windows,
+    joined_for_lanes,
+    longest_document,
+    one_pass,
+)
+from accelerated.data.windows import Documents, count_windows, cut, lengths_of
 from accelerated.errors import InputError
 
 
 def read_lanes(segments, lanes):
-    """Per lane the list of documents read, each as ([tokens], [targets]), from starts and scored alone."""
+    """Return for each lane the documents read, each as ([tokens], [targets]), from `starts` and `scored` alone."""
     read = [[] for _ in range(lanes)]
     for segment in segments:
         for lane in range(lanes):
@@ -48,7 +57,7 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, l
         for lane in range(lanes):
             scored = segment.scored[lane].tolist()
             size = sum(scored)
-            assert size and scored == [True] * size + [False] * (length - size), "padding stands at the end"
+            assert size and scored == [True] * size + [False] * (length - size), "padding is at the end"
             tokens, targets = (tuple(field[lane][:size].tolist()) for field in (segment.tokens, segment.targets))
             assert any(
                 tokens == key[i : i + size] and targets == whole[key][i : i + size] for key in whole for i in range(len(key))
@@ -57,7 +66,7 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, l
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
 def test_overlapping_segments_score_every_token_once(ns, lanes, length, data):
-    """Lane by lane, contiguously; each segment begins with the last tokens of the one before, which are not scored again."""
+    """In each lane a segment begins with the last tokens of the previous one, which are not scored again."""
     overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
     read = read_lanes(Lanes(documents, lanes, length, overlap=overlap), lanes)
     seen = sorted(tuple(map(tuple, document)) for lane in read for document in lane)
@@ -89,7 +98,7 @@ def test_independent_windows_are_all_windows(ns, lanes, length, data):
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7))
 def test_one_pass_leaves_out_lanes_that_have_ended(ns, lanes, length):
-    """The same segments as Lanes in the rows that are left, which are named by their place in the segment before."""
+    """The remaining rows equal those of Lanes; `kept` names them by their row in the previous segment."""
     documents, rows = documents_of(ns), list(range(lanes))
     whole = Lanes(documents, lanes, length)
     for (segment, kept), full in zip(one_pass(documents, lanes, length), whole, strict=True):
@@ -123,7 +132,7 @@ def test_seek_continues_where_position_was_taken(ns, lanes, length, after):
         next(first)
     second.seek(first.position())
     for _ in range(8):
-        for a, b in zip(next(first)[:4], next(second)[:4], strict=True):  # the fifth is a task: there is none
+        for a, b in zip(next(first)[:4], next(second)[:4], strict=True):  # without the fifth, the task, which is None
             assert torch.equal(a, b)
 
 
@@ -134,7 +143,7 @@ def test_nothing_to_predict_is_refused():
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
 def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
-    """Document and first token, from which its tokens can be found again; padding has no document."""
+    """Its document and first token, which lead back to its tokens; padding has no document."""
     overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
     for segment in [*Lanes(documents, lanes, length, overlap=overlap), *independent_windows(documents, lanes, length, overlap)]:
         for row, (number, first) in enumerate(segment.place.tolist()):
@@ -148,7 +157,7 @@ def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
 
 @given(ns=lengths, count=st.integers(1, 9))
 def test_parts_are_the_documents_cut_evenly(ns, count):
-    """As many as there are lanes where the tokens allow it, none empty, nothing lost, the longest cut first."""
+    """At least `count` parts if the tokens suffice, none empty, nothing lost, the longest document cut first."""
     documents = documents_of(ns)
     parts, predictions = Parts(documents, count), sum(max(n - 1, 0) for n in ns)
     assert sum(len(d.targets) for d in parts) == predictions
@@ -166,11 +175,121 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
         assert whole <= 2 * max(len(piece) for pieces in joined.values() if len(pieces) > 1 for _, piece in pieces) + 1
 
 
-def test_documents_are_cut_only_where_there_are_too_few():
+def test_documents_are_cut_only_if_there_are_too_few():
     documents = documents_of([9, 1, 5, 7])
     assert cut_for_lanes(3, documents) is documents
     assert isinstance(cut_for_lanes(4, documents), Parts), "a document without a prediction fills no lane"
     parts = cut_for_lanes(6, documents)
     assert isinstance(parts, Parts) and parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
     lanes = Lanes(parts, 6, 2, seed=0)
-    assert len({tuple(row.tolist()) for row in next(lanes).tokens}) == 6, "no lane reads what another does"
+    assert len({tuple(row.tolist()) for row in next(lanes).tokens}) == 6, "no two lanes read the same text"
+
+
+# Documents that are joined
+
+
+def masked(documents, seed):
+    """The documents, with some tokens not scored."""
+    rng = np.random.default_rng(seed)
+    return [document._replace(scored=rng.random(len(document.scored)) < 0.7) for document in documents]
+
+
+def by_hand(documents, order):
+    """Return (inputs, targets, scored) of the documents joined in that order, as lists."""
+    tokens, scored = [], []
+    for document in (documents[number] for number in order if len(documents[number].inputs)):
+        tokens += [*document.inputs.tolist(), int(document.targets[-1])]
+        scored += [*document.scored.tolist(), False]
+    return tokens[:-1], tokens[1:], scored[:-1]
+
+
+@given(ns=lengths, seed=st.none() | st.integers(0, 9), data=st.data())
+def test_a_joined_text_is_its_documents_one_after_another(ns, seed, data):
+    documents = masked(documents_of(ns), 0)
+    joined = Joined(documents, seed)
+    assert sorted(joined.order) == [number for number, n in enumerate(ns) if n > 1]
+    assert seed is not None or joined.order == sorted(joined.order)
+    [document] = joined
+    assert len(document.inputs) == len(document.targets) == len(document.scored) == lengths_of(joined)[0]
+    bound = st.none() | st.integers(-9, 70)
+    span, within = slice(data.draw(bound), data.draw(bound)), slice(data.draw(bound), data.draw(bound))
+    for field, expected in zip(document[1:4], by_hand(documents, joined.order), strict=True):
+        assert np.asarray(field).tolist() == expected
+        assert np.asarray(field[span]).tolist() == expected[span] and len(field[span]) == len(expected[span])
+        assert np.asarray(field[span][within]).tolist() == expected[span][within]
+        assert np.asarray(field, np.float64).dtype == np.float64
+    with pytest.raises(IndexError):
+        document.inputs[::2]
+
+
+def test_a_seed_shuffles_the_joined_documents():
+    documents = documents_of([5] * 30)
+    orders = [Joined(documents, seed).order for seed in (0, 0, 1, None)]
+    assert orders[0] == orders[1] and orders[0] != orders[2] and orders[3] == list(range(30)) != orders[0]
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.none() | st.integers(0, 9), data=st.data())
+def test_in_joined_documents_every_token_is_scored_once_in_order_and_state_starts_at_parts_alone(ns, lanes, length, seed, data):
+    """One pass scores the same tokens as without joining, with padding only at the end of a part."""
+    documents, overlap = masked(documents_of(ns), 1), data.draw(st.integers(0, length - 1))
+    parts, order = joined_for_lanes(lanes, documents, seed), Joined(documents, seed).order
+    inputs, targets, scored = by_hand(documents, order)
+    assert len(parts) == min(lanes, len(inputs)) and max(parts.lengths) - min(parts.lengths) <= 1
+    offsets, read, met = np.cumsum([0, *parts.lengths]), [0] * len(parts), np.zeros(len(inputs), int)
+    longest = count_windows(int(max(parts.lengths)) + 1, length, overlap)
+    for segment in itertools.islice(Lanes(parts, lanes, length, seed, overlap), longest):
+        for row, (number, first) in enumerate(segment.place.tolist()):
+            assert bool(segment.starts[row]) == (number >= 0 and first == 0), "the state starts where a part does"
+            if number < 0 or (first == 0 and read[number]):  # padding, or the next pass
+                continue
+            size = min(length, int(parts.lengths[number]) - first)
+            assert first == max(0, read[number] - overlap), "contiguous"
+            at = offsets[number] + first + np.arange(size)
+            assert segment.tokens[row, :size].tolist() == [inputs[i] for i in at]
+            assert segment.targets[row, :size].tolist() == [targets[i] for i in at]
+            assert not segment.scored[row, size:].any()
+            met[at[segment.scored[row, :size].numpy()]] += 1
+            read[number] = first + size
+    assert read == parts.lengths.tolist() and met.tolist() == [int(own) for own in scored]
+    assert met.sum() == sum(int(document.scored.sum()) for document in documents)
+
+
+def test_every_pass_starts_each_part_once():
+    lanes = Lanes(joined_for_lanes(2, documents_of([9, 4, 8, 4]), 0), 2, 4, seed=0)  # 24 predictions, 3 segments in each part
+    assert [segment.starts.tolist() for segment in itertools.islice(lanes, 9)] == 3 * [[True] * 2, [False] * 2, [False] * 2]
+
+
+class Watched(Documents):
+    """Documents that count how often each is read."""
+
+    def __init__(self, documents):
+        self.documents, self.lengths, self.read = documents, lengths_of(documents), []
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.documents[index]
+
+
+def test_joining_reads_only_the_documents_that_a_segment_needs():
+    documents = Watched(documents_of([6] * 50))
+    parts = joined_for_lanes(2, documents)
+    lanes = Lanes(parts, 2, 4)
+    assert not documents.read and longest_document(parts, 4) == 38
+    next(lanes)
+    assert set(documents.read) == {0, 24, 25}, "the second part begins with the last token of 24 and the first of 25"
+
+
+@given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
+def test_values_of_parts_are_split_into_their_documents(ns, lanes, seed):
+    documents = documents_of(ns)
+    values = [part.targets for part in joined_for_lanes(lanes, documents, seed)]
+    split = Joined(documents, seed).by_document(values)
+    assert [own.tolist() for own in split] == [document.targets.tolist() for document in documents]
+
+
+def test_nothing_to_join_is_nothing_to_predict():
+    for ns in ([], [0, 1]):
+        [document] = Joined(documents_of(ns))
+        assert not len(document.inputs) and np.asarray(document.scored).dtype == bool
+        with pytest.raises(InputError, match="no document has two tokens"):
+            Lanes(joined_for_lanes(2, documents_of(ns)), 2, 4)

@@ -1,4 +1,4 @@
-"""The papers' sets from a server on the loopback address: fetched, cut, refused when they are not what they say."""
+"""The papers' sets, from a server on the loopback address: fetched, split, and refused if they are wrong."""
 
 import hashlib
 import importlib.util
@@ -36,7 +36,7 @@ BOOKS |= {"/train/notes.md": b"no book"}
 
 @pytest.fixture
 def server(monkeypatch):
-    """Serves small sets of the same shape; the module's addresses, checksums and counts are theirs."""
+    """Serves small sets of the same form; replaces the module's addresses, checksums and counts by theirs."""
     archives = {"/enwik8.zip": as_zip({"enwik8": ENWIK8})}
     archives["/wikitext-103-v1.zip"] = as_zip({f"wikitext-103/wiki.{split}.tokens": text for split, text in ARTICLES.items()})
     with serving(archives | BOOKS) as server:
@@ -50,7 +50,7 @@ def server(monkeypatch):
 
 
 def read(name, tmp_path):
-    """{split: [bytes]} of a named set, in their order."""
+    """Return {split: [bytes]} of a named set, in order."""
     found = {split: [] for split in SPLITS}
     for split, text in DATASETS[name](tmp_path / "data" / name).texts():
         found[split].append(content(text))
@@ -63,7 +63,7 @@ def test_enwik8_is_cut_by_bytes(server, tmp_path):
     assert read("enwik8", tmp_path)["test"] == [ENWIK8[950:]] and not server.asked, "it is fetched once"
 
 
-def test_enwik8_may_lie_there_unpacked(server, tmp_path):
+def test_an_unpacked_enwik8_is_used(server, tmp_path):
     (tmp_path / "data" / "enwik8").mkdir(parents=True)
     (tmp_path / "data" / "enwik8" / "enwik8").write_bytes(ENWIK8)
     assert read("enwik8", tmp_path)["valid"] == [ENWIK8[900:950]] and not server.asked
@@ -90,7 +90,7 @@ def test_an_article_begins_between_blank_lines():
         assert found == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
 
 
-def test_wikitext_may_lie_there_unpacked(server, tmp_path):
+def test_an_unpacked_wikitext_is_used(server, tmp_path):
     folder = tmp_path / "data" / "wikitext-103"
     folder.mkdir(parents=True)
     for split, text in ARTICLES.items():
@@ -107,10 +107,10 @@ def test_pg19s_books_are_documents(server, tmp_path):
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == found
-    assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "what is there is not fetched again"
+    assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
 
 
-def test_a_book_of_another_checksum_is_refused(server, tmp_path, monkeypatch):
+def test_a_book_with_a_wrong_checksum_is_refused(server, tmp_path, monkeypatch):
     listing = server.listing
     monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'))
     with pytest.raises(InputError, match=r"has md5 .*, expected"):
@@ -118,14 +118,14 @@ def test_a_book_of_another_checksum_is_refused(server, tmp_path, monkeypatch):
     assert not list((tmp_path / "data").rglob("*.txt"))
 
 
-def test_a_book_too_many_is_refused(server, tmp_path):
+def test_too_many_books_are_refused(server, tmp_path):
     read("pg19", tmp_path)
     (tmp_path / "data" / "pg19" / "test" / "9.txt").write_text("one more")
-    with pytest.raises(InputError, match="test has 3 books, PG-19 2"):
+    with pytest.raises(InputError, match="test has 3 books, PG-19 has 2; keep exactly those there"):
         read("pg19", tmp_path)
 
 
-def test_offline_one_line_says_what_to_put_where(server, tmp_path, monkeypatch):
+def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeypatch):
     for name in ("ENWIK8", "WIKITEXT_103"):
         archive = getattr(named_sets, name)
         monkeypatch.setattr(
@@ -143,7 +143,7 @@ def test_offline_one_line_says_what_to_put_where(server, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name,file", [("enwik8", "enwik8.zip"), ("wikitext-103", "wikitext-103-v1.zip")])
-def test_an_archive_with_another_checksum_is_refused(server, tmp_path, name, file):
+def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path, name, file):
     read(name, tmp_path)
     path = tmp_path / "data" / name / file
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -152,7 +152,7 @@ def test_an_archive_with_another_checksum_is_refused(server, tmp_path, name, fil
 
 
 def test_official_sizes_and_addresses():
-    """The papers' figures, so that no slip of a key changes them."""
+    """The papers' numbers: a typing error would change them unnoticed."""
     assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000)
     assert named_sets.PG19_COUNTS == {"train": 28_602, "valid": 50, "test": 100}
     assert named_sets.OFFICIAL_WORDS["pg19", "test"] == 6_966_499 and named_sets.OFFICIAL_WORDS["pg19", "valid"] == 3_007_061
@@ -177,8 +177,8 @@ def test_a_file_is_fetched_whole(file_server, tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
 
 
-def test_a_download_that_broke_off_is_continued(file_server, tmp_path):
-    """Within one call and in the next: every connection ends after 30,000 bytes."""
+def test_an_interrupted_download_is_continued(file_server, tmp_path):
+    """In the same call and in the next: every connection ends after 30,000 bytes."""
     file_server.break_after = 30_000
     fetch(file_server.address + "/file", tmp_path / "file", SHA256)
     assert (tmp_path / "file").read_bytes() == CONTENT
@@ -189,9 +189,9 @@ def test_a_download_that_broke_off_is_continued(file_server, tmp_path):
     assert [part for _, part in file_server.asked] == ["bytes=99000-"] and (tmp_path / "again").read_bytes() == CONTENT
 
 
-def test_a_download_that_keeps_breaking_off_is_kept(file_server, tmp_path):
+def test_a_download_that_fails_too_often_keeps_its_part(file_server, tmp_path):
     file_server.break_after = 10_000
-    with pytest.raises(InputError, match=f"cannot fetch file .40000 of 100000 bytes came.; try again later, .* {SHA256}. at "):
+    with pytest.raises(InputError, match=f"cannot fetch file .40000 of 100000 bytes arrived.; try again later, .* {SHA256}. at "):
         fetch(file_server.address + "/file", tmp_path / "file", SHA256)
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:40_000] and not (tmp_path / "file").exists()
 
@@ -203,19 +203,19 @@ def test_a_server_that_sends_no_parts_is_asked_from_the_start(file_server, tmp_p
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_is_used(file_server, tmp_path):
+def test_a_complete_part_is_used(file_server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT)
     fetch(file_server.address + "/file", tmp_path / "file", SHA256)
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_another_content_is_never_used(file_server, tmp_path):
+def test_wrong_content_is_never_used(file_server, tmp_path):
     with pytest.raises(InputError, match=f"has sha256 {SHA256}, expected {'0' * 64}; try again") as caught:
         fetch(file_server.address + "/file", tmp_path / "file", "0" * 64)
     assert list(tmp_path.iterdir()) == [] and "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_and_a_server_that_is_not_there(file_server, tmp_path):
+def test_a_missing_file_and_a_missing_server_are_refused(file_server, tmp_path):
     for address, words in ((file_server.address + "/none", "Not Found"), ("http://127.0.0.1:9/file", "refused")):
         with pytest.raises(InputError, match=words) as caught:
             fetch(address, tmp_path / "file", SHA256)
@@ -246,7 +246,7 @@ def test_checksums(tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A function that writes {file: rows} as a set in a folder, for hf:FOLDER; nothing comes from a network."""
+    """A function that writes {file: rows} as a set in a folder, for hf:FOLDER; nothing uses the network."""
     library = pytest.importorskip("datasets", reason="hf: needs the extra datasets")
     monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "hub")
     monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
@@ -263,7 +263,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def rows_of(data, tmp_path):
-    """{split: [bytes]} of a set as it is read back from the cache of tokens."""
+    """Return {split: [bytes]} of a set, read back from the cache of tokens."""
     corpus = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data")
     return {
         split: [bytes([*document.inputs[:1], *document.targets]) for document in documents]
@@ -273,7 +273,7 @@ def rows_of(data, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
-    """Its own splits, by whatever name; an empty text is a document too, as a null is."""
+    """The set's own splits are used, under each usual name; an empty or null text is a document too."""
     data = hub({
         f"train.{suffix}": ["one é", "", {"text": None}, "two\n"], f"validation.{suffix}": ["three"],
         f"test.{suffix}": ["four", "five"],
@@ -293,7 +293,7 @@ def test_a_hub_set_is_read_again_when_it_changes(hub, tmp_path):
     assert rows_of(data, tmp_path)["train"] == [b"other"]
 
 
-def test_a_hub_set_of_train_alone_is_dealt_out(hub, tmp_path):
+def test_a_hub_set_with_train_alone_is_split(hub, tmp_path):
     rows = [{"text": f"row {i}", "other": i} for i in range(80)]
     found = rows_of(hub({"train.jsonl": rows}), tmp_path)
     assert sorted(row for split in found.values() for row in split) == sorted(row["text"].encode() for row in rows)
@@ -303,18 +303,18 @@ def test_a_hub_set_of_train_alone_is_dealt_out(hub, tmp_path):
 @pytest.mark.parametrize(
     "files,words",
     [
-        ({"train.jsonl": [{"content": "x"}]}, r"has no column `text` of strings, only content; rename one"),
-        ({"train.jsonl": [{"text": 3}]}, r"has no column `text` of strings, only text; rename one"),
+        ({"train.jsonl": [{"content": "x"}]}, r"needs a string column `text`, has content; use another set"),
+        ({"train.jsonl": [{"text": 3}]}, r"needs a string column `text`, has text; use another set"),
         ({"test.jsonl": ["x"]}, "has no split train, only test"),
     ],
 )
-def test_a_hub_set_that_is_no_text_is_refused(hub, tmp_path, files, words):
+def test_a_hub_set_without_text_is_refused(hub, tmp_path, files, words):
     with pytest.raises(InputError, match=words) as caught:
         hub_set(hub(files))
     assert "\n" not in str(caught.value)
 
 
-def test_a_hub_set_that_cannot_be_had_is_refused(hub, tmp_path):
+def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
     data = hub({"train.jsonl": ["x"]})
     for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}"):
         with pytest.raises(InputError, match=f"--data {name}: datasets cannot open it .*; check name, files and network"):
@@ -325,7 +325,7 @@ def test_a_hub_set_that_cannot_be_had_is_refused(hub, tmp_path):
     assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
 
 
-def test_the_package_of_hub_sets_may_be_missing(monkeypatch):
+def test_hub_sets_without_their_package_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"--data hf:a/b needs the package datasets; install the extra: .*datasets"):
         check_data("hf:a/b")

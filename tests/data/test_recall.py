@@ -1,4 +1,4 @@
-"""The recall task asks for what only a memory can know."""
+"""The recall task's questions can be answered only from memory."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def test_answers_follow_from_the_opening_alone(config, seed):
     pairs = dict(zip(opening[::2].tolist(), opening[1::2].tolist(), strict=True))
     assert set(pairs) == set(KEYS[: config.pairs].tolist())
     assert all(value in VALUES[KEYS.tolist().index(key)] for key, value in pairs.items()), "each key has values of its own"
-    assert not set(rest.tolist()) & set(VALUES.flatten().tolist()), "no answer stands in the input after the opening"
+    assert not set(rest.tolist()) & set(VALUES.flatten().tolist()), "no answer appears in the input after the opening"
     asked = np.flatnonzero(document.scored)
     assert len(asked) == config.questions
     for at in asked:
@@ -63,7 +63,7 @@ def test_values_and_keys_are_uniform():
 
 
 def test_the_default_distance_is_beyond_reach_and_the_first_segment():
-    """What the preset's attention could see, W tokens a layer, and what a segment shows after the memory is cleared."""
+    """The reach of the preset's attention, W tokens per layer, and of one segment after the memory is cleared."""
     model = preset_settings("block_recurrent", "recall").model_config
     task = RecallConfig()
     assert task.distance > model.window * model.layers and 2 * task.pairs + task.distance >= model.segment

@@ -1,4 +1,4 @@
-"""Files, folders and archives as texts and splits."""
+"""Files, folders and archives give the right texts and splits."""
 
 import functools
 import gzip
@@ -16,7 +16,7 @@ from accelerated.errors import InputError
 
 
 def read(path, documents="files"):
-    """{split: [(name, bytes)]} of a source."""
+    """Return {split: [(name, bytes)]} of a source."""
     found = {split: [] for split in SPLITS}
     for split, text in source_of_path(path, documents).texts():
         found[split].append((text.name, content(text)))
@@ -51,7 +51,7 @@ def test_standard_library_is_one_document_per_package(tmp_path):
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=4), start=st.integers(0, 30), length=st.integers(0, 30))
-def test_a_part_of_a_text_is_that_of_its_bytes(sizes, start, length):
+def test_start_and_stop_count_the_joined_files_bytes(sizes, start, length):
     files = [bytes(range(10 * i, 10 * i + size)) for i, size in enumerate(sizes)]
     part = Text("x", tuple(functools.partial(io.BytesIO, file) for file in files), start=start, stop=start + length)
     assert content(part) == b"".join(files)[start : start + length]
@@ -67,7 +67,7 @@ def test_a_file_is_split_90_5_5_by_position(tmp_path):
     }  # fmt: skip
 
 
-def test_a_folder_is_split_by_name_or_if_small_by_position(tmp_path):
+def test_a_folder_is_split_by_names_or_if_small_by_position(tmp_path):
     folder = tmp_path / "folder"
     (folder / "deep").mkdir(parents=True)
     names = [f"{i}.txt" for i in range(79)] + ["deep/README"]
@@ -91,7 +91,7 @@ def test_no_character_is_cut_in_two(tmp_path):
         assert 0 <= len(parts[0]) - len(text) * 90 // 100 <= 3
 
 
-def test_hidden_files_and_what_is_no_text_are_left_out(tmp_path):
+def test_hidden_files_and_files_without_text_are_skipped(tmp_path):
     folder = tmp_path / "folder"
     (folder / ".git").mkdir(parents=True)
     for name in (".DS_Store", ".git/index", "a.tar.gz", "a.png.gz", "b.png"):
@@ -113,8 +113,8 @@ def test_json_lines_are_documents(tmp_path):
     assert all(split_of(name) == split for split in SPLITS for name, _ in found[split]) and all(found.values())
 
 
-def test_archives_hold_what_their_names_say(tmp_path):
-    """A .txt.gz is a text, a .jsonl.gz lines, a .zip any of them, in one another too; all in one folder."""
+def test_archives_are_read_by_their_suffixes(tmp_path):
+    """A .txt.gz holds a text, a .jsonl.gz lines, a .zip any of these or another .zip; all in one folder."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "a.txt.gz").write_bytes(gzip.compress(b"a text " * 20))
@@ -140,8 +140,8 @@ def test_archives_hold_what_their_names_say(tmp_path):
     "case,words",
     [
         ("empty folder", "no text files in this folder"),
-        ("gz cut off", "is corrupt or no archive"), ("gz of something else", "is corrupt or no archive"),
-        ("zip cut off", "is corrupt or no archive"), ("zip damaged", "is corrupt or no archive"),
+        ("gz cut off", "is corrupt or not an archive"), ("gz of something else", "is corrupt or not an archive"),
+        ("zip cut off", "is corrupt or not an archive"), ("zip damaged", "is corrupt or not an archive"),
         ("no json", r"a.jsonl, line 2: not a JSON object"), ("no text", r"a.jsonl, line 2: .* field `text`"),
         ("text no string", r"a.jsonl, line 2: .* field `text`"),
     ],
@@ -182,8 +182,8 @@ def test_a_folder_with_its_own_splits_keeps_them(tmp_path, valid):
     }  # fmt: skip
 
 
-def test_a_split_that_is_missing_is_cut_out_of_train(tmp_path):
-    """By names if that gives it a text, otherwise the last part of every text; the split that is there stays as it is."""
+def test_a_missing_split_is_taken_from_train(tmp_path):
+    """By names if that gives it a text, otherwise the last part of every text; the other splits do not change."""
     names = [f"train/{i}.txt" for i in range(80)]
     write(tmp_path / "in", {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"})
     found = read(tmp_path / "in")
@@ -197,7 +197,7 @@ def test_a_split_that_is_missing_is_cut_out_of_train(tmp_path):
     }  # fmt: skip
 
 
-def test_a_folder_called_train_alone_is_no_split(tmp_path):
+def test_a_folder_train_without_other_splits_is_not_a_split(tmp_path):
     write(tmp_path / "in", {"train/a.txt": "abcdefghij" * 2, "src/test/b.txt": "abcdefghij" * 2})
     assert [name for name, _ in read(tmp_path / "in")["train"]] == ["src/test/b.txt:train", "train/a.txt:train"]
 
@@ -205,11 +205,11 @@ def test_a_folder_called_train_alone_is_no_split(tmp_path):
 @pytest.mark.parametrize(
     "others,words",
     [
-        ({"other/x.txt": "x"}, "has the splits test, train and beside them other; move that into a split, or out of the folder"),
+        ({"other/x.txt": "x"}, "has the splits test, train and also the folders other; move them into a split, or out"),
         ({"val/x.txt": "x", "dev/x.txt": "x"}, "dev and val both name the valid split; keep one of them"),
     ],
 )
-def test_splits_that_are_not_plain_are_refused(tmp_path, others, words):
+def test_ambiguous_splits_are_refused(tmp_path, others, words):
     write(tmp_path / "in", {"train/a.txt": "a", "test/d.txt": "d"} | others)
     with pytest.raises(InputError, match=words) as caught:
         source_of_path(tmp_path / "in")
@@ -218,7 +218,7 @@ def test_splits_that_are_not_plain_are_refused(tmp_path, others, words):
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
-    """Its files in sorted order, archives among them, in any encoding; a file beside the repositories is one by itself."""
+    """It joins the files in sorted order, archives included, in any encoding; a file beside the repositories is a document."""
     top = tmp_path / "in" / ("train" if splits else "")
     write(top, {"b/src/z.py": "z", "b/a.md": "a", "a/1.txt": "1", "c.txt": "c", "a-b/2.txt": "2"})
     (top / "a" / "0.jsonl").write_text('{"text": "x"}\n{"text": "y"}')
@@ -240,8 +240,8 @@ def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
     assert not any(text.must_be_utf8 for _, text in source_of_path(tmp_path / "in", "folders").texts())
 
 
-def test_splits_that_are_there_take_nothing_from_each_other():
-    """Of 60 names of every split's hash, all stay where they are put."""
+def test_given_splits_keep_their_texts():
+    """Whatever split the hashes of their 60 names stand for."""
     given = {split: lambda split=split: [Text(f"{split}{i}", ()) for i in range(60)] for split in SPLITS}
     assert all(text.name.startswith(split) for split, text in with_missing_splits(given))
     assert len(list(with_missing_splits(given))) == 180

@@ -1,4 +1,4 @@
-"""The training tasks: what is masked, what is asked, of whom and when."""
+"""The training tasks: what is masked, and which lane predicts what."""
 
 import collections
 
@@ -32,9 +32,9 @@ def test_masked_texts_equal_the_references(n, masked, span, seed):
 
 @given(n=st.integers(1, 60), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
 def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
-    """A mask for every span, the rest in order, each gap as long as the spans in it; never longer than the text was."""
+    """There is a mask for every span, the rest is in order, and no text grows."""
     config = TaskConfig(masked=masked, span=span)
-    text = 1000 + np.arange(n)  # tokens that name their places
+    text = 1000 + np.arange(n)  # each token shows its position
     lengths = span_lengths(config.budget(n), span, np.random.default_rng(seed))
     out = mask_spans(text, MASK, config, np.random.default_rng(seed)).tolist()
     assert sum(lengths) == config.budget(n) == round(masked * n) and min(lengths, default=0) >= 0
@@ -45,7 +45,7 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
             masks += 1
             continue
         missing = item - 1000 - at
-        assert missing >= 0 and (masks or not missing), "tokens go only where a mask stands"
+        assert missing >= 0 and (masks or not missing), "tokens are missing only at masks"
         gaps += [missing] if masks else []
         at, masks = item - 999, 0
     assert sum(gaps) == sum(lengths)
@@ -54,14 +54,14 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
 
 
 def test_span_lengths_are_poisson():
-    """Mean and share of the empty ones, over a budget that cuts next to none of them short."""
+    """Mean, variance and fraction of empty spans; the budget is so large that cutting the last does not matter."""
     lengths = span_lengths(40_000, 3.5, np.random.default_rng(0))
     assert np.mean(lengths) == pytest.approx(3.5, rel=0.02) and np.var(lengths) == pytest.approx(3.5, rel=0.05)
     assert np.mean(np.array(lengths) == 0) == pytest.approx(np.exp(-3.5), rel=0.15)
 
 
-def test_spans_stand_anywhere_alike():
-    """One span of three among nine tokens that stay: each of ten places as often."""
+def test_spans_are_placed_uniformly():
+    """One span of three tokens among nine others: each of the ten places is as frequent."""
     config, places = TaskConfig(masked=0.25, span=50.0), np.zeros(10)
     for seed in range(4000):
         out = mask_spans(np.arange(12), MASK, config, np.random.default_rng(seed)).tolist()
@@ -70,7 +70,7 @@ def test_spans_stand_anywhere_alike():
 
 
 def dealt(config, lengths, count, horizon=3, lanes=3, seed=5, length=8):
-    """MultiTask over documents whose tokens name them, and `count` of its rollouts."""
+    """Return a MultiTask over documents of these lengths, and `count` of its rollouts."""
     work = MultiTask(Lanes(documents_of(lengths), lanes, length, seed), config, SPECIAL, seed)
     return work, [work.rollout(horizon) for _ in range(count)]
 
@@ -85,7 +85,7 @@ def test_continuation_alone_is_the_lanes_own_segments():
 
 @given(seed=st.integers(0, 99), horizon=st.integers(1, 4))
 def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
-    """Against each lane's own history: continuation the segment itself, infilling the one before, recall the one before that."""
+    """By each lane's history: continuation asks for the segment, infilling for the previous one, recall for the one before it."""
     config = TaskConfig(infilling=0.4, recall=0.4)
     _, rollouts = dealt(config, [70, 33, 9, 120], 8, horizon, seed=seed)
     plain, history = Lanes(documents_of([70, 33, 9, 120]), 3, 8, seed), [[], [], []]
@@ -105,7 +105,7 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
                     assert targets == expected.targets[lane].tolist() and torch.equal(scored, expected.scored[lane])
                     assert segment.task.prompt[lane].tolist() == segment.tokens[lane].tolist()
                 else:
-                    asked = before[-kind]  # exists: recall is absent in two segments of a document, infilling in one
+                    asked = before[-kind]  # exists: recall needs two previous segments, infilling one
                     assert targets == asked == segment.task.prompt[lane].tolist() and scored.all()
                     assert len(before) >= kind
                     drawn[lane].add(kind)
@@ -116,14 +116,14 @@ def test_tasks_ask_for_what_the_lane_has_read(seed, horizon):
                 else:
                     assert reading == previous and segment.task.readable[lane].all()
                 history[lane] = [*before, segment.tokens[lane].tolist()]
-        assert all(len(kinds) <= 1 for kinds in drawn), "one task a rollout and lane"
+        assert all(len(kinds) <= 1 for kinds in drawn), "one task per rollout and lane"
 
 
 def test_shares_are_as_configured():
-    """Over long documents, where every task is possible."""
+    """The documents are long, so that every task is possible."""
     _, rollouts = dealt(ALL, [5000] * 4, 600, horizon=1, lanes=4)
     alike = sum(len(set(segment.task.kind.tolist())) == 1 for [segment] in rollouts[3:]) / 597
-    assert alike == pytest.approx(0.3**4 + 0.4**4 + 0.3**4, abs=0.03), "each lane by itself"
+    assert alike == pytest.approx(0.3**4 + 0.4**4 + 0.3**4, abs=0.03), "each lane draws its own task"
     kinds = collections.Counter(int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind)
     total = sum(kinds.values())
     assert [kinds[kind] / total for kind in range(3)] == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
@@ -131,7 +131,7 @@ def test_shares_are_as_configured():
 
 
 @pytest.mark.parametrize("kind", [1, 2])
-def test_a_task_begins_as_soon_as_the_document_has_what_it_asks_for(kind):
+def test_a_task_begins_as_soon_as_the_document_is_long_enough(kind):
     _, rollouts = dealt(TaskConfig(**{tasks.TASKS[kind]: 1.0}), [70, 33, 120], 6)
     age = np.zeros(3, int)
     for segment in (segment for rollout in rollouts for segment in rollout):
@@ -139,8 +139,8 @@ def test_a_task_begins_as_soon_as_the_document_has_what_it_asks_for(kind):
         assert segment.task.kind.tolist() == [kind if read >= kind else 0 for read in age]
 
 
-def test_span_lengths_do_not_depend_on_where_they_stand():
-    """The last span is cut to the budget; it may stand anywhere."""
+def test_span_lengths_do_not_depend_on_their_places():
+    """The last span is cut to the budget; it may be anywhere in the text."""
     config, sums, counts = TaskConfig(masked=0.3, span=3.5), np.zeros(2), np.zeros(2)
     text = np.arange(64)
     for seed in range(3000):
@@ -158,7 +158,7 @@ def test_span_lengths_do_not_depend_on_where_they_stand():
     assert first == pytest.approx(last, rel=0.05)
 
 
-def test_going_on_from_a_position_gives_the_same_rollouts():
+def test_continuing_from_a_position_gives_the_same_rollouts():
     whole, rollouts = dealt(ALL, [70, 33, 120], 6)
     cut, first = dealt(ALL, [70, 33, 120], 3)
     resumed = MultiTask(Lanes(documents_of([70, 33, 120]), 3, 8, 5), ALL, SPECIAL, 5)
@@ -184,7 +184,7 @@ def test_segments_move_with_their_task():
     [
         ({"infilling": -0.1}, "infilling is -0.1"),
         ({"recall": 1.5}, "recall is 1.5"),
-        ({"infilling": 0.7, "recall": 0.7}, "more than 1 together"),
+        ({"infilling": 0.7, "recall": 0.7}, "add up to more than 1"),
         ({"masked": 0.0}, "masked is 0.0.*masks nothing"),
         ({"masked": 1.0}, "masked is 1.0"),
         ({"span": 0.0}, "span is 0.0"),

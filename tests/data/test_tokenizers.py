@@ -1,4 +1,4 @@
-"""Tokenizers: any bytes survive; ranks are read, kept and learned; a missing encoding is refused with what to do."""
+"""Tokenizers: any bytes survive; ranks are read, saved and learned; a missing encoding is refused with advice."""
 
 import hashlib
 import sys
@@ -43,14 +43,14 @@ def test_gpt2_tokens(gpt2):
     assert gpt2.encode("<|endoftext|>").max() < gpt2.encoding.n_vocab - 1, "text is never a special token"
 
 
-def test_bytes_that_are_no_utf_8_stand_alone(gpt2):
-    """Each is the token of that byte, and what is between them is encoded as if they were not there."""
+def test_bytes_that_are_not_utf_8_are_tokens_of_their_own(gpt2):
+    """Each becomes the token of that byte; the text between them is encoded without them."""
     ids = gpt2.encode(b"the\xff\xfe the\xc3\xa9\xc3").tolist()
     assert ids == [*gpt2.encode("the").tolist(), 255, 254, *gpt2.encode(" the\xe9").tolist(), 0xC3]
 
 
 @pytest.mark.parametrize("error", [OSError("no network"), ValueError("Hash mismatch"), ConnectionError("refused")])
-def test_an_encoding_that_cannot_be_fetched_is_refused_with_what_to_do(monkeypatch, error):
+def test_an_encoding_that_cannot_be_fetched_is_refused_with_advice(monkeypatch, error):
     def fail(name):
         raise error
 
@@ -64,8 +64,8 @@ def test_an_encoding_that_cannot_be_fetched_is_refused_with_what_to_do(monkeypat
         assert f"{address} as {hashlib.sha1(address.encode()).hexdigest()}" in message
 
 
-def test_the_names_of_the_copies_are_those_that_tiktoken_looks_for(monkeypatch, tmp_path):
-    """tiktoken reads a copy before it fetches; a copy with another content than OpenAI's is not taken."""
+def test_the_advice_names_the_file_that_tiktoken_fetches(monkeypatch, tmp_path):
+    """tiktoken fetches the address whose hash names the copy."""
     asked = []
 
     def read(address):
@@ -81,7 +81,7 @@ def test_the_names_of_the_copies_are_those_that_tiktoken_looks_for(monkeypatch, 
 
 
 def ranks_of(encoding):
-    return {encoding.decode_single_token_bytes(token): token for token in range(encoding.n_vocab - 1)}  # but the special one
+    return {encoding.decode_single_token_bytes(token): token for token in range(encoding.n_vocab - 1)}  # without special
 
 
 def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
@@ -115,7 +115,7 @@ def test_a_run_keeps_its_ranks(tmp_path, gpt2):
         (b"eHl6 five", "line 262: not a token"),
     ],
 )  # fmt: skip
-def test_what_is_no_ranks_file_is_refused(tmp_path, line, words):
+def test_other_files_than_ranks_are_refused(tmp_path, line, words):
     path = tmp_path / "ranks"
     path.write_bytes(show_ranks(list(ranks_of(small_encoding()))) + line + b"\n")
     with pytest.raises(InputError, match=words) as caught:
@@ -135,8 +135,8 @@ def test_ranks_need_every_byte(tmp_path):
         open_tokenizer("cl100k")
 
 
-def test_encodings_have_the_ids_that_they_are_said_to_have():
-    """tiktoken 0.14's own counts, where a vocabulary must be known before anything is fetched."""
+def test_encodings_have_as_many_ids_as_our_table_says():
+    """The vocabulary must be known before anything is fetched; tiktoken 0.14's own counts."""
     for name, constructor in tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.items():
         if name in tokenizer.ENCODINGS:
             with pytest.MonkeyPatch.context() as patch:
@@ -156,7 +156,7 @@ def test_a_cut_off_character_is_left_for_the_next_piece(text, cut):
 
 @given(text=st.binary(max_size=30))
 def test_whole_characters_end_before_a_cut_off_one(text):
-    """All but the beginning of a character that the end cuts off: what is left then fails to decode only earlier, or never."""
+    """Only the beginning of a character that the end cuts off is left out."""
     end = tokenizer.whole_characters(text)
     assert len(text) - 3 <= end <= len(text)
     try:
@@ -169,12 +169,12 @@ def test_whole_characters_end_before_a_cut_off_one(text):
             assert text[end] >= 0xC0
 
 
-def test_text_without_words_is_cut_in_the_end(monkeypatch, gpt2):
+def test_long_text_without_words_is_cut_anyway(monkeypatch, gpt2):
     monkeypatch.setattr(tokenizer, "LONGEST_PIECE", 40)
     assert gpt2.last_cut(b"1234 " * 7) == 0 and gpt2.last_cut("é1".encode() * 20) == 60
     assert gpt2.last_cut("é1".encode() * 20 + b"\xc3") == 60
     assert gpt2.last_cut(b"ab cd ef") == 5 and gpt2.last_cut("中文。字1".encode()) == 6
-    assert gpt2.last_cut(b"a \xff\xff b c\xff") == 6, "bytes that are no UTF-8 count as what they are"
+    assert gpt2.last_cut(b"a \xff\xff b c\xff") == 6, "bytes that are not UTF-8 count as one byte each"
     assert ByteTokenizer().last_cut("aé".encode()[:-1]) == 1
 
 
@@ -189,7 +189,7 @@ def test_a_bpe_is_learned(tmp_path):
         assert learned.decode(learned.encode(text)) == text
     assert len(learned.encode("the hour")) < 7
     assert train_bpe(source, 262).fingerprint == learned.fingerprint
-    with pytest.raises(InputError, match=r"the training split has words for 2.. tokens; give that or fewer"):
+    with pytest.raises(InputError, match=r"the training split has words for only 2.. tokens; give at most that"):
         train_bpe(source, 999)
 
 

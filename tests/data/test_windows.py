@@ -37,8 +37,8 @@ def test_windows_stand_on_their_grid(size):
 
 
 @given(sizes())
-def test_positions_run(size):
-    """(n - 1) + (W - 1) o inputs in all."""
+def test_windows_read_the_overlaps_twice(size):
+    """They read (n - 1) + (windows - 1) * overlap inputs in all."""
     length, window, overlap = size
     windows = cut(length, window, overlap)
     if windows:
@@ -51,7 +51,7 @@ def test_the_papers_example():
 
 
 def test_figure_3():
-    """T = 3: disjoint, token by token, and in between, whose predictions all have two tokens of context but the first."""
+    """T = 3, with overlaps 1, 2 (token by token) and 0 (disjoint)."""
     assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 2)] == [(1, 3), (2, 4), (3, 5), (4, 6)]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 0)] == [(1, 3), (4, 6)]
@@ -78,7 +78,7 @@ def test_impossible_windows_are_refused(window, overlap):
 
 @given(sizes())
 def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before_it(size):
-    """Context of a prediction: the tokens of its window up to it. o + 1 at least, but in the first window, which has no past."""
+    """A prediction's context is the tokens of its window up to it: at least o + 1, except in the first window."""
     length, window, overlap = size
     for index, w in enumerate(cut(length, window, overlap)):
         contexts = [target - w.start for target in range(w.first, w.stop + 1)]
@@ -87,7 +87,7 @@ def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before
 
 
 @given(length=st.integers(0, 60), window=st.integers(1, 12))
-def test_the_two_ends_of_the_scale(length, window):
+def test_smallest_and_largest_overlap(length, window):
     """Overlap 0 is disjoint execution; overlap T - 1 predicts token by token, with the full context (Figure 3a, 3b)."""
     disjoint = cut(length, window, 0)
     assert [w.start for w in disjoint] == list(range(0, max(length - 1, 0), window))
@@ -97,9 +97,9 @@ def test_the_two_ends_of_the_scale(length, window):
 
 
 def rolling_windows(tokens, window, context):
-    """The targets of lm-evaluation-harness's rolling windows, its rule in our words.
+    """The targets of lm-evaluation-harness's rolling windows, by its rule.
 
-    The first window predicts its first `window` tokens from a prefix token on. Every later one predicts the next
+    The first window starts with a prefix token and predicts the first `window` tokens. Every later one predicts the next
     window - context + 1 tokens, or as many as are left, and ends with the last of them.
     """
     targets, at = [tokens[:window]] if tokens else [], window
@@ -111,7 +111,7 @@ def rolling_windows(tokens, window, context):
 
 @given(sizes())
 def test_the_targets_are_those_of_rolling_windows_with_one_token_more_context(size):
-    """An outside oracle: token 0 is the prefix, context_len = o + 1. (Its last window is moved back, ours stays on the grid.)"""
+    """Token 0 is the prefix, context_len = o + 1. (Its last window is moved back, ours is not; the targets are the same.)"""
     length, window, overlap = size
     expected = rolling_windows(list(range(1, length)), window, overlap + 1)
     assert [list(range(w.first, w.stop + 1)) for w in cut(length, window, overlap)] == expected

@@ -1,4 +1,4 @@
-"""Dynamic evaluation equals scoring and training by hand, segment by segment."""
+"""Dynamic evaluation equals manual scoring and training, segment by segment."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ def model_of(kind, tokenizer=BYTES, **changes):
 
 
 def windows_of(document, config):
-    """(tokens, targets, scored) lists of a document's windows, each padded to a segment, written out."""
+    """Yield lists (tokens, targets, scored) of a document's windows, each padded to a segment."""
     length, overlap, size = config.segment, getattr(config, "overlap", 0), len(document.inputs)
     starts = [0] if size else []
     while starts and starts[-1] + length < size:
@@ -45,7 +45,7 @@ def windows_of(document, config):
 
 
 def step_by_hand(model, objective, clip):
-    """One step of gradient descent; what only an auxiliary loss trains has a norm of its own."""
+    """One step of gradient descent; parameters that only an auxiliary loss trains are clipped separately."""
     gradients = torch.autograd.grad(objective, list(model.parameters()), allow_unused=True)
     apart = {id(p) for p in model.auxiliary_parameters()}
     pairs = [(p, g) for p, g in zip(model.parameters(), gradients, strict=True) if g is not None]
@@ -59,7 +59,7 @@ def step_by_hand(model, objective, clip):
 
 
 def by_hand(model, documents, clip, context=contextlib.nullcontext):
-    """(summed -log p, right predictions) with one lane: documents from the longest, each window scored and then learned from."""
+    """Return (summed -log p, right predictions): the longest document first, each window scored, then trained on."""
     model, total, right = model.eval(), 0.0, 0
     for document in sorted(documents, key=lambda document: -len(document.inputs)):
         state = model.initial_state(1)
@@ -82,7 +82,7 @@ TEXT = "the theatre and the abbey\n\nthat he heard of a b a b\n"
 
 
 def documents_of(tokenizer):
-    """Of 0, 1 and 2 tokens, and some of several segments, one of which has nothing to score in its middle."""
+    """Documents of 0, 1, 2 and many tokens; one has unscored segments in its middle."""
     partly = [True] * 14 + [False] * 30 + [True] * 14
     return [document_from(text, tokenizer) for text in (TEXT, "", "a", "he")] + [document_from(TEXT[3:], tokenizer, partly)]
 
@@ -102,7 +102,7 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_a_step_it_is_evaluation(kind):
-    """In two lanes one ends while the other is in the middle of its second document."""
+    """In two lanes (rows of the batch), one ends while the other is inside its second document."""
     model, documents = model_of(kind), [*documents_of(BYTES), document_from(TEXT[:40], BYTES), document_from("he", BYTES)]
     for lanes in (1, 2, 3, 7):
         expected = evaluate(model, documents, BYTES, lanes)
@@ -112,7 +112,7 @@ def test_without_a_step_it_is_evaluation(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_share_one_step_along_the_mean_over_all_their_tokens(kind):
-    """Two documents of the same text side by side teach what one alone does; each is scored with the same weights."""
+    """Two equal documents side by side give the same steps and twice the loss of one."""
     one, documents, scores = model_of(kind), [document_from(TEXT, BYTES)] * 2, []
     models = [one, copy.deepcopy(one)]
     for lanes, model in enumerate(models, start=1):
@@ -124,7 +124,7 @@ def test_lanes_share_one_step_along_the_mean_over_all_their_tokens(kind):
 
 
 def test_no_token_is_scored_after_an_update_that_saw_it():
-    """The loss of a document that is one segment is that of the weights as they came; the second reading of it is less."""
+    """A document of one segment is scored with the initial weights; a second reading has a lower loss."""
     model, document = model_of("block-recurrent"), document_from(TEXT[: RECURRENT.segment + 1], BYTES)
     expected = evaluate(model, [document], BYTES, 1).nats
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -140,7 +140,7 @@ def test_a_text_that_repeats_itself_is_learned():
 
 
 def test_segments_with_nothing_to_score_take_no_step():
-    """A step of an optimiser changes weights without gradients too: by momentum, by weight decay."""
+    """An optimiser's step would change weights even without gradients, by momentum and weight decay."""
     size, model = RECURRENT.segment, model_of("block-recurrent")
     optimizer, steps = torch.optim.AdamW(model.parameters()), []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
@@ -148,7 +148,7 @@ def test_segments_with_nothing_to_score_take_no_step():
     assert evaluate_dynamically(model, [document], BYTES, 1, optimizer).tokens == 2 * size and len(steps) == 2
 
 
-def test_dropout_is_off_the_mode_is_put_back_and_gradients_are_not_mixed():
+def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped():
     start, documents, scores = model_of("block-recurrent", dropout=0.5).train(), documents_of(BYTES), []
     for stale in (None, 1e3):
         model = copy.deepcopy(start)
@@ -163,8 +163,8 @@ def test_dropout_is_off_the_mode_is_put_back_and_gradients_are_not_mixed():
 
 
 @pytest.mark.parametrize("kind", ["block-recurrent", "overlapping"])
-def test_under_autocast_each_segment_is_read_with_the_weights_of_its_time(kind):
-    """autocast keeps copies of the weights: none from before a step, none without gradient."""
+def test_under_autocast_each_segment_is_read_with_current_weights(kind):
+    """autocast caches copies of the weights; none may be from before a step or without gradient."""
     torch.set_default_dtype(torch.float32)
     model, documents = model_of(kind), documents_of(BYTES)[:1]
     own = copy.deepcopy(model)

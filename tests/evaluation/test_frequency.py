@@ -1,4 +1,4 @@
-"""Perplexity by frequency: words and their counts equal looking byte by byte, sums equal counting word by word."""
+"""Perplexity by frequency: words equal a byte-by-byte search, and sums equal counting word by word."""
 
 import json
 import math
@@ -26,8 +26,8 @@ from accelerated.evaluation.frequency import (
 
 
 def owners_byte_by_byte(text, tokens):
-    """(words, owner of each token) of a text that is its tokens, both bytes."""
-    words, word_at = [], []  # number of the word that each byte lies in, None for white space
+    """Return (words, index of each token's word) of a text and its tokens, all bytes."""
+    words, word_at = [], []  # index of each byte's word, None for white space
     for at, byte in enumerate(text):
         if chr(byte) in " \t\n\r\x0b\x0c":
             word_at.append(None)
@@ -47,7 +47,7 @@ def owners_byte_by_byte(text, tokens):
 
 @settings(max_examples=150)
 @given(text=texts, tokenizer=either)
-def test_words_are_those_of_looking_byte_by_byte(text, tokenizer):
+def test_words_equal_a_byte_by_byte_search(text, tokenizer):
     document = document_from(text, tokenizer)
     words, owners = words_of(document, tokenizer)
     ids = tokenizer.encode(text) if len(document.inputs) else []
@@ -55,7 +55,7 @@ def test_words_are_those_of_looking_byte_by_byte(text, tokenizer):
 
 
 def owners_of(*tokens):
-    """Words, and the word that each of the tokens (bytes) belongs to, as text."""
+    """Return (words, the word of each token) for tokens given as bytes."""
     ids = np.array([MERGED.ranks.index(token) for token in tokens], np.uint16)
     words, owners = words_of(Document("", ids[:-1], ids[1:], np.ones(len(ids) - 1, bool)), MERGED)
     return words, [words[owner] for owner in owners]
@@ -96,7 +96,7 @@ def test_a_longer_word_is_not_counted_as_its_beginning(text):
 
 
 def test_counting_holds_no_more_than_a_piece_in_memory():
-    """Neither of a long document nor of a text without white space; and no more tokens than a piece are text at a time."""
+    """For long documents and a text without white space; at most a piece of tokens is decoded at once."""
     asked = []
 
     class Watched(ByteTokenizer):
@@ -131,7 +131,7 @@ def test_the_edges_of_the_buckets(count):
     assert [row.name for row in rows] == NAMES
     assert [(row.nats, row.words, row.tokens) for row in rows] == [
         (10.0, 1, 4) if index in (4, bucket_of(count)) else (0.0, 0, 0) for index in range(5)
-    ], "the word that the first token is all of is not predicted, and does not count"
+    ], "the first token is not predicted, so its word does not count"
 
 
 @settings(max_examples=100)
@@ -157,8 +157,8 @@ def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data
     assert rows[-1].tokens == sum(int(document.scored.sum()) for document in documents)
 
 
-def test_a_diverged_models_words_are_seen():
-    """NaN marks what is not scored; a scored token's NaN is not taken for that."""
+def test_a_scored_nan_stays_visible():
+    """NaN marks unscored tokens; the NaN of a scored token is not ignored."""
     documents = [document_from("the the", BYTES, [True, False])]
     nats = [np.array([1.0, math.nan, math.nan, math.nan, 1.0, math.nan])]
     assert math.isnan(by_frequency(nats, documents, Counter(), BYTES)[-1].nats)
@@ -179,7 +179,7 @@ NONE = FrequencyRow("100 to 999", 0.0, 0, 0, math.nan)
 
 
 def test_rows_hold_plain_numbers():
-    """Made of numbers that came out of arrays; JSON takes them."""
+    """Rows made from arrays can be written as JSON."""
     rows = by_frequency([np.array([math.log(2)])], [document_from("ab", BYTES)], {}, BYTES)
     record = json.loads(json.dumps(rows[4]._asdict()))
     assert record == {"name": "all", "nats": math.log(2), "words": 1, "tokens": 1, "perplexity": pytest.approx(2)}

@@ -1,4 +1,4 @@
-"""Continuing a text equals reading it, sampling draws from the tokens it should, and text streams out as it comes."""
+"""Continuing a text equals reading it, sampling draws from the right tokens, and text is written at once."""
 
 import gc
 import itertools
@@ -39,7 +39,7 @@ WHOLE_SEGMENTS = {
 @pytest.mark.parametrize("name", WHOLE_SEGMENTS)
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 16, 30])
 def test_a_prompt_of_any_length_gives_the_logits_of_reading_whole_segments(name, length):
-    """Of models whose forward takes whole segments alone: the prompt is padded to some for comparison."""
+    """For models that read only whole segments: the prompt is padded for the comparison."""
     model_class, config = WHOLE_SEGMENTS[name]
     model, n = model_class(config).eval(), config.segment
     prompt, state = torch.randint(11, (2, length)), model.initial_state(2)
@@ -70,7 +70,7 @@ def test_greedy_continuation_takes_the_most_probable_token_each_time():
     assert text.shape[1] == 27
 
 
-def test_sampling_repeats_with_its_seed_and_leaves_the_mode():
+def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode():
     model = BlockRecurrent(SMALL).train()
     prompt = torch.randint(11, (1, 3))
     draws = [
@@ -108,15 +108,15 @@ def test_temperature_sharpens():
         (Sampling(top_p=0.95), [0.1, 0.4, 0.2, 0.3]),
         (Sampling(top_p=0.01), [0, 1, 0, 0]),
         (Sampling(top_p=0.0), [0, 1, 0, 0]),
-        (Sampling(top_k=2, top_p=0.55), [0, 1, 0, 0]),  # of the two alone, the first holds 0.57
-        (Sampling(temperature=0.5, top_p=0.5), [0, 1, 0, 0]),  # the first holds 0.53 once sharpened
-        (Sampling(temperature=2.0, top_p=0.63), [0, 0.4**0.5, 0.2**0.5, 0.3**0.5]),  # two hold 0.61 once flattened
+        (Sampling(top_k=2, top_p=0.55), [0, 1, 0, 0]),  # the first of the two has probability 0.57
+        (Sampling(temperature=0.5, top_p=0.5), [0, 1, 0, 0]),  # sharpened, the first has 0.53
+        (Sampling(temperature=2.0, top_p=0.63), [0, 0.4**0.5, 0.2**0.5, 0.3**0.5]),  # flattened, two have 0.61
         (Sampling(0, 3, 0.9), [0, 1, 0, 0]),
         (Sampling(temperature=0.5), [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
     ],
 )
 def test_what_is_drawn(sampling, expected):
-    """Temperature first, then the top k, then the nucleus of what is left, normalised again."""
+    """Temperature first, then the top k, then the nucleus of the renormalised rest."""
     shares, total = shares_of([0.1, 0.4, 0.2, 0.3], sampling), sum(expected)
     for share, probability in zip(shares, expected, strict=True):
         assert share == pytest.approx(probability / total, abs=0.03 if probability else 0)
@@ -136,7 +136,7 @@ def test_the_top_k_are_the_largest_in_their_places(rows, count):
 @example(row=[4, 2, 1, 1], other=[1, 2, 1], share=4)
 @given(row=weights, other=weights, share=st.integers(0, 8))
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share):
-    """Against all sets of tokens, in numbers that are exact; a row does not depend on the one beside it."""
+    """Compared with all sets of tokens, in exact numbers; rows do not depend on each other."""
     size = max(len(row), len(other))
     rows = [own + [0] * (size - len(own)) for own in (row, other)]
     kept = nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
@@ -148,13 +148,13 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
         assert len(chosen) == fewest and sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
 
 
-def test_rows_are_drawn_each_from_its_own_tokens():
+def test_each_row_is_drawn_from_its_own_tokens():
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 1.0]]).repeat(500, 1)
     for sampling in (Sampling(top_k=1), Sampling(top_p=0.5), Sampling(0)):
         assert pick(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
 
 
-def test_all_tokens_are_drawn_as_by_the_softmax_alone():
+def test_without_limits_tokens_are_drawn_from_the_whole_softmax():
     logits = torch.randn(50, 300, dtype=torch.float32)
     expected = torch.multinomial(logits.double().softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
     for sampling in (Sampling(), Sampling(top_k=300), Sampling(top_k=301)):
@@ -164,7 +164,7 @@ def test_all_tokens_are_drawn_as_by_the_softmax_alone():
 
 @pytest.mark.parametrize("new_window", [False, True])
 def test_sampling_is_passed_on(new_window):
-    """A nucleus of next to nothing is greedy whatever the temperature."""
+    """A tiny nucleus is greedy at any temperature."""
     model = PretrainedRecurrence(WINDOWED).eval()
     prompt = torch.randint(11, (1, 9))
 
@@ -179,7 +179,7 @@ STREAMS = WHOLE_SEGMENTS | {"BlockRecurrent": (BlockRecurrent, SMALL), "Pretrain
 
 
 def tensors_in(field):
-    """Those of a state or stream, at any depth."""
+    """All tensors of a state or a stream, at any depth."""
     if isinstance(field, tuple):
         return [tensor for part in field for tensor in tensors_in(part)]
     return [field] if isinstance(field, torch.Tensor) else []
@@ -192,7 +192,7 @@ def tensors_alive():
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
-    """One step of the model each, a state that stops growing, no tensors left behind, no graph."""
+    """Each token takes one step; the state stops growing; no tensor and no autograd graph stays."""
     model_class, config = STREAMS[name]
     model, sizes, alive, step = model_class(config), [], [], model_class.step
 
@@ -213,15 +213,15 @@ def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
     assert len(alive) == 4 and len(set(alive[1:])) == 1
 
 
-def test_a_text_without_end_begins_at_once():
+def test_a_very_long_continuation_begins_at_once():
     model, prompt = BlockRecurrent(SMALL), torch.randint(11, (2, 3))
     assert next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
 
 
 @given(text=st.text(max_size=30) | st.binary(max_size=30), tokenizer=st.sampled_from([BYTES, MERGED]))
-def test_text_is_written_as_soon_as_its_characters_are_whole(text, tokenizer):
+def test_each_character_is_written_once_complete(text, tokenizer):
     if isinstance(text, bytes):
-        tokenizer = BYTES  # the other cannot spell what is no UTF-8
+        tokenizer = BYTES  # the other one can spell only UTF-8
     ids, written = tokenizer.encode(text).tolist(), []
 
     def arriving():

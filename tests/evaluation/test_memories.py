@@ -1,4 +1,4 @@
-"""Attention by age and compression loss by layer: averages over segments whose memories are full, and over nothing else."""
+"""Attention by age and compression loss by layer are averaged only over segments with full memories."""
 
 import dataclasses
 import itertools
@@ -18,7 +18,7 @@ SMALL = PAPERS["compressive"].small
 
 
 def counting_documents(lengths):
-    """Documents of ids below 11, all different from each other."""
+    """Documents of random ids below 11, all different."""
     rng = np.random.default_rng(0)
     documents = documents_of(lengths)
     return [d._replace(inputs=rng.integers(11, size=len(d.inputs)).astype(np.uint8)) for d in documents]
@@ -54,11 +54,11 @@ def test_fewer_segments_leave_zeros():
 
 
 def test_only_lanes_with_full_memories_are_read():
-    """Lanes stop at the document's end and start again with the next; every state is that of reading its document alone."""
+    """In each lane (row of the batch), documents follow each other; each state is that of reading its document alone."""
     model, lengths = Compressive(SMALL).eval(), [8 * 7 + 1, 8 * 7 + 1, 30, 8 * 6 + 4, 8 * 6 + 1]
     documents = counting_documents(lengths)
     found = list(memories.full_memories(model, documents, 2, 100))
-    # segments 5 and 6 of the first two; 5 of the two that follow in their lanes, one of which has a short segment more
+    # segments 5 and 6 of the first two documents; segment 5 of the two that follow in their lanes
     assert [len(tokens) for tokens, _ in found] == [2, 2, 2]
     places = [(0, 40), (1, 40), (0, 48), (1, 48), (3, 40), (4, 40)]
     lanes = [(tokens[k], [field[k] for field in state]) for tokens, state in found for k in range(2)]
@@ -71,8 +71,8 @@ def test_only_lanes_with_full_memories_are_read():
     assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == 3
 
 
-def test_lanes_that_restart_apart_keep_their_own_states():
-    """One lane begins a new document while the other is in the middle of one."""
+def test_lanes_that_restart_at_different_times_keep_their_own_states():
+    """One lane begins a new document while the other is inside one."""
     model, documents = Compressive(SMALL).eval(), counting_documents([8 * 9 + 1, 8 * 6 + 1, 8 * 6 + 1])
     found = list(memories.full_memories(model, documents, 2, 100))
     assert [len(tokens) for tokens, _ in found] == [2, 1, 1, 1, 1]
@@ -125,7 +125,7 @@ def test_bucket_table_shows_mean_and_standard_error():
     assert record["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6) and record["segment"]["mean"] == [0.0] * 6
 
 
-def test_compression_by_layer_weighs_sequences_alike():
+def test_compression_by_layer_weighs_segments_equally():
     model, documents = Compressive(SMALL).eval(), counting_documents([8 * 8 + 1, 8 * 6 + 1])
     losses = []
     for tokens, state in memories.full_memories(model, documents, 2, 100):
@@ -139,8 +139,8 @@ def test_compression_by_layer_weighs_sequences_alike():
     assert_agree({"losses": expected}, {"losses": found}, 1e-12)
 
 
-def test_a_text_is_read_as_it_stands():
-    """The documents that eval.py hands over are text documents."""
+def test_text_documents_are_read():
+    """The documents of eval.py are text documents."""
     config = dataclasses.replace(SMALL, vocabulary=256)
     document = text_document("a", bytes(range(1, 120)), BYTES)
     (tokens, _), *_ = memories.full_memories(Compressive(config).eval(), [document], 1, 2)

@@ -1,4 +1,4 @@
-"""The table of overlaps: what a row says, which runs are averaged, and what a token costs in FLOPs."""
+"""The table of overlaps: its rows, which runs are averaged, and FLOPs per token."""
 
 import dataclasses
 import math
@@ -59,7 +59,7 @@ def test_runs_of_one_config_are_averaged_and_no_others():
     assert "bits/byte 0.7213 (0.3607 .. 1.0820)" in line
 
 
-def test_what_differs_from_training_is_said():
+def test_differences_from_training():
     other = dataclasses.replace(SMALL, segment=4, overlap=0, pool="advance")
     assert differences(other, SMALL) == ("segment 6", "overlap 2", "pool all") and differences(SMALL, SMALL) == ()
     plain = dataclasses.replace(SMALL, vectors=0)
@@ -70,7 +70,7 @@ def test_what_differs_from_training_is_said():
 @pytest.mark.parametrize(
     "vectors,name", [(0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")]
 )
-def test_models_are_named_by_what_the_papers_tables_compare(vectors, name):
+def test_model_names(vectors, name):
     assert model_name(dataclasses.replace(SMALL, vectors=vectors)) == name
 
 
@@ -79,8 +79,8 @@ TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 
 
 @pytest.mark.parametrize("overlap,printed", TABLES.items())
 def test_the_papers_flops_per_token(overlap, printed):
-    """All nine values of Tables 1 and 2, as printed, x 10^8."""
-    for vectors in (0, 1):  # the paper has the same for its recurrent models
+    """All nine values of Tables 1 and 2, x 10^8."""
+    for vectors in (0, 1):  # the paper prints the same for its recurrent models
         config = dataclasses.replace(
             preset_settings("pretrained_recurrence", "gpt2").model_config, overlap=overlap, vectors=vectors
         )
@@ -90,7 +90,7 @@ def test_the_papers_flops_per_token(overlap, printed):
 @pytest.mark.parametrize("length", [6, 4, 1])
 @pytest.mark.parametrize("name", PRETRAINED_RECURRENCE_VARIANTS)
 def test_the_count_is_that_of_torchs_counter(name, length, monkeypatch):
-    """On the plain path: the counter knows nothing of torch's own attention on the CPU."""
+    """On the plain path, because the counter does not count torch's SDPA on the CPU."""
     monkeypatch.setattr("accelerated.pretrained_recurrence.content_attention", content_attention_plain)
     config = variant("pretrained_recurrence", name)
     model, length = PretrainedRecurrence(config).eval(), min(length, config.segment)

@@ -1,4 +1,4 @@
-"""Losses by position and by segments carried: nothing is lost from the sums, which equal counting by hand."""
+"""Losses by position and by number of carried segments equal a count by hand."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
 
 
 def test_positions_at_the_edges_of_ranges():
-    """A document of 10 tokens: its token p, p = 1 .. 9, has loss 10^p."""
+    """In a document of 10 tokens, token p = 1 .. 9 has loss 10^p."""
     documents = [document_from("0123456789", BYTES), document_from("01234", BYTES), document_from("0", BYTES)]
     nats = [10.0 ** np.arange(1, 10), np.zeros(4), np.zeros(0)]
     rows = by_position(nats, documents, BYTES, 4)
@@ -71,8 +71,8 @@ def test_positions_at_the_edges_of_ranges():
     assert by_position([], [], BYTES, 4) == by_position(nats[2:], documents[2:], BYTES, 4) == []
 
 
-def test_a_model_that_has_diverged_is_seen():
-    """NaN marks what is not scored; a scored token's NaN is not taken for that."""
+def test_a_scored_nan_stays_visible():
+    """NaN marks unscored tokens; the NaN of a scored token is not ignored."""
     documents = [document_from("the the", BYTES, [True, False])]
     nats = [np.array([1.0, math.nan, math.nan, math.nan, 1.0, math.nan])]
     assert math.isnan(by_position(nats, documents, BYTES, 64)[0].nats)
@@ -88,7 +88,7 @@ ROWS = [
 
 
 def test_rows_hold_plain_numbers():
-    """Made of numbers that came out of arrays; JSON takes them."""
+    """Rows made from arrays can be written as JSON."""
     [row] = by_position([np.array([BITS])], [document_from("ab", BYTES)], BYTES, 8)
     expected = {"start": 0, "stop": 2, "documents": 1, "nats": BITS, "tokens": 1, "text_bytes": 1}
     assert json.loads(json.dumps(row._asdict())) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
@@ -133,7 +133,7 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("reach", [2, 3])
 def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach):
-    """Against each document read alone: before segment i of it the state is cleared where reach divides i."""
+    """Compared with each document read alone: the state is cleared before segment i if reach divides i."""
     documents, model, n = documents_of([70, 9, 45, 88]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
     expected, counts = [0.0] * reach, [0] * reach
     for document in documents:

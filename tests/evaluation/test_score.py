@@ -1,4 +1,4 @@
-"""Scores are sums: independent of lanes and order, equal to a document read whole; and every token's own loss."""
+"""Scores do not depend on lanes and order and equal documents read whole; so do the losses of single tokens."""
 
 import dataclasses
 import math
@@ -9,9 +9,10 @@ import torch
 from documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from variants import PAPERS
+from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.data.lanes import Joined, joined_for_lanes
 from accelerated.data.windows import Document, count_words, cut
 from accelerated.evaluation.score import Score, carries_nothing, evaluate, token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
@@ -21,7 +22,7 @@ CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 
 
 def nats_of_whole_documents(model, documents, clear=False):
-    """Each document alone, padded to whole segments, its state carried by hand."""
+    """Score each document separately, padded to whole segments, with the state carried by hand."""
     total, right, n = 0.0, 0, model.config.segment
     for document in documents:
         state = model.initial_state(1)
@@ -113,7 +114,7 @@ def test_measures():
 
 
 def windowed(**changes):
-    """A pretrained_recurrence model over bytes, its weights large enough to make a difference."""
+    """A pretrained_recurrence model over bytes, with weights large enough to have an effect."""
     config = dataclasses.replace(WINDOWED, vocabulary=256, **changes)
     model = PretrainedRecurrence(config).eval()
     with torch.no_grad():
@@ -124,7 +125,7 @@ def windowed(**changes):
 
 @torch.no_grad()
 def nats_window_by_window(model, documents):
-    """Each document alone, each window alone and unpadded, each scored prediction alone."""
+    """Score documents, windows (unpadded) and predictions one by one."""
     total, config = 0.0, model.config
     for document in documents:
         state = model.initial_state(1)
@@ -141,7 +142,7 @@ def nats_window_by_window(model, documents):
     window=st.integers(1, 8), vectors=st.integers(0, 2), data=st.data(),
 )  # fmt: skip
 def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, vectors, data):
-    """The sum of log-probabilities is that of windows read one by one, plain ones dealt to any batch, recurrent ones in lanes."""
+    """The summed log-probability equals windows read one by one: plain ones in any batch, recurrent ones in lanes."""
     overlap, documents = data.draw(st.integers(0, window - 1)), documents_of(lengths)
     model = windowed(segment=window, overlap=overlap, vectors=vectors)
     expected = nats_window_by_window(model, documents)
@@ -152,7 +153,7 @@ def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, v
 
 
 def test_the_state_of_a_lane_stays_its_own_when_another_ends():
-    """Lane 0 reads 40 tokens and ends while lane 1 is in the middle of its second document."""
+    """Lane 0 (row 0 of the batch) ends after 40 tokens, while lane 1 is inside its second document."""
     documents = documents_of([40, 30, 25])
     model = windowed()
     assert math.isclose(evaluate(model, documents, BYTES, 2).nats, nats_window_by_window(model, documents), rel_tol=1e-11)
@@ -162,7 +163,7 @@ def test_the_state_of_a_lane_stays_its_own_when_another_ends():
 
 
 def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
-    """Its cost is that of its windows, however long a document is: the number of batches is the number of windows over lanes."""
+    """The number of batches is the number of windows divided by the lanes, for documents of any length."""
     documents, calls = documents_of([70, 9, 3]), []
     for vectors, expected in ((0, 9), (1, 33)):
         model = windowed(overlap=4, vectors=vectors)
@@ -185,7 +186,7 @@ def test_idle_lanes_are_not_computed(monkeypatch):
 
 @given(vocabulary=st.integers(2, 300), overlap=st.integers(0, 15))
 def test_a_constant_model_has_the_perplexity_of_its_vocabulary(vocabulary, overlap):
-    """Exactly, at any overlap: nothing is scored twice, nothing left out, no padding counted."""
+    """Exactly, at any overlap: each token is scored once, and padding is not counted."""
     config = dataclasses.replace(WINDOWED, vocabulary=vocabulary, segment=16, max_positions=16, vectors=0, overlap=overlap)
     model = PretrainedRecurrence(config)
     torch.nn.init.zeros_(model.embedding)
@@ -197,7 +198,7 @@ def test_a_constant_model_has_the_perplexity_of_its_vocabulary(vocabulary, overl
 
 
 class Anything:
-    """A tokenizer of so many tokens of one byte each."""
+    """A tokenizer with `vocabulary` tokens of one byte each."""
 
     def __init__(self, vocabulary):
         self.token_bytes = np.ones(vocabulary, int)
@@ -212,7 +213,7 @@ def test_words_are_those_of_the_original_text():
 
 
 def model_of(kind, tokenizer):
-    """A small model over the tokenizer's vocabulary, its weights large enough to make a difference."""
+    """A small model over the tokenizer's vocabulary, with weights large enough to have an effect."""
     config = CONFIG if kind == "block-recurrent" else WINDOWED
     changes = {"block-recurrent": {}, "overlapping": {"overlap": 4}, "disjoint": {"overlap": 0}, "plain": {"vectors": 0}}[kind]
     config = dataclasses.replace(config, vocabulary=max(256, len(tokenizer.token_bytes)), **changes)
@@ -235,7 +236,7 @@ def model_for(kind, tokenizer):
 
 @torch.no_grad()
 def nats_one_by_one(model, document, clear):
-    """Each segment alone, each scored prediction alone."""
+    """Score segments and predictions one by one."""
     nats, config, state = [math.nan] * len(document.inputs), model.config, model.initial_state(1)
     for w in cut(len(document.inputs) + 1, config.segment, getattr(config, "overlap", 0)):
         tokens = torch.zeros(1, config.segment, dtype=torch.long)
@@ -265,7 +266,7 @@ def test_every_token_has_the_loss_of_documents_read_one_by_one(corpus, kind, lan
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("clear", [False, True])
 def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
-    """In two lanes one ends while the other is in the middle of its second document."""
+    """One of two lanes ends while the other is inside its second document."""
     documents = [document_from("the baa\n" * n + "é", MERGED) for n in (0, 6, 1, 0, 8, 5)] + [document_from("", MERGED)]
     model = model_for(kind, MERGED)
     expected = [nats_one_by_one(model, document, clear) for document in documents]
@@ -275,8 +276,38 @@ def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
             np.testing.assert_allclose(actual, own, rtol=1e-9)
 
 
-def test_token_losses_are_without_dropout_and_the_mode_is_put_back():
+def test_token_losses_have_no_dropout_and_the_mode_is_restored():
     model = BlockRecurrent(dataclasses.replace(CONFIG, vocabulary=256, dropout=0.5)).train()
     documents = [document_from("the theatre " * 4, BYTES)]
     first, again = (token_nats(model, documents, 1)[0] for _ in range(2))
     assert (first == again).all() and model.training and all(p.grad is None for p in model.parameters())
+
+
+def joined_by_hand(documents):
+    """The documents' text as one Document; the first token of each is not predicted."""
+    documents = [document for document in documents if len(document.inputs)]
+    tokens = [int(token) for document in documents for token in (*document.inputs, document.targets[-1])]
+    scored = [own for document in documents for own in (*document.scored, False)]
+    return Document("all", np.array(tokens[:-1]), np.array(tokens[1:]), np.array(scored[:-1]))
+
+
+@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("paper,name", [*ONE_OF_EACH, ("pretrained_recurrence", "plain")])
+def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(paper, name, clear):
+    """In one lane, and in three lanes that each start at a third of the text; every token is scored once."""
+    model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256)).eval()
+    documents = documents_of([30, 1, 9, 0, 2, 41])
+    text = joined_by_hand(documents)
+    thirds = [Document(str(at), *(field[at : at + 27] for field in text[1:4])) for at in (0, 27, 54)]
+    assert len(text.inputs) == 81 and text.scored.sum() == 78 == sum(len(document.inputs) for document in documents)
+    for lanes, parts in ((1, [text]), (3, thirds)):
+        joined = joined_for_lanes(lanes, documents)
+        expected = [nats_one_by_one(model, part, clear) for part in parts]
+        for actual, own in zip(token_nats(model, joined, lanes, clear), expected, strict=True):
+            np.testing.assert_allclose(actual, own, rtol=1e-9)
+        score = evaluate(model, joined, BYTES, lanes, clear)
+        assert score.tokens == 78 and score.nats == pytest.approx(sum(np.nansum(own) for own in expected), rel=1e-12)
+    apart = evaluate(model, documents, BYTES, 3, clear)
+    assert apart.tokens == 78 and abs(apart.nats / score.nats - 1) > 1e-9, "which is not that of each document alone"
+    by_document = Joined(documents).by_document(token_nats(model, joined, 3, clear))
+    assert [np.isfinite(own).sum() for own in by_document] == [len(document.inputs) for document in documents]

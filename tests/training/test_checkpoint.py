@@ -1,4 +1,4 @@
-"""Checkpoints are whole, safe to load, and refused in one line when they do not fit."""
+"""Checkpoints are complete, safe to load, and refused in one line if they do not fit."""
 
 import os
 import pickle
@@ -56,7 +56,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("case", ["missing", "truncated", "empty", "html", "pickle", "foreign", "version", "damaged", "tensor"])
-def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, case):
+def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     save_checkpoint(path, CONTENTS)
@@ -86,7 +86,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch, case):
     assert "\n" not in str(caught.value) and not (tmp_path / "executed").exists()
 
 
-def test_going_back_to_an_earlier_checkpoint_drops_those_after_it(tmp_path):
+def test_resuming_an_earlier_checkpoint_drops_the_later_ones(tmp_path):
     for step in (3, 5, 9, 4):
         save_in_run(tmp_path, CONTENTS | {"step": step}, 2)
     assert list(numbered_checkpoints(tmp_path)) == [4]
@@ -109,8 +109,8 @@ def test_kept_checkpoints_are_links_or_copies(tmp_path, monkeypatch, keep, links
     assert load_checkpoint(tmp_path / "best.pt")["step"] == 5 and load_checkpoint(checkpoint_path(tmp_path))["step"] == 9
 
 
-def test_what_a_crash_left_is_not_written_through(tmp_path, monkeypatch):
-    """A link to a checkpoint that is kept, where the next copy is written."""
+def test_a_link_left_by_a_crash_does_not_damage_its_checkpoint(tmp_path, monkeypatch):
+    """The link is where the next copy is written, and leads to a checkpoint that is kept."""
     save_in_run(tmp_path, CONTENTS | {"step": 3}, 2)
     os.link(tmp_path / "step-3.pt", tmp_path / "best.pt.writing")
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "Operation not permitted")))

@@ -1,4 +1,4 @@
-"""GPT-2's weights: logits equal to the `transformers` package's, and one clear line for every file that is none."""
+"""GPT-2's weights give the logits of the `transformers` package; any other file is refused in one clear line."""
 
 import dataclasses
 import json
@@ -73,7 +73,7 @@ def published(tmp_path_factory):
 
 
 def test_logits_are_those_of_transformers(published, single_precision):
-    """In float32, with random weights saved by that package; and those of the NumPy reference with the same weights."""
+    """In float32, with random weights saved by that package; the NumPy reference gives the same logits too."""
     model, folder = published
     ours = PretrainedRecurrence(CONFIG).eval()
     load_gpt2(ours, folder)
@@ -99,13 +99,13 @@ def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published, s
     expected = renamed({name: p.grad for name, p in model.transformer.named_parameters()}, CONFIG)
     for name, parameter in ours.named_parameters():
         if name.endswith("key_bias"):
-            assert parameter.grad is None and expected[name].abs().max() < 1e-6, "rounding there"
+            assert parameter.grad is None and expected[name].abs().max() < 1e-6, "only rounding in transformers"
         else:
             assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * expected[name].abs().max(), name
 
 
 def test_recurrence_is_added_to_the_same_weights(published, single_precision):
-    """With the module the first window is GPT-2 still, and the module stays as it starts."""
+    """With the recurrence module the first window still equals GPT-2, and the module keeps its initial weights."""
     model, folder = published
     config = dataclasses.replace(CONFIG, vectors=1, segment=12)
     ours, fresh = PretrainedRecurrence(config, seed=4).eval(), PretrainedRecurrence(config, seed=4)
@@ -139,7 +139,7 @@ def test_the_forms_that_are_published(tmp_path, tensors, form, single_precision)
 
 
 def refusal(path, config=CONFIG):
-    """The one line that refuses a file."""
+    """Return the message that refuses a file; it must be one line."""
     with pytest.raises(InputError) as caught:
         load_gpt2(PretrainedRecurrence(config), path)
     assert "\n" not in str(caught.value)
@@ -162,7 +162,7 @@ def refusal(path, config=CONFIG):
         ((27).to_bytes(8, "little") + b'{"a": {"data_offsets": []}}', "header"),
     ],
 )
-def test_what_is_no_checkpoint_is_named(tmp_path, content, words):
+def test_the_message_says_what_a_wrong_file_is(tmp_path, content, words):
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     message = refusal(path)
@@ -176,14 +176,14 @@ def test_a_missing_file_or_folder_is_named(tmp_path):
 
 @pytest.mark.parametrize("lost", [1, 1000, -3, None])
 def test_a_truncated_file_is_named(tmp_path, tensors, lost):
-    """By the last byte, by many, longer than it should be, and one that ends in its header."""
+    """One byte short, many bytes short, too long, and ending inside the header."""
     path = saved(tmp_path / "model.safetensors", tensors)
     whole = path.read_bytes()
     path.write_bytes(whole[:200] if lost is None else whole[:-lost] if lost > 0 else whole + b"123")
     assert "is not a whole safetensors file (Error while deserializing header" in refusal(path)
 
 
-def test_another_architecture_is_named_by_what_it_holds(tmp_path, tensors):
+def test_another_architecture_is_refused_with_its_parameters(tmp_path, tensors):
     bert = {"bert.embeddings.word_embeddings.weight": torch.zeros(3, 2), "bert.pooler.weight": torch.zeros(2, 2)}
     assert "not a GPT-2: it holds bert.embeddings" in refusal(saved(tmp_path / "bert.safetensors", bert))
     extra = tensors | {"h.1.attn.rotary.weight": torch.zeros(4)}
@@ -228,10 +228,10 @@ def test_a_file_that_fits_is_named(tmp_path, tensors):
         check_gpt2(path, dataclasses.replace(CONFIG, layers=2))
 
 
-def test_heads_that_no_shape_shows_are_compared_with_what_is_known(tmp_path, tensors):
+def test_the_number_of_heads_is_compared_with_config_json(tmp_path, tensors):
     path = saved(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text('{"n_head": 2}')
-    assert "has 2 heads, the model's heads are 4; give --heads 2" in refusal(path)
+    assert "has 2 heads, the model has 4; give --heads 2" in refusal(path)
     for content in ('{"n_head": 4}', "{}", "no json"):
         (tmp_path / "config.json").write_text(content)
         load_gpt2(PretrainedRecurrence(CONFIG), path)
@@ -248,13 +248,13 @@ def test_heads_that_no_shape_shows_are_compared_with_what_is_known(tmp_path, ten
     ],
 )  # fmt: skip
 def test_a_gpt2_that_computes_something_else_is_refused(tmp_path, tensors, name, value):
-    """By the config.json beside it, whose fields no shape shows; the usual ones, as transformers writes them, pass."""
+    """The config.json beside it decides, since no shape shows these fields; the values of a usual GPT-2 pass."""
     path = saved(tmp_path / "model.safetensors", tensors)
     described = {"n_head": 4, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "scale_attn_weights": True}
     (tmp_path / "config.json").write_text(json.dumps(described))
     check_gpt2(path, CONFIG)
     (tmp_path / "config.json").write_text(json.dumps(described | {name: value}))
-    assert f"its config.json has {name} {value!r}, and the model here computes with" in refusal(path)
+    assert f"its config.json has {name} {value!r}, our model has " in refusal(path)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
@@ -271,12 +271,12 @@ def test_odd_shapes_are_refused(tmp_path, tensors, name, shape):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_refused(tmp_path, tensors, value):
+def test_nan_and_infinite_values_are_refused(tmp_path, tensors, value):
     tensors["h.1.attn.c_proj.weight"][3, 5] = value
-    assert "h.1.attn.c_proj.weight has values that are not finite" in refusal(saved(tmp_path / "model.safetensors", tensors))
+    assert "h.1.attn.c_proj.weight has NaN or infinite values" in refusal(saved(tmp_path / "model.safetensors", tensors))
 
 
-def test_without_the_package_it_is_named(tmp_path, tensors, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, tensors, monkeypatch):
     path = saved(tmp_path / "model.safetensors", tensors)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert "needs the package safetensors: pip install safetensors" in refusal(path)
@@ -292,7 +292,7 @@ def test_nothing_is_loaded_from_a_file_that_is_refused(tmp_path, tensors):
 
 
 def test_a_header_whose_length_looks_like_a_pickle_is_read(tmp_path, tensors):
-    """A header of 0x..0480 bytes begins as pickle protocol 4 does."""
+    """A file whose header has 0x..0480 bytes begins like a pickle of protocol 4."""
     path = saved(tmp_path / "model.safetensors", tensors)
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")

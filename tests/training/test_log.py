@@ -1,4 +1,4 @@
-"""The log of a run: means that weigh by tokens, and the curves."""
+"""The log of a run: means weighted by tokens, and the curves."""
 
 import math
 import sys
@@ -11,7 +11,7 @@ from accelerated.training import log
 from accelerated.training.log import Log, check_figure, read_metrics
 
 
-def test_means_weigh_by_tokens(tmp_path):
+def test_means_are_weighted_by_tokens(tmp_path):
     record = Log(tmp_path)
     record.add(10.0, 5, 20)
     record.add(2.0, 1, 4)
@@ -23,8 +23,8 @@ def test_means_weigh_by_tokens(tmp_path):
     assert second["loss"] == 3.0, "each record begins anew"
 
 
-def test_what_a_resumed_run_had_written_after_its_checkpoint_is_dropped(tmp_path):
-    """With the line that a crash cut off; what was added up and not yet written is kept."""
+def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
+    """It also drops a line that a crash cut off, and keeps the sums that were not yet written."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
     record = Log(tmp_path, step=6, pending=(10.0, 5, 20))
     record.add(2.0, 1, 4)
@@ -52,13 +52,13 @@ def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
         record.record(1, learning_rate=0.1, gradient_norm=2.0)
         record.write(step=1, validation_bits_per_byte=2.5)
         record.draw()
-        assert drawn == expected, "the whole curves at the end, however short the run"
+        assert drawn == expected, "complete curves at the end, even of a short run"
         drawn.clear()
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*writing*"))
 
 
 def test_curves_are_redrawn_once_they_are_old(tmp_path, monkeypatch):
-    times, drawn = iter([0.0, 31.0, 31.0, 32.0, 62.0, 62.0]), []  # asked at the start, at every line, and when it is drawn
+    times, drawn = iter([0.0, 31.0, 31.0, 32.0, 62.0, 62.0]), []  # read at the start, at every line, and at every drawing
     monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=times.__next__))
     monkeypatch.setattr(log, "draw_curves", lambda records, path: drawn.append(len(records)))
     record = Log(tmp_path, plot=True)
@@ -67,7 +67,7 @@ def test_curves_are_redrawn_once_they_are_old(tmp_path, monkeypatch):
     assert drawn == [1, 3]
 
 
-def test_a_curve_that_cannot_be_drawn_is_warned_of(tmp_path, capsys):
+def test_curves_that_cannot_be_drawn_give_a_warning(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
     (tmp_path / "curves.png").mkdir()
     Log(tmp_path, plot=True).draw()

@@ -1,4 +1,4 @@
-"""Schedules against their formulas, optimisers against what the recipes ask."""
+"""Schedules equal their formulas; optimisers follow the papers' recipes."""
 
 import dataclasses
 import math
@@ -35,7 +35,7 @@ def test_schedules(schedule, step, expected):
 
 
 def test_the_papers_schedule():
-    """Section 4 and the authors' code: 1 / sqrt(max(t, 1000)) after 1000 steps of linear warm-up."""
+    """Section 4 and the authors' code: linear warm-up over 1000 steps, then 1 / sqrt(t)."""
     config = TrainingConfig(schedule="inverse_square_root", learning_rate=1.0, warmup=1000)
     for step in (1, 500, 1000, 4000, 500_000):
         assert learning_rate(step, config) == pytest.approx(min(step / 1000, 1) / math.sqrt(max(step, 1000)))
@@ -46,7 +46,7 @@ def test_no_warmup_starts_at_the_peak():
 
 
 def test_the_compressive_papers_schedule():
-    """Section 5: linear from 1e-6 to 3e-4 over 4,000 iterations, cosine back down to 1e-6 over 100,000."""
+    """Section 5: linear from 1e-6 to 3e-4 over 4,000 iterations, then cosine down to 1e-6 over 100,000."""
     config = preset_settings("compressive", "enwik8").training
     for step, expected in ((0, 1e-6), (2000, (1e-6 + 3e-4) / 2), (4000, 3e-4), (54_000, (1e-6 + 3e-4) / 2), (104_000, 1e-6)):
         assert learning_rate(step, config) == pytest.approx(expected)
@@ -54,7 +54,7 @@ def test_the_compressive_papers_schedule():
 
 
 def test_updates_come_every_k_iterations_from_n_on():
-    """5.5.1: every iteration up to n, then every k-th, and at the end whatever was gathered."""
+    """5.5.1: after every iteration up to n, then after every k-th, and after the last."""
     config = dataclasses.replace(BASE, steps=14, update_every=4, update_every_from=5)
     assert [step for step in range(1, 15) if update_due(step, config)] == [1, 2, 3, 4, 5, 9, 13, 14]
     assert all(update_due(step, BASE) for step in range(1, 1001))
@@ -72,12 +72,12 @@ class TwoObjectives(torch.nn.Module):
         return [self.other]
 
 
-def test_gradients_are_averaged_then_limited_objective_by_objective():
+def test_gradients_are_averaged_then_clipped_for_each_objective():
     model = TwoObjectives()
     for limit, task, other in ((0, 4.0, 50.0), (0.1, 0.1, 0.1), (5, 4.0, 5.0)):
         model.task.grad, model.other.grad = torch.tensor([0.0, 12.0, 0.0]), torch.tensor([90.0, 120.0])
         norm = average_and_clip(model, 3, limit)
-        assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4), "that of the mean, before it was limited"
+        assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4), "the norm of the mean, before clipping"
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
         assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
@@ -112,7 +112,7 @@ def test_optimisers_decay_matrices_only(name, kind):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_nan_or_infinite_stops_a_run(value):
+def test_nan_and_infinite_values_stop_a_run(value):
     check_finite(3, {"loss": 1e30})
-    with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; what was saved before stands; try a lower"):
+    with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; earlier checkpoints are intact; try"):
         check_finite(3, {"loss": 2.0, "gradient's norm": value})

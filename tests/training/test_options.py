@@ -1,4 +1,4 @@
-"""The command line of train.py: every field has an option; what cannot work is refused in one line that names what can."""
+"""The command line of train.py: every field has an option; a mistake is refused in one line that says what would work."""
 
 import dataclasses
 
@@ -65,7 +65,7 @@ def test_options_override_presets():
         (["--model", "pretrained_recurrence", "--insertion-layers", "5"], r"--insertion-layers \(5,\) must lie in 1..4"),
         (["--model", "memformer", "--task-span", "0"], "span is 0"),
         (["--model", "memformer", "--task-masked", "1"], "masked is 1.0"),
-        (["--model", "memformer", "--task-infilling", "0.8", "--task-recall", "0.3"], "more than 1 together"),
+        (["--model", "memformer", "--task-infilling", "0.8", "--task-recall", "0.3"], "add up to more than 1"),
         (
             ["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.001"],
             "masks nothing; give between 0.0156 and 0.984",
@@ -73,9 +73,10 @@ def test_options_override_presets():
         (["--model", "memformer", "--task-infilling", "0.3", "--task-masked", "0.999"], "masks everything"),
         (["--model", "memformer", "--encoder-layers", "0", "--task-recall", "0.1"], "decoder-only model; leave them out"),
         (["--model", "memformer", "--segment", "1", "--task-infilling", "0.5"], "--segment 1 has no parts; give --segment 2"),
+        (["--data", "recall", "--carry-over-documents"], "--data recall has questions of its own; leave one of them out"),
         (["--documents", "folder"], "--documents is 'folder'; it must be one of files, folders"),
         (["--tokenizer", "gpt2", "--train-bpe", "300"], "--tokenizer names a tokenizer and --train-bpe learns one"),
-        (["--train-bpe", "256"], "--train-bpe is 256; it must be 0, or more than the 256 bytes"),
+        (["--train-bpe", "256"], "--train-bpe is 256; it must be 0 or at least 257"),
         (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
         (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
         (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor"),
@@ -91,11 +92,11 @@ def test_options_override_presets():
         (["--weight-decay", "inf"], "--weight-decay is inf"),
         (["--model", "compressive", "--compression-loss", "bptt"], "--horizon 1 has none; give --horizon 2"),
         (["--model", "compressive", "--compression-rate", "3"], "--compression-rate 3 does not divide segment 64"),
-        (["--model", "pretrained_recurrence", "--vectors", "0", "--pool", "all"], "--pool is of the recurrence module"),
+        (["--model", "pretrained_recurrence", "--vectors", "0", "--pool", "all"], "--pool sets the recurrence module"),
         (["--init", ""], "--init is empty"),
         (["--resume", ""], "--resume is empty"),
         (["--init", "x", "--resume", "y"], "give one of them"),
-        (["--init", "x", "--model", "memformer"], "--init x is no run"),
+        (["--init", "x", "--model", "memformer"], "--init x is not a run"),
         (["--data", "nowhere"], "no such file or folder"),
     ],
 )
@@ -122,7 +123,7 @@ def test_unknown_options_exit_with_2_and_one_line(argv, words, capsys):
     assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
 
 
-def test_recall_options_of_a_preset_hold():
+def test_a_preset_sets_recall_options():
     assert parse_training(["--model", "compressive", "--data", "recall"])[0].recall.distance == 192
     assert parse_training(["--model", "compressive", "--data", "recall", "--recall-distance", "9"])[0].recall.distance == 9
 
@@ -144,13 +145,14 @@ def test_options_of_another_model_are_named(argv, words, capsys):
     assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
 
 
-def test_what_an_option_implies():
-    """A preset's tokenizer and decay give way to an option that rules them out."""
+def test_an_option_replaces_defaults_that_do_not_fit_it():
+    """A preset's tokenizer, decay and the like are replaced if a given option rules them out."""
     adam = parse_training(["--optimizer", "adam"])[0]
     assert (adam.training.optimizer, adam.training.weight_decay) == ("adam", 0.0)
     learned = ["--model", "compressive", "--preset", "wikitext-103", "--data", "stdlib"]
-    assert parse_training(learned)[0].data == DataConfig(train_bpe=32_000)
-    assert parse_training([*learned, "--tokenizer", "bytes"])[0].data == DataConfig()
+    assert parse_training(learned)[0].data == DataConfig(train_bpe=32_000, carry_over_documents=True)
+    assert parse_training([*learned, "--tokenizer", "bytes"])[0].data == DataConfig(carry_over_documents=True)
+    assert parse_training([*learned, "--no-carry-over-documents"])[0].data == DataConfig(train_bpe=32_000)
     assert parse_training([*learned, "--data", "recall"])[0].data == DataConfig(data="recall")
     named = ["--model", "memformer", "--preset", "wikitext-103", "--data", "stdlib", "--train-bpe", "300"]
     assert parse_training(named)[0].data == DataConfig(train_bpe=300)
@@ -169,7 +171,7 @@ def test_a_gpt2_implies_its_model_and_preset():
 
 
 def keep(settings, run, step=1):
-    """A checkpoint with these settings in a run folder, without any tensors."""
+    """Write a checkpoint with these settings, without tensors, to a run folder."""
     contents = {key: {} for key in ("parameters", "optimizer", "state", "lanes", "random")}
     run.mkdir()
     save_checkpoint(checkpoint_path(run), settings_contents(settings) | contents | {"step": step})
@@ -183,13 +185,13 @@ def test_resuming_keeps_model_and_data(tmp_path):
     assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
     assert str(beginning.folder) == run and beginning.resumed["step"] == 3
     for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"], ["--batch", "2"], ["--weight-decay", "0.5"],
-                 ["--model", "compressive"]):  # fmt: skip
+                 ["--carry-over-documents"], ["--model", "compressive"]):  # fmt: skip
         with pytest.raises(InputError, match="--resume keeps"):
             parse_training(["--resume", run, *argv])
     with pytest.raises(InputError, match="continues in its own folder; leave --out out"):
         parse_training(["--resume", run, "--out", "elsewhere"])
     for steps in ("2", "3"):
-        with pytest.raises(InputError, match="stands at step 3; give --steps above"):
+        with pytest.raises(InputError, match="is at step 3; give --steps above"):
             parse_training(["--resume", run, "--steps", steps])
 
 
@@ -198,16 +200,19 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
         ["--model", "pretrained_recurrence", "--width", "16", "--data", "recall", "--recall-distance", "8"]
     )
     run = str(keep(chosen, tmp_path / "run"))
+    carrying = str(keep(chosen._replace(data=DataConfig(carry_over_documents=True)), tmp_path / "carrying"))
+    assert parse_training(["--init", carrying])[0].data.carry_over_documents
+    assert not parse_training(["--init", carrying, "--data", "recall"])[0].data.carry_over_documents
     begun, beginning = parse_training(["--init", run])
     assert begun == chosen._replace(training=preset_settings("pretrained_recurrence", "fine-tune").training)
     assert beginning.initial["step"] == 1 and beginning.folder.name == "pretrained_recurrence-recall-1"
     assert parse_training(["--init", run, "--recall-distance", "9"])[0].recall.distance == 9
     for argv, words in (
         (["--width", "24"], "--width is 24, the weights of --init .* have 16; leave it out"),
-        (["--tokenizer", "bytes"], "keeps the tokenizer that its weights know; leave --tokenizer and --train-bpe out"),
+        (["--tokenizer", "bytes"], "keeps the tokenizer of its weights; leave --tokenizer and --train-bpe out"),
         (["--model", "compressive"], "holds a pretrained_recurrence; leave --model compressive out"),
         (["--init", f"{run}/checkpoint.pt"], "is a run's checkpoint; give its folder, "),
-        (["--vectors", "0", "--pooling", "max"], "--pooling is of the recurrence module, and --vectors 0 has none"),
+        (["--vectors", "0", "--pooling", "max"], "--pooling sets the recurrence module, and --vectors 0 has none"),
     ):
         with pytest.raises(InputError, match=words):
             parse_training(["--init", run, *argv])

@@ -1,4 +1,4 @@
-"""Devices, signals, and the numbers that processes share."""
+"""Devices, signals, and what several processes exchange."""
 
 import multiprocessing
 import os
@@ -12,14 +12,14 @@ from accelerated.errors import InputError
 from accelerated.training import process
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+def test_a_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert process.choose_device("auto").type == "cpu"
     with pytest.raises(InputError, match="torch finds no GPU"):
         process.choose_device("cuda")
 
 
-def test_a_second_signal_stops_at_once_and_the_handlers_come_back():
+def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT)
     with process.Interruption() as interruption:
         assert interruption.signal is None
@@ -31,16 +31,16 @@ def test_a_second_signal_stops_at_once_and_the_handlers_come_back():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_lanes_are_dealt_evenly_or_not_at_all(monkeypatch):
+def test_lanes_are_divided_evenly_or_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
     assert process.own_lanes(6) == slice(2, 4)
-    with pytest.raises(InputError, match="--batch 4 cannot be dealt to 3 processes evenly; give a multiple of 3"):
+    with pytest.raises(InputError, match="--batch 4 cannot be divided by 3 processes; give a multiple of 3"):
         process.own_lanes(4)
 
 
 def average(rank, port, results):
-    """One of two processes: a gradient in both, one in the second alone, one in neither."""
+    """Run one of two processes; three parameters have a gradient in both, in the second alone, in neither."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 3), (4,), (5,))]
     parameters[0].grad = torch.arange(6.0).view(2, 3) + rank

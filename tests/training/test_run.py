@@ -1,4 +1,4 @@
-"""Opening a run: what a machine or a corpus cannot do is refused first, and checkpoints of earlier releases continue."""
+"""Opening a run: what cannot work is refused before training, and checkpoints of earlier releases continue."""
 
 import re
 import shutil
@@ -18,8 +18,8 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_checkpoint_of_the_first_layout_of_this_project_continues_as_it_did_then(tmp_path, model):
-    """Written at step 3 by the code before it was sorted into rooms, with the parameters that the same code had at step 6."""
+def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, model):
+    """An early release wrote the checkpoint at step 3, and the expected parameters at step 6."""
     run = tmp_path / "run"
     shutil.copytree(CHECKPOINTS / model, run)
     expected = torch.load(run / "expected.pt", weights_only=True)
@@ -43,7 +43,7 @@ def test_a_checkpoint_of_the_first_layout_of_this_project_continues_as_it_did_th
         ([*TINY, "--horizon", 2], None),
     ],
 )
-def test_a_horizon_that_wastes_work_is_warned_of(tmp_path, capsys, options, words):
+def test_a_horizon_that_wastes_work_gives_a_warning(tmp_path, capsys, options, words):
     """The recall task's documents have 200 tokens, 25 segments of 8."""
     recall = ["--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2, "--sample", 0]
     train(*options, *recall, "--validation-segments", 1, "--out", tmp_path / "run")
@@ -52,7 +52,7 @@ def test_a_horizon_that_wastes_work_is_warned_of(tmp_path, capsys, options, word
 
 
 def refused(monkeypatch, *argv):
-    """The one line that refuses to train, before any data is read."""
+    """Return the message that refuses to train; it must be one line, before any data is read."""
     monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
     with pytest.raises(InputError) as caught:
         train(*argv)
@@ -77,14 +77,14 @@ def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, mo
         patch.setitem(sys.modules, "tokenizers", None)
         assert "--train-bpe needs the package tokenizers" in refused(patch, *options, "--train-bpe", 300, "--out", run)
     message = refused(monkeypatch, *options, "--batch", 3, "--accumulate", 2, "--out", run)
-    assert "--accumulate 2 does not divide the 3 lanes a process" in message
+    assert "--accumulate 2 does not divide each process's 3 lanes" in message
     message = refused(monkeypatch, "--init", tmp_path / "nowhere", "--data", "stdlib", "--out", run)
     assert "no such file; expected GPT-2 in safetensors" in message
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
         message = refused(patch, *options, "--batch", 4, "--accumulate", 4, "--out", run)
-        assert "--accumulate 4 does not divide the 2 lanes a process" in message
-        assert "--batch 3 cannot be dealt to 2 processes evenly" in refused(patch, *options, "--out", run)
+        assert "--accumulate 4 does not divide each process's 2 lanes" in message
+        assert "--batch 3 cannot be divided by 2 processes" in refused(patch, *options, "--out", run)
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
 
 

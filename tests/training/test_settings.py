@@ -1,4 +1,4 @@
-"""Settings: every field is described, every preset is possible and has its paper's sizes; checkpoints of before are read."""
+"""Settings: every field is described, every preset is possible and has its paper's sizes; old checkpoints are read."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def test_every_preset_is_possible(model):
         chosen = preset_settings(model, preset)
         assert isinstance(chosen.model_config, MODELS[model].Config)
         values = by_config(model, PRESETS[model][preset])
-        assert sum(map(len, values.values())) == len(PRESETS[model][preset]), "each is one field's"
+        assert sum(map(len, values.values())) == len(PRESETS[model][preset]), "each option sets exactly one field"
     assert {"tiny", "small", "recall"} <= PRESETS[model].keys()
 
 
@@ -77,7 +77,7 @@ def test_the_compressive_papers_sizes(preset, expected):
 
 
 def test_every_compressive_preset_has_its_transformer_xl():
-    """Which attends to at least as many rows; for recall, within reach of the pairs only for the compressive model."""
+    """It attends to as many rows or more; in the recall preset only the compressive model can reach the pairs."""
     presets = PRESETS["compressive"]
     assert {f"{name}-xl" for name in presets if not name.endswith("-xl")} == {name for name in presets if name.endswith("-xl")}
     for name in ("tiny", "small", "recall"):
@@ -87,6 +87,12 @@ def test_every_compressive_preset_has_its_transformer_xl():
     task, config = chosen.recall, chosen.model_config
     assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
     assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+
+
+def test_memory_is_carried_over_documents_as_the_compressive_paper_says_and_in_no_other_preset():
+    presets = [(model, name) for model in MODELS for name in PRESETS[model]]
+    carrying = {pair for pair in presets if preset_settings(*pair).data.carry_over_documents}
+    assert carrying == {("compressive", name + xl) for name in ("enwik8", "wikitext-103", "pg19") for xl in ("", "-xl")}
 
 
 def test_the_memformer_papers_sizes():
@@ -113,7 +119,7 @@ def test_the_pretrained_recurrence_papers_settings():
 
 
 def test_the_pretrained_recurrence_recall_preset_asks_in_every_window():
-    """From the first, without which it is not learned, to the fifth; a rollout holds a document."""
+    """In the first five windows (without the first the task is not learned); a rollout holds a document."""
     chosen = preset_settings("pretrained_recurrence", "recall")
     task, window = chosen.recall, chosen.model_config.segment
     asked = {(2 * task.pairs + task.distance + task.spacing * i + 1) // window for i in range(task.questions)}
@@ -140,11 +146,12 @@ def test_settings_of_another_program_are_refused(change):
 
 
 def test_settings_of_earlier_releases_are_read():
-    """What is gone is ignored, what is new has its default; two backends of torch.compile are gone."""
+    """Removed fields are ignored, new fields have their defaults; two backends of torch.compile were removed."""
     chosen = preset_settings("block_recurrent", "recall")
     contents = settings_contents(chosen)
     contents["training_config"] |= {"compile": "aot_eager", "gone": 1}
     del contents["data_config"]["tasks"], contents["data_config"]["documents"], contents["training_config"]["log_every"]
+    del contents["data_config"]["carry_over_documents"]
     assert settings_from(contents, "run") == chosen
     contents["training_config"]["compile"] = "unheard of"
     with pytest.raises(InputError, match="run has settings that this program cannot use: compile is 'unheard of'"):
