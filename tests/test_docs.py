@@ -123,8 +123,7 @@ def commands(page):
     """Command lines of a page, from its bash blocks and from code in its text that begins like one."""
     lines = [line for language, code in fences(page) if language == "bash" for line in code.replace("\\\n", " ").splitlines()]
     lines += [code for code in inline_code(page) if re.match(r"(python|torchrun|pytest|pip) \S|(train|eval)\.py .*--", code)]
-    reports = "|".join(evaluation_script.REPORTS)
-    lines += [f"python eval.py {code}" for code in inline_code(page) if re.match(f"({reports}) RUN", code)]
+    lines += [f"python eval.py {code}" for code in inline_code(page) if re.match(r"[a-z]+ RUN", code)]
     for line in lines:
         line = re.sub(r'"\$\([^)]*\)"', "text", line.partition(" #")[0])
         line = re.sub(r"for (\w+) in (\S+).*?; do (.*); done", lambda loop: loop[3].replace(f"${loop[1]}", loop[2]), line)
