@@ -307,7 +307,7 @@ def relative_weights_backward(dweights, cache):
 def simplified_attention_forward(p, query, key, value, distances, mask, rate, rng):
     """Eqs. 3-4: softmax(q·(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), one R for both roles (decision 1): (B, H, N, E).
 
-    query (B, H, N, E); key, value (B, H, K, E), of which the last N have positions; distances (R,), those that R has rows for.
+    query (B, H, N, E); key, value (B, H, K, E), whose last N have positions; distances (R,) of the rows of R.
     """
     table, index = p["positions"], distance_index(query.shape[2], distances)
     weights, weights_cache = relative_weights_forward(query, key, query @ table.T, index, mask, rate, rng)  # Eq. 3

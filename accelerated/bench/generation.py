@@ -6,7 +6,7 @@ from argparse import Namespace
 import torch
 
 from accelerated.bench.timing import paired_ratios, print_table, spread
-from accelerated.evaluation.generation import Sampling, go_on, read_prompt
+from accelerated.evaluation.generation import Sampling, generate, read_prompt
 from accelerated.evaluation.score import evaluating
 from accelerated.models import MODELS
 from accelerated.training.settings import preset_settings
@@ -27,7 +27,7 @@ def report(options: Namespace) -> None:
             for _ in range(options.repeats):
                 for position, (logits, stream) in starts.items():
                     begun = time.perf_counter()
-                    for _ in go_on(model, logits, stream, TOKENS, Sampling(0.8), generator):
+                    for _ in generate(model, logits, stream, TOKENS, Sampling(0.8), generator):
                         pass
                     times[position].append(1e3 * (time.perf_counter() - begun) / TOKENS)
         late, early = times[max(POSITIONS)], times[min(POSITIONS)]

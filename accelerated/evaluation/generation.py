@@ -61,7 +61,7 @@ def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
-def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> torch.Tensor:
+def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> torch.Tensor:
     """The next token (B,) of each row of logits (B, V), drawn as `sampling` says."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -73,12 +73,12 @@ def pick(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
 
 
-def go_on(
+def generate(
     model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[torch.Tensor]:
     """Yield `count` tokens (B,); the first is drawn from logits (B, V)."""
     for remaining in reversed(range(count)):
-        token = pick(logits, sampling, generator)
+        token = draw(logits, sampling, generator)
         yield token
         if remaining:
             logits, state = model.step(token, state)
@@ -91,7 +91,7 @@ def continue_text(
 ) -> Iterator[torch.Tensor]:  # fmt: skip
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
-        yield from go_on(model, *read_prompt(model, prompt, new_window), count, sampling, generator)
+        yield from generate(model, *read_prompt(model, prompt, new_window), count, sampling, generator)
 
 
 def prompt_from(document: Document, length: int = 32) -> torch.Tensor:

@@ -14,9 +14,9 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.evaluation.generation import (
     Sampling,
     continue_text,
+    draw,
     most_probable,
     nucleus,
-    pick,
     prompt_from,
     read_prompt,
     show_text,
@@ -83,13 +83,13 @@ def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode():
 def shares_of(probabilities, sampling, draws=4000):
     """How often each token is drawn."""
     logits = torch.tensor(probabilities).log().repeat(draws, 1)
-    tokens = pick(logits, sampling, torch.Generator().manual_seed(0))
+    tokens = draw(logits, sampling, torch.Generator().manual_seed(0))
     return [(tokens == token).double().mean().item() for token in range(len(probabilities))]
 
 
 def test_temperature_sharpens():
     logits = torch.tensor([[0.0, 1.0, 0.5]]).repeat(4000, 1)
-    shares = [(pick(logits, Sampling(t), torch.Generator().manual_seed(0)) == 1).double().mean().item() for t in (0, 0.25, 1.0)]
+    shares = [(draw(logits, Sampling(t), torch.Generator().manual_seed(0)) == 1).double().mean().item() for t in (0, 0.25, 1.0)]
     assert shares[0] == 1
     for share, temperature in zip(shares[1:], (0.25, 1.0), strict=True):
         assert share == pytest.approx(torch.softmax(logits[0] / temperature, 0)[1].item(), abs=0.03)
@@ -151,14 +151,14 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
 def test_each_row_is_drawn_from_its_own_tokens():
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 1.0]]).repeat(500, 1)
     for sampling in (Sampling(top_k=1), Sampling(top_p=0.5), Sampling(0)):
-        assert pick(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
+        assert draw(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
 
 
 def test_without_limits_tokens_are_drawn_from_the_whole_softmax():
     logits = torch.randn(50, 300, dtype=torch.float32)
     expected = torch.multinomial(logits.double().softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
     for sampling in (Sampling(), Sampling(top_k=300), Sampling(top_k=301)):
-        assert torch.equal(pick(logits, sampling, torch.Generator().manual_seed(3)), expected)
+        assert torch.equal(draw(logits, sampling, torch.Generator().manual_seed(3)), expected)
     assert Sampling() == (1.0, 0, 1.0) and GREEDY.temperature == 0
 
 
