@@ -288,7 +288,7 @@ def memformer_flow():
         axes,
         5.4,
         4.45,
-        "continuation; infilling masks spans of what is read and predicts it whole; recall predicts the one before",
+        "continuation; infilling masks spans of what is read and predicts it whole; recall predicts the segment before that",
         INK,
         10,
     )

@@ -9,7 +9,7 @@ Read in this order: `recurrence_forward` (the idea, in ten lines), `state_update
 `sliding_attention_forward`, then the model; then each backward beside its forward. Skip at first: the LSTM gate, feedback.
 
 Glossary: code symbol, meaning, paper symbol, shape
-    tokens          token ids of one segment                             x           (B, N)
+    tokens          token ids of one segment; below, their vectors are x             (B, N); x: (B, N, D)
     states          state vectors of a layer (State: of all R layers)    c_t         (B, S, D), (B, R, S, D)
     keys, values    of the previous block, then of the segment's tokens  K_e, V_e    (B, H, W + N, E)
     query           vertical self-attention (token to token)             Q_e^v       (B, H, N, E)
@@ -210,7 +210,7 @@ def initial_state(params, config, batch):
 
 
 def initial_state_backward(config, dstate):
-    """Gradient into the learned initial states, summed over lanes: zero dstate in lanes that did not start."""
+    """Gradient of the learned initial states, summed over lanes; set dstate to zero in lanes that do not start a document."""
     return {f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0) for r, layer in enumerate(config.recurrent_layers)}
 
 
@@ -243,7 +243,7 @@ def tile_mask(window):
 
 
 def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one per distance up to half of them, then logarithmic up to max_distance."""
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
     exact = buckets // 2
     distance = np.maximum(distance, 0)
     ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
@@ -266,7 +266,7 @@ def position_bias_backward(dbias, cache):
     return dtable
 
 
-# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity being q·k + bias
+# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
 AttentionCache = namedtuple("AttentionCache", "query key value scale similarity weights dropped dropout_mask")
 
 
@@ -615,7 +615,7 @@ def token_mlp_forward(p, config, x, rng):
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
-# y = x + f(norm(x)): dx = dy + norm'(f'(dy)), relu passing the gradient where hidden > 0
+# y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
 def token_mlp_backward(dy, cache):
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
@@ -625,7 +625,7 @@ def token_mlp_backward(dy, cache):
 
 
 def layer_forward(p, config, x, previous, states, shared, rng):
-    """The output (B, N, D), the last block's (keys, values), the next states (None unless recurrent), and the cache."""
+    """y (B, N, D), last, next states (or None), cache. previous, last: a block's keys and values; shared: K_s, V_s."""
     projected, projection_cache = token_projection_forward(p, config, x, rng)
     previous_keys, previous_values = previous  # (B, H, W, E)
     keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
@@ -645,9 +645,9 @@ def layer_forward(p, config, x, previous, states, shared, rng):
     return y, last, states, (projection_cache, self_cache, cross_cache, output_cache, mlp_cache)
 
 
-# K_e is read by tokens and by states, in its own tile and in the next: dK_e = the sum of all four, then back through W
+# tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four, then back through W_k
 def layer_backward(config, dy, dlast, dstates, cache):
-    """Gradients of x, previous, states (None unless recurrent), shared {name: gradient} and parameters; dlast as `last`."""
+    """Gradients of x, previous, states (None unless recurrent), shared {name: gradient} and parameters."""
     projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
     w, (batch, length, _) = config.window, dy.shape
     dx, grads = token_mlp_backward(dy, mlp_cache)
@@ -693,7 +693,7 @@ def stack_forward(params, config, x, state, rng):
     return x, State(states, keys, values), (caches, shared_cache)
 
 
-# under feedback all other layers read one K_s, V_s: dK_s, dV_s = sums over those layers, which then reach states and matrices
+# under feedback the other layers all read one K_s, V_s: dK_s, dV_s = sums over those layers, then back through the projections
 def stack_backward(config, dy, dnext, cache):
     """dx, the incoming State's gradient, and the gradients of all layers' parameters."""
     caches, shared_cache = cache
@@ -737,7 +737,7 @@ def forward(params, config, tokens, state, rng=None):
     return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
 
-# logits = norm(y) E^T / sqrt(D), x = E[tokens]: dE = dlogits^T norm(y) / sqrt(D) + dx at the rows of the tokens
+# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
 
@@ -757,7 +757,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
     add_into(grads, {"embedding": dembedding})
     for name in initial_state_backward(config, dstate):
-        grads[name] = np.zeros_like(params[name])  # reached only by lanes that start here: see initial_state_backward
+        grads[name] = np.zeros_like(params[name])  # they act through `state`: see initial_state_backward
     return grads, dstate
 
 

@@ -12,7 +12,7 @@ checks of Config, `dilated_conv`, `most_used` and the demonstration. Decisions a
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens           x            (B, N)
-    segment, memory, compressed_memory    N, M, C, numbers of rowsn_s, n_m, n_cm
+    segment, memory, compressed_memory    N, M, C: how many rows  n_s, n_m, n_cm
     compression_rate   rows that are compressed into one              c
     h                  a layer's input                                h^(i)        (B, N, D)
     state.memory       inputs of the last M positions, per layer      m_t          (B, L, M, D)
@@ -51,8 +51,8 @@ class Config:
         feed_forward: F, width of the feed-forward hidden layer
         segment: N, tokens in a segment (n_s)
         memory: M, past positions whose uncompressed inputs each layer keeps (n_m)
-        compressed_memory: C, compressed memories of each layer (n_cm); 0 gives Transformer-XL
-        compression_rate: c, memories compressed into one; divides the segment
+        compressed_memory: C, compressed rows that each layer keeps (n_cm); 0 gives Transformer-XL
+        compression_rate: c, rows that are compressed into one; divides the segment
         compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling, most_used (section 3.2)
         compression_loss: loss that trains the compression, attention_reconstruction, auto_encoding, bptt (the task loss) or none
         dilations: rates of dilated_conv's layers
@@ -500,7 +500,7 @@ def attend_forward(p, config, h, remembered, rng):
     return out, attention_cache.weights, (projection_caches, attention_cache, output_cache, dropout_mask)
 
 
-# source = [m; h], q = h W_q^T, k = source W_k^T, v = source W_v^T: [dm; dh] = dk W_k + dv W_v + [0; dq W_q]
+# source = [remembered; h], q = h W_q^T, k = source W_k^T, v = source W_v^T: dsource = dk W_k + dv W_v + [0; dq W_q]
 def attend_backward(config, dout, cache):
     """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
     (query_cache, key_cache, value_cache, distance_cache), attention_cache, output_cache, dropout_mask = cache
@@ -522,7 +522,7 @@ def remember_forward(p, config, h, memory, compressed, weights):
 
     h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
     """
-    n, c = h.shape[1], config.compressed_memory
+    n, c = h.shape[1], config.compressed_memory  # N and C; not the rate
     queue = np.concatenate([memory, h], axis=1)  # stop: memory and what is evicted are data from here on (decision 2)
     evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
     next_memory = queue[:, n:].copy()  # l.10
@@ -549,14 +549,14 @@ def remember_backward(config, dnext_compressed, cache):
 
 def attention_reconstruction_forward(p, config, h, evicted, new):
     """Alg. 2 of one layer: mean square of attention over new minus attention over evicted (decision 10)."""
-    # stop: h, evicted and the attention parameters are data here (l.3-5); the backward below goes to `new` alone
+    # stop: h, evicted and the attention parameters are data (l.3-5); the backward goes to `new` alone (l.7: remember_forward)
     query, _ = project_heads_forward(h, p["query"], config.heads)
     evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
     evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
     target, _ = content_attention_forward(query, evicted_key, evicted_value)
     key, key_cache = project_heads_forward(new, p["key"], config.heads)
     value, value_cache = project_heads_forward(new, p["value"], config.heads)
-    out, attention_cache = content_attention_forward(query, key, value)
+    out, attention_cache = content_attention_forward(query, key, value)  # l.6
     return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
 
 
@@ -661,7 +661,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
 
 def auxiliary_forward(params, config, cache):
-    """{name: loss} of every layer's compression, from forward's cache; their sum trains it. Empty if no loss is measured."""
+    """{name: loss} of every layer's compression, from forward's cache; their sum trains it (Alg. 2, l.1-2). Empty if none."""
     if config.compressed_memory == 0 or config.compression_loss not in AUXILIARY:
         return {}, []
     _, layer_caches, _ = cache

@@ -340,7 +340,7 @@ def transformer_xl_attention_forward(p, query, key, value, distances, mask, rate
     return weights @ value, ((distance_query, distance_key, projection_cache), (value, weights, weights_cache))
 
 
-# c = q + u, b = q + v, r = R W_r^T, s = b r^T: db = ds r, dr = ds^T b, dq = dc + db, du = sum dc, dv = sum db, dW_r = dr^T R
+# q' = q + u, q'' = q + v, p = R W_r^T, s = q'' p^T: dq'' = ds p, dp = ds^T q'', dq = dq' + dq'', du, dv = sums, dW_r = dp^T R
 def transformer_xl_attention_backward(dout, cache):
     (distance_query, distance_key, projection_cache), (value, weights, weights_cache) = cache
     dcontent, dkey, dscores = relative_weights_backward(dout @ value.swapaxes(-1, -2), weights_cache)
@@ -359,7 +359,7 @@ def slot_scores_forward(query, self_key, key, retention, mask):
     return np.concatenate([self_score, scores], axis=-1), (query, self_key, key)
 
 
-# z_0 = c q·k_0 + r, z = c q k^T, c = 1/sqrt(E): dq = c (dz_0 k_0 + dz k), dk_0 = c dz_0 q, dk = c dz^T q, dr = sum dz_0
+# z_0 = c q·k_0 + rho, z = c q k^T, c = 1/sqrt(E): dq = c (dz_0 k_0 + dz k), dk_0 = c dz_0 q, dk = c dz^T q, drho = sum dz_0
 def slot_scores_backward(dscores, cache):
     """Gradients of query, self_key, key (B, H, S or N, E) and retention."""
     query, self_key, key = cache
@@ -827,7 +827,7 @@ def check_segment(config, tokens, task):
 
 
 def forward(params, config, tokens, state, rng=None, task=None):
-    """Read one segment; returns logits (B, N, V), the next state, and the cache for `backward`.
+    """Read one segment (Eqs. 5-7); returns logits (B, N, V), the next state, and the cache for `backward`.
 
     tokens (B, N), N = config.segment; rng turns dropout on (decision 15). task None is continuation: row i of the logits predicts
     token i + 1; otherwise token i of task.prompt. ValueError if N differs, or if the decoder-only model is given a task.

@@ -170,7 +170,7 @@ def init_module(config, rng):
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))
+    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     params |= prefixed("final_norm.", init_norm(config.width))
@@ -219,17 +219,17 @@ def mix_backward(dmixed, cache):
 
 
 def mean_over_positions_forward(p, mixed):
-    """(B, n, D) -> (B, D)"""
+    """(B, rows, D) -> (B, D); rows is the number of positions that are pooled."""
     return mixed.mean(1), mixed.shape  # Eq. 1's sum over i, divided by T
 
 
-# z = sum_i m_i / n: dm_i = dz / n
+# z = sum_i m_i / rows: dm_i = dz / rows
 def mean_over_positions_backward(dpooled, shape):
     return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
 
 
 def max_over_positions_forward(p, mixed):
-    """The largest value of each of the D numbers, (B, n, D) -> (B, D) (decision 9)."""
+    """The largest value of each of the D numbers, (B, rows, D) -> (B, D) (decision 9)."""
     largest = mixed.argmax(1)[:, None]  # (B, 1, D)
     return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
 
@@ -243,13 +243,13 @@ def max_over_positions_backward(dpooled, cache):
 
 
 def attention_over_positions_forward(p, mixed):
-    """Positions weighted by how well they fit a learned fixed key, (B, n, D) -> (B, D) (decision 9)."""
+    """Positions weighted by how well they fit a learned fixed key f, (B, rows, D) -> (B, D) (decision 9)."""
     scale = mixed.shape[-1] ** -0.5
-    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, n)
+    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, rows)
     return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
 
 
-# s = m k / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i k / sqrt(D), dk = m^T ds / sqrt(D)
+# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
 def attention_over_positions_backward(dpooled, cache):
     fixed_key, scale, mixed, weights = cache
     dweights = (mixed * dpooled[:, None]).sum(-1)
@@ -582,7 +582,7 @@ def forward(params, config, tokens, state, rng=None):
         raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
     inserted, module_cache, module = None, None, subtree(params, "module.")
     if config.vectors:
-        inserted, module_cache = module_forward(module, config, state.pooled)
+        inserted, module_cache = module_forward(module, config, state.pooled)  # a first window's too: the mask hides it
     x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
     x, dropout_mask = dropout_forward(x, config.dropout, rng)  # decision 10
     outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)

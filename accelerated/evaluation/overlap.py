@@ -78,8 +78,8 @@ def mean_and_range(values: list[float], form: str) -> str:
 def paper_flops(config: Config) -> float:
     """FLOPs per scored token in the paper: 1.75e8 T / (T - o) for GPT-2 small at T = 300.
 
-    1.75e8 is two FLOPs for every weight of the layers plus the attention scores' 2 L T D, to three digits. The paper leaves out
-    the embedding, the values' part of attention, the recurrence module and the ends of documents.
+    The paper does not say how it counts. 1.75e8 is two FLOPs for every weight of the layers plus 2 L T D for attention, to three
+    digits: without the embedding and without the ends of documents.
     """
     layers = 2 * config.layers * (4 * config.width**2 + 2 * config.width * config.feed_forward)
     attention = 2 * config.layers * config.segment * config.width
