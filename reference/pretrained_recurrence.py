@@ -655,13 +655,14 @@ def count_scored(segments):
 def loss_and_gradients(params, config, windows, seed=None):
     """Mean loss of a document's scored tokens, its gradients through all windows (decision 6), and all states read."""
     states = [initial_state(params, config, len(windows[0].tokens))]
-    loss, caches, grads, dstate = 0.0, [], {}, None
+    loss, caches = 0.0, []
     for t, window in enumerate(windows):
         logits, state, cache = forward(params, config, window.tokens, states[-1], segment_rng(seed, t))
         part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        loss = loss + part
+        loss += part
         states.append(state)
         caches.append((cache, loss_cache))
+    grads, dstate = {}, None
     for cache, loss_cache in reversed(caches):
         dlogits = cross_entropy_backward(1 / count_scored(windows), loss_cache)
         dparams, dstate = backward(params, config, cache, dlogits, dstate)
@@ -747,7 +748,6 @@ def demonstrate():
             params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
-    print("What the last window knows by h_prev alone it loses without it:")
     last, count = windows[-1], windows[-1].scored.sum()
     for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
         nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)
