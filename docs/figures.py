@@ -455,16 +455,21 @@ def four_memories(segments=8, n=3):
     save(figure, "four_memories")
 
 
+PICTURES = (
+    four_memories,
+    mask_tile,
+    cell,
+    flow,
+    memories,
+    shift,
+    learning,
+    memformer_flow,
+    memformer_slots,
+    memformer_replay,
+    windows_and_vectors,
+    overlaps,
+)
+
 if __name__ == "__main__":
-    four_memories()
-    mask_tile()
-    cell()
-    flow()
-    memories()
-    shift()
-    learning()
-    memformer_flow()
-    memformer_slots()
-    memformer_replay()
-    windows_and_vectors()
-    overlaps()
+    for draw in PICTURES:
+        draw()

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import io
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -190,6 +191,20 @@ def test_options_that_are_named_exist(page):
     named = {word.partition("=")[0] for code in inline_code(page) for word in code.split() if re.match(r"--[a-z]", word)}
     named -= {word for code in inline_code(page) if code.startswith(("torchrun", "pip", "curl")) for word in code.split()}
     assert not sorted(named - known_options())
+
+
+def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
+    """Names and sizes: letters differ between versions of matplotlib."""
+    pytest.importorskip("matplotlib")
+    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+    (tmp_path / "figures").mkdir()
+    for draw in figures["PICTURES"]:
+        monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
+        draw()
+    drawn = {path.name: len(path.read_text()) for path in (tmp_path / "figures").iterdir()}
+    kept = {path.name: len(path.read_text()) for path in (ROOT / "docs" / "figures").iterdir()}
+    assert drawn.keys() == kept.keys() <= {target.name for page in PAGES for target, _ in links(page)}
+    assert all(0.8 < drawn[name] / size < 1.25 for name, size in kept.items())
 
 
 @chapters
