@@ -1,4 +1,4 @@
-"""The Compressive Transformer's causal attention with Transformer-XL's relative positions and shift: a plain and a fast path."""
+"""The Compressive Transformer's causal attention with Transformer-XL's positions and shift: plain, by SDPA, and for a CPU."""
 
 import itertools
 import math
@@ -7,6 +7,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from accelerated.attention.content import causal_mask, sdpa, takes_sdpa
 from accelerated.attention.heads import on_plain_cpu
 
 TILE = 64  # queries in a tile, which the fast path computes at a time
@@ -28,11 +29,6 @@ def relative_shift(by_distance: torch.Tensor) -> torch.Tensor:
     *batch, n, k = by_distance.shape
     padded = functional.pad(by_distance, (1, 0))  # (..., N, K + 1)
     return padded.reshape(*batch, n * (k + 1))[..., n:].view(*batch, n, k)
-
-
-def causal_mask(n: int, k: int, device: torch.device | None = None) -> torch.Tensor:
-    """The mask (N, K), true if query i must not see key j: j > K - N + i."""
-    return torch.ones(n, k, dtype=torch.bool, device=device).triu(k - n + 1)
 
 
 def relative_attention_plain(
@@ -57,6 +53,24 @@ def relative_attention_plain(
     if dropout:
         weights = functional.dropout(weights, dropout)
     return weights @ value, usage
+
+
+def relative_attention_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The same as relative_attention_plain by SDPA, to which the scores by distance are an offset; measures nothing."""
+    scale = query.shape[-1] ** -0.5
+    # not a product of matrices: it would copy distance_key for every lane
+    by_distance = torch.einsum("bhne,hke->bhnk", (query + distance_bias[:, None]) * scale, distance_key)
+    offset = relative_shift(by_distance)
+    offset = offset.masked_fill(causal_mask(*offset.shape[-2:], offset.device), -math.inf)
+    return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
 
 
 class RelativeAttention(torch.autograd.Function):
@@ -170,6 +184,8 @@ def relative_attention(
     measure: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The same as relative_attention_plain, by the fastest path for these arguments."""
+    if takes_sdpa(query, key) and not measure:
+        return relative_attention_sdpa(query, key, value, distance_key, content_bias, distance_bias, dropout), None
     if on_plain_cpu(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
     return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)

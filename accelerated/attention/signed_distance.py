@@ -1,9 +1,14 @@
-"""Memformer's self-attention by signed distances, with simplified positions (Eqs. 2-4) or Transformer-XL's (Eq. 1)."""
+"""Memformer's self-attention by signed distances, with simplified positions (Eqs. 2-4) or Transformer-XL's (Eq. 1).
+
+Simplified positions stay as they are on a GPU: they add positions to the values, by weights that SDPA does not return.
+"""
 
 import math
 
 import torch
 from torch.nn import functional
+
+from accelerated.attention.content import sdpa, takes_sdpa
 
 
 def distance_index(length: int, lowest: int, highest: int) -> torch.Tensor:
@@ -53,7 +58,7 @@ def simplified_attention(
     return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
 
 
-def transformer_xl_attention(
+def transformer_xl_attention_plain(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -70,3 +75,41 @@ def transformer_xl_attention(
     by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)
     by_key = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))
     return attention_weights(content, by_key, mask, dropout) @ value
+
+
+def transformer_xl_attention_sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The same as transformer_xl_attention_plain by SDPA, to which the scores by distance are an offset."""
+    scale = query.shape[-1] ** -0.5
+    # not a product of matrices: it would copy distance_key for every lane
+    by_distance = torch.einsum("bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key)
+    offset = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))  # (B, H, N, N')
+    if mask is not None:
+        offset = offset.masked_fill(mask, -math.inf)
+    offset = functional.pad(offset, (key.shape[2] - index.shape[1], 0))  # keys without a position: nothing to add
+    return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
+
+
+def transformer_xl_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    distance_key: torch.Tensor,
+    content_bias: torch.Tensor,
+    distance_bias: torch.Tensor,
+    index: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """The same as transformer_xl_attention_plain, by the fastest path."""
+    attend = transformer_xl_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
+    return attend(query, key, value, distance_key, content_bias, distance_bias, index, mask, dropout)

@@ -1,4 +1,4 @@
-"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: a plain and a fast path."""
+"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
 
 import math
 
@@ -6,6 +6,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import on_plain_cpu
 
 
@@ -49,6 +50,16 @@ def sliding_attention_plain(
     near_values = values.unfold(2, 2 * window, window).transpose(-1, -2)
     weights = (tiles @ near_keys + offset[:, None]).softmax(-1)  # (B, H, N/W, W, 2W)
     return (functional.dropout(weights, dropout) @ near_values).reshape(query.shape)
+
+
+def sliding_attention_sdpa(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
+) -> torch.Tensor:
+    """The same as sliding_attention_plain by SDPA: the tiles are its batch."""
+    window = offset.shape[1]
+    tiles = fold_tiles(query.unflatten(2, (-1, window)))  # (B N/W, H, W, E)
+    near = (fold_tiles(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values))  # (B N/W, H, 2W, E)
+    return unfold_tiles(sdpa(tiles, *near, offset, dropout, scale=1.0), len(query)).flatten(2, 3)
 
 
 def tile_height(window: int) -> int:
@@ -115,6 +126,8 @@ def sliding_attention(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, dropout: float = 0.0
 ) -> torch.Tensor:
     """The same as sliding_attention_plain, by the fastest path for these arguments."""
+    if takes_sdpa(query, keys):
+        return sliding_attention_sdpa(query, keys, values, offset, dropout)
     if on_plain_cpu(query) and dropout == 0:
         return SlidingAttention.apply(query, keys, values, offset)
     return sliding_attention_plain(query, keys, values, offset, dropout)

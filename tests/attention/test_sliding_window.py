@@ -58,9 +58,10 @@ def test_fast_head_projection_equals_plain(dtype, batch, length, heads, width, p
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
-    """On a CPU without dropout and autocast the tiled function runs; otherwise the plain one."""
+    """On a CPU without dropout and autocast the tiled function runs, otherwise the plain one; on a GPU SDPA."""
     taken = []
-    plain, tiled = attention.sliding_attention_plain, attention.SlidingAttention.apply
+    plain, tiled, fused = attention.sliding_attention_plain, attention.SlidingAttention.apply, attention.sliding_attention_sdpa
+    monkeypatch.setattr(attention, "sliding_attention_sdpa", lambda *a: taken.append("sdpa") or fused(*a))
     monkeypatch.setattr(attention, "sliding_attention_plain", lambda *a: taken.append("plain") or plain(*a))
     monkeypatch.setattr(attention.SlidingAttention, "apply", lambda *a: taken.append("tiled") or tiled(*a))
     inputs = tile_inputs(1, 2, 2, 3, 4, torch.float32, device)
@@ -68,7 +69,7 @@ def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
     attention.sliding_attention(*inputs, 0.5)
     with torch.autocast(device, dtype=torch.bfloat16):
         attention.sliding_attention(*inputs)
-    assert taken == (["tiled", "plain", "plain"] if device == "cpu" else ["plain"] * 3)
+    assert taken == (["tiled", "plain", "plain"] if device == "cpu" else ["sdpa"] * 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

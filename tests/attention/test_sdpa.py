@@ -1,0 +1,489 @@
+"""Attention by SDPA, a GPU's path, equals the plain path on a CPU: by operation, in whole models, with dropout; what it saves."""
+
+import dataclasses
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree, named
+from hypothesis import given
+from hypothesis import strategies as st
+from rollouts import check_rollout, dropout_from, filled, random_segments, rows_of_state
+from tolerances import LADDER, TOLERANCE
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+
+from accelerated import block_recurrent, replay
+from accelerated.attention import content, relative_shift, signed_distance, sliding_window
+from accelerated.data.lanes import Segment
+from accelerated.data.tasks import TaskConfig, mask_spans
+
+SDPA = functional.scaled_dot_product_attention
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Let a CPU take a GPU's paths; returns a list that grows by the arguments of every call of SDPA."""
+    calls = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith("accelerated."):
+            if hasattr(module, "takes_sdpa"):
+                monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
+            if hasattr(module, "on_plain_cpu"):
+                monkeypatch.setattr(module, "on_plain_cpu", lambda x: False)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a) or SDPA(*a, **k))
+    return calls
+
+
+def gradients(function, inputs, *rest, **options):
+    """The output of function and the gradients of its inputs, by name."""
+    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
+    out = function(*leaves.values(), *rest, **options)
+    (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)).sum().backward()
+    return {"out": out} | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
+
+
+def drawn(dtype, **shapes):
+    torch.manual_seed(0)
+    return {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
+
+
+def sliding_inputs(batch, heads, blocks, window, width, dtype=torch.float64):
+    rows = (blocks + 1) * window
+    inputs = drawn(
+        dtype, query=(batch, heads, blocks * window, width), keys=(batch, heads, rows, width), values=(batch, heads, rows, width),
+        offset=(heads, window, 2 * window),
+    )  # fmt: skip
+    mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
+    inputs["offset"].masked_fill_(~mask, -math.inf)
+    for name in ("keys", "values"):
+        inputs[name][:, :, :window] = 0  # a document's first block
+    return inputs
+
+
+def relative_inputs(batch, heads, length, before, width, dtype=torch.float64):
+    keys, total = (batch, heads, before + length, width), before + length
+    return drawn(
+        dtype, query=(batch, heads, length, width), key=keys, value=keys, distance_key=(heads, total, width),
+        content_bias=(heads, width), distance_bias=(heads, width),
+    )  # fmt: skip
+
+
+sizes = st.integers(1, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(batch=sizes, heads=sizes, blocks=st.integers(1, 4), window=st.integers(1, 9), width=st.integers(1, 6))
+def test_sliding_attention(dtype, batch, heads, blocks, window, width):
+    """Outputs and every gradient, that of the bias included."""
+    inputs = sliding_inputs(batch, heads, blocks, window, width, dtype)
+    plain, fused = sliding_window.sliding_attention_plain, sliding_window.sliding_attention_sdpa
+    assert_agree(gradients(plain, inputs), gradients(fused, inputs), TOLERANCE["cpu", dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(batch=sizes, heads=sizes, length=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6))
+def test_relative_attention(dtype, batch, heads, length, before, width):
+    inputs = relative_inputs(batch, heads, length, before, width, dtype)
+    plain = lambda *a: relative_shift.relative_attention_plain(*a)[0]  # noqa: E731
+    assert_agree(gradients(plain, inputs), gradients(relative_shift.relative_attention_sdpa, inputs), TOLERANCE["cpu", dtype])
+
+
+@given(
+    batch=sizes, heads=sizes, n=st.integers(2, 6), before=st.integers(0, 3), width=st.integers(1, 6), reach=st.integers(1, 7),
+    kind=st.sampled_from(["causal", "padded", "whole"]),
+)  # fmt: skip
+def test_transformer_xl_attention(batch, heads, n, before, width, reach, kind):
+    inputs = relative_inputs(batch, heads, n, before, width)
+    lowest = 0 if kind == "causal" else -reach
+    inputs["distance_key"] = torch.randn(heads, reach - lowest + 1, width)
+    index = signed_distance.distance_index(n, lowest, reach)
+    masks = {"causal": torch.ones(n, n).triu(1).bool(), "padded": torch.arange(n).view(1, 1, 1, n) >= n - 1, "whole": None}
+    plain, fused = signed_distance.transformer_xl_attention_plain, signed_distance.transformer_xl_attention_sdpa
+    assert_agree(gradients(plain, inputs, index, masks[kind]), gradients(fused, inputs, index, masks[kind]), 1e-12)
+
+
+@given(batch=sizes, heads=sizes, tiles=st.integers(0, 3), n=st.integers(1, 5), k=st.integers(2, 5), width=st.integers(1, 6))
+def test_scaled_attention(batch, heads, tiles, n, k, width):
+    """With an axis of tiles and without."""
+    middle = (tiles,) if tiles else ()
+    shape = lambda rows: (batch, heads, *middle, rows, width)  # noqa: E731
+    inputs = drawn(torch.float64, query=shape(n), key=shape(k), value=shape(k), scale=(heads, *(1 for _ in middle)))
+    assert_agree(gradients(content.scaled_attention_plain, inputs), gradients(content.scaled_attention_sdpa, inputs), 1e-12)
+
+
+@given(n=st.integers(2, 7), masked=st.booleans(), width=st.integers(1, 6))
+def test_causal_and_masked_content_attention(n, masked, width):
+    inputs = drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width)))
+    options = {"mask": content.causal_mask(n, n)} if masked else {"causal": True}
+    expected = gradients(content.content_attention_plain, inputs, mask=content.causal_mask(n, n))
+    assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
+    assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)
+
+
+# Dropout
+
+
+def with_dropout():
+    """Each attention with dropout as (what SDPA computes, the same with functional.dropout on its weights), inputs, options."""
+    fold, unfold = content.fold_tiles, content.unfold_tiles
+
+    def sliding(query, keys, values, offset, rate):
+        window = offset.shape[1]
+        tiles = fold(query.unflatten(2, (-1, window)))
+        near = [fold(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)]
+        weights = (tiles @ near[0].transpose(-1, -2) + offset).softmax(-1)
+        return unfold(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
+
+    index = signed_distance.distance_index(8, -7, 7)
+    xl = relative_inputs(2, 3, 8, 2, 4) | {"distance_key": torch.randn(3, 15, 4)}
+    same = drawn(torch.float64, query=(2, 3, 5, 4), key=(2, 3, 5, 4), value=(2, 3, 5, 4))
+    return {
+        "sliding": (sliding_window.sliding_attention_sdpa, sliding, sliding_inputs(2, 3, 2, 4, 5)),
+        "relative": (
+            relative_shift.relative_attention_sdpa,
+            lambda *a: relative_shift.relative_attention_plain(*a)[0],
+            relative_inputs(2, 3, 8, 5, 4),
+        ),
+        "transformer-xl": (
+            lambda *a: signed_distance.transformer_xl_attention_sdpa(*a[:6], index, None, a[6]),
+            lambda *a: signed_distance.transformer_xl_attention_plain(*a[:6], index, None, a[6]),
+            xl,
+        ),
+        "causal": (
+            lambda *a: content.sdpa(*a[:3], None, a[3], True),
+            lambda *a: content.content_attention_plain(*a[:3], None, a[3], True),
+            same,
+        ),
+    }
+
+
+KINDS = ["sliding", "relative", "transformer-xl", "causal"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_that_of_the_weights(kind):
+    """With torch's dropout drawn from the same seed: outputs and every gradient. Another seed drops others, rate 0 none."""
+    fused, plain, inputs = with_dropout()[kind]
+    found = []
+    for function, seed in ((plain, 3), (fused, 3), (fused, 3), (fused, 4)):
+        torch.manual_seed(seed)
+        found.append(gradients(function, inputs, 0.4))
+    assert_agree(found[0], found[1], 1e-12)
+    assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
+    assert not torch.allclose(found[1]["out"], found[3]["out"])
+    assert_agree(gradients(plain, inputs, 0.0), gradients(fused, inputs, 0.0), 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_the_mean_over_many_draws_is_the_result_without_dropout(kind):
+    fused, plain, inputs = with_dropout()[kind]
+    exact = plain(*inputs.values(), 0.0)
+    draws = torch.stack([fused(*inputs.values(), 0.3) for _ in range(4000)])
+    distance = (draws.mean(0) - exact) / (draws.std(0) / 4000**0.5 + 1e-12)  # in standard errors
+    assert distance.abs().max() < 6 and distance.std() < 1.5
+
+
+@over(EVERY_VARIANT)
+def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch, as_on_a_gpu):
+    """With the reference's random numbers in SDPA too."""
+    config, rng, lanes = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5), 2
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, lanes)
+    ref, tokens = PAPERS[paper].reference, rng.integers(config.vocabulary, size=(lanes, config.segment))
+
+    def attend(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if causal:
+            offset = ~content.causal_mask(*scores.shape[-2:])
+        if offset is not None:
+            scores = scores.masked_fill(~offset, -math.inf) if offset.dtype == torch.bool else scores + offset
+        weights = scores.softmax(-1)
+        folded = len(weights) != lanes
+        weights = functional.dropout(content.unfold_tiles(weights, lanes) if folded else weights, dropout)
+        return (content.fold_tiles(weights) if folded else weights) @ value
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(functional, "dropout", dropout_from(np.random.default_rng(7)))
+    logits, after, _ = ref.forward(params, config, tokens, state, np.random.default_rng(7))
+    output = PAPERS[paper].model_with(params, config).train()(torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    expected, actual = {"logits": logits} | named("state", after), {"logits": output.logits} | named("state", output.state)
+    assert_agree(filled(expected), filled(actual), LADDER)
+
+
+# Whole models
+
+
+def calls_sdpa(paper, config):
+    """Whether the model has an attention that goes through SDPA."""
+    if paper == "memformer":  # simplified positions need the weights
+        return config.encoder_layers or config.positions == "transformer_xl"
+    return paper != "compressive" or config.compression != "most_used"  # this one measures in every layer
+
+
+@over(EVERY_VARIANT)
+def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
+    """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
+    config, rng = variant(paper, name), np.random.default_rng(5)
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
+    assert as_on_a_gpu or not calls_sdpa(paper, config)
+
+
+@over([*ONE_OF_EACH, ("memformer", "encoder-decoder-xl"), ("block_recurrent", "fixed-skip-feedback")])
+def test_back_propagation_agrees_with_dropout_in_sdpa(paper, name, as_on_a_gpu):
+    """Memory replay and checkpointing compute a segment twice, and both passes must drop the same weights."""
+    config, rng = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5)
+    params, found = PAPERS[paper].random_params(config, rng), {}
+    model = PAPERS[paper].model_with(params, config).train()
+    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    segments = []
+    for tokens, targets, scored, *task in random_segments(paper, name, rng):
+        rows = [torch.tensor(array) for array in (tokens, targets, scored, rng.random(2) < 0.4)]
+        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
+    for method, propagate in replay.BACKPROP.items():
+        model.zero_grad()
+        torch.manual_seed(11)
+        loss, after = propagate(model, segments, state)
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+        found[method] = {"loss": loss[None]} | grads | rows_of_state(after)
+    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
+    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+
+
+@over(ONE_OF_EACH)
+def test_types_are_kept_under_autocast(paper, name, as_on_a_gpu):
+    """A float32 offset beside bfloat16 queries is no error; logits are near those of float32, gradients finite."""
+    torch.set_default_dtype(torch.float32)
+    config, found = variant(paper, name), {}
+    tokens = torch.tensor(np.random.default_rng(5).integers(config.vocabulary, size=(2, config.segment)))
+    for autocast in (False, True):
+        model = PAPERS[paper].model(config, seed=9)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            output = model(tokens, model.advance(tokens, model.initial_state(2)))
+        output.logits.float().square().sum().backward()
+        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+        found[autocast] = {"logits": output.logits.float()}
+    assert_agree(found[False], found[True], TOLERANCE["cuda", torch.bfloat16])
+
+
+# Edges
+
+
+def test_an_offset_takes_the_querys_type(as_on_a_gpu):
+    """A GPU's kernel refuses another type; a CPU's does not."""
+    inputs = sliding_inputs(2, 3, 2, 8, 16, torch.float32)
+    rough = [x.bfloat16() if name != "offset" else x for name, x in inputs.items()]
+    out = sliding_window.sliding_attention_sdpa(*rough)
+    assert out.dtype == torch.bfloat16 and [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
+    expected = sliding_window.sliding_attention_plain(*inputs.values())
+    assert_agree({"out": expected}, {"out": out.float()}, TOLERANCE["cuda", torch.bfloat16])
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
+    """Off the CPU: flash, memory-efficient or math, never cuDNN's, whatever the caller has allowed."""
+    flags, backends = [], torch.backends.cuda
+
+    def attend(*arguments, **options):
+        flags.append((backends.cudnn_sdp_enabled(), backends.mem_efficient_sdp_enabled(), backends.math_sdp_enabled()))
+        return SDPA(*arguments, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
+    query = torch.empty(2, 3, 4, 5, device="meta")
+    before = backends.cudnn_sdp_enabled()
+    content.sdpa(query, query, query, query.new_empty(3, 4, 4) if offset else None)
+    assert flags == [(False, True, True)] and backends.cudnn_sdp_enabled() == before
+
+
+@pytest.mark.parametrize("device,paths", [("cpu", 0), ("meta", 1)])
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_the_path_is_that_of_the_device(device, paths, rate, monkeypatch):
+    """Each attention takes SDPA off the CPU, with dropout or without; relative attention does not while it measures."""
+    calls = []
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[4]) or SDPA(*a, **k))
+    on = lambda inputs: [x.to(device) for x in inputs.values()]  # noqa: E731
+    sliding_window.sliding_attention(*on(sliding_inputs(2, 3, 2, 4, 5)), rate)
+    relative = on(relative_inputs(2, 3, 8, 5, 4))
+    usage = relative_shift.relative_attention(*relative, rate)[1]
+    index = signed_distance.distance_index(8, -5, 7).to(device)
+    signed_distance.transformer_xl_attention(*relative, index, None, rate)
+    assert calls == [rate] * (3 * paths) and usage is None
+    content.scaled_attention(*relative[:3], relative[4][:, 0])
+    assert calls == [rate] * (3 * paths) + [0.0] * paths
+    calls.clear()
+    assert relative_shift.relative_attention(*relative, rate, measure=True)[1].shape == (2, 13) and not calls
+    content.content_attention(*relative[:3], dropout=rate)
+    assert calls == ([rate] if paths or not rate else [])
+    one = [x[:, :, :1] for x in relative[1:3]]
+    content.content_attention(relative[0], *one)
+    content.scaled_attention(relative[0], *one, relative[4][:, 0])
+    assert len(calls) <= 1  # one key: the gradient of query and key must be exactly zero
+
+
+def test_every_query_sees_a_key():
+    """A row of -inf alone would be NaN."""
+    for window in (1, 2, 7):
+        mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
+        assert (mask.sum(-1) == window).all()
+    rng = np.random.default_rng(0)
+    for length in range(1, 9):  # what is left of a text to fill in
+        assert len(mask_spans(np.zeros(length, int), 1, TaskConfig(), rng)) >= 1
+    inputs = sliding_inputs(2, 3, 3, 4, 5, torch.float32)
+    assert all(row.isfinite().all() for name, row in gradients(sliding_window.sliding_attention_sdpa, inputs).items())
+
+
+def test_compiled_it_is_one_graph():
+    """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
+    for device in ("cpu", "meta"):
+        compiled = torch.compile(sliding_window.sliding_attention_sdpa, backend="eager", fullgraph=True)
+        inputs = [x.to(device).requires_grad_() for x in sliding_inputs(2, 3, 2, 4, 5).values()]
+        out = compiled(*inputs, 0.1)
+        out.sum().backward()
+        assert out.shape == inputs[0].shape and all(x.grad.shape == x.shape for x in inputs)
+
+
+def on_a_gpu():
+    """Each attention as (plain, by the fastest path, inputs, the kernel that a GPU should take in bfloat16)."""
+    index = signed_distance.distance_index(64, -63, 63)
+    xl = relative_inputs(2, 3, 64, 8, 32, torch.float32)
+    xl["distance_key"] = torch.randn(3, 127, 32, dtype=torch.float32)
+    rows = dict.fromkeys(("query", "key", "value"), (2, 3, 64, 32))
+    positions = lambda function: lambda *a: function(*a, index.to(a[0].device))  # noqa: E731
+    return {
+        "sliding": (
+            sliding_window.sliding_attention_plain, sliding_window.sliding_attention,
+            sliding_inputs(2, 3, 4, 16, 32, torch.float32), "efficient",
+        ),
+        "relative": (
+            lambda *a: relative_shift.relative_attention_plain(*a)[0], lambda *a: relative_shift.relative_attention(*a)[0],
+            relative_inputs(2, 3, 64, 70, 32, torch.float32), "efficient",
+        ),
+        "transformer-xl": (
+            positions(signed_distance.transformer_xl_attention_plain), positions(signed_distance.transformer_xl_attention),
+            xl, "efficient",
+        ),
+        "causal": (
+            lambda *a: content.content_attention_plain(*a, causal=True), lambda *a: content.content_attention(*a, causal=True),
+            drawn(torch.float32, **rows), "flash",
+        ),
+        "tokens to states": (
+            content.scaled_attention_plain, content.scaled_attention,
+            drawn(torch.float32, query=(2, 3, 4, 16, 32), key=(2, 3, 4, 8, 32), value=(2, 3, 4, 8, 32), scale=(3, 1)), "flash",
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", on_a_gpu())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_gives_what_the_cpu_gives(kind, dtype):
+    """By the kernel that saves no scores."""
+    plain, fastest, inputs, kernel = on_a_gpu()[kind]
+    with Dispatched() as dispatched:
+        actual = gradients(fastest, {name: x.to("cuda", dtype) for name, x in inputs.items()})
+    assert_agree(gradients(plain, inputs), actual, TOLERANCE["cuda", dtype])
+    kernel = kernel if dtype == torch.bfloat16 else "efficient"
+    assert f"_scaled_dot_product_{kernel}_attention.default" in dispatched.names
+
+
+# What it saves, counted on the meta device with a GPU's memory-efficient kernel
+
+FUSED = torch.ops.aten._scaled_dot_product_efficient_attention
+
+
+def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
+    """What SDPA does on a GPU: there it chooses the kernel, on the meta device it does not."""
+    if offset is not None:
+        offset = offset.expand(*query.shape[:3], key.shape[2])
+    return FUSED(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
+
+
+class Dispatched(TorchDispatchMode):
+    """The operations that have been dispatched, except views and bookkeeping."""
+
+    FREE = ("view", "detach", "expand", "permute", "transpose", "unfold.", "unsqueeze", "squeeze", "split", "slice", "select",
+            "unbind", "alias", "as_strided", "t.", "device", "unsafe_view")  # fmt: skip
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        name = str(function).partition(".")[2]
+        if not name.removeprefix("_").startswith(self.FREE):
+            self.names.append(name)
+        return function(*arguments, **(options or {}))
+
+
+def cost(function, inputs, weights=()):
+    """(bytes saved for backward beside what is given, operations forward and backward, bytes of the largest tensor saved)."""
+    storages = {}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    given = {x.untyped_storage()._cdata for x in (*inputs, *weights)}
+    with Dispatched() as dispatched, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = function(*inputs)
+        torch.autograd.grad(out, [*inputs, *weights], torch.empty_like(out), allow_unused=True)
+    kept = [tensor.untyped_storage().nbytes() for storage, tensor in storages.items() if storage not in given]
+    return sum(kept), len(dispatched.names), max(kept)
+
+
+def on_meta(shapes):
+    return [torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True) for shape in shapes]
+
+
+B, H, E = 2, 8, 128  # lanes, and the papers' heads
+
+
+@pytest.mark.parametrize("rate,megabytes,operations,share", [(0.0, 101.0, 11, 0.51), (0.05, 101.0, 11, 0.22)])
+def test_what_sliding_attention_saves(rate, megabytes, operations, share, monkeypatch):
+    """At the paper's sizes: queries, each key and value twice and the output, but no scores (N x 2W would be 134 MB)."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", memory_efficient)
+    n, w = 4096, 512
+    inputs = on_meta([(B, H, n, E), (B, H, w + n, E), (B, H, w + n, E), (H, w, 2 * w)])
+    plain, _, _ = cost(lambda *a: sliding_window.sliding_attention_plain(*a, rate), inputs)
+    saved, count, largest = cost(lambda *a: sliding_window.sliding_attention_sdpa(*a, rate), inputs)
+    assert saved <= 1e6 * megabytes and count <= operations and largest == 2 * (2 * B * H * n * E)  # keys
+    assert saved <= share * plain
+
+
+@pytest.mark.parametrize("rate,share", [(0.0, 0.89), (0.1, 0.38)])
+def test_what_relative_attention_saves(rate, share, monkeypatch):
+    """At N 512 and K 1,536: the offset (25 MB) is the only tensor of scores that is saved."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", memory_efficient)
+    n, k = 512, 1536
+    inputs = on_meta([(B, H, n, E), (B, H, k, E), (B, H, k, E), (H, k, E), (H, E), (H, E)])
+    plain, _, _ = cost(lambda *a: relative_shift.relative_attention_plain(*a, rate)[0], inputs)
+    saved, count, largest = cost(lambda *a: relative_shift.relative_attention_sdpa(*a, rate), inputs)
+    assert saved <= 33e6 and count <= 29 and largest == 2 * B * H * n * k
+    assert saved <= share * plain
+
+
+@pytest.mark.parametrize("number,megabytes,operations,share", [(1, 342, 90, 0.47), (10, 842, 909, 0.58)])
+def test_what_a_block_recurrent_layer_saves(number, megabytes, operations, share, monkeypatch):
+    """Layers of the paper's size, forward and backward with dropout; the tenth is recurrent."""
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", memory_efficient)
+    config = block_recurrent.Config(
+        width=1024, layers=12, heads=H, head_width=E, feed_forward=4096, window=512, segment=4096, recurrent_layers=(10,),
+        states=512, dropout=0.05,
+    )  # fmt: skip
+    with torch.device("meta"):
+        layer = block_recurrent.Layer(config, number).bfloat16().train()
+        tile = (torch.zeros(512, 1024, dtype=torch.long), torch.zeros(512, 1024, dtype=torch.bool))
+    x, key, value, states = on_meta([(B, 4096, 1024), (B, H, 512, E), (B, H, 512, E), (B, 512, 1024)])
+    own, found = None if layer.state is None else states, []
+    read = lambda x, key, value: layer(x, (key, value), own, None, tile)[0]  # noqa: E731
+    for path in (True, False):
+        for module in (sliding_window, content):
+            monkeypatch.setattr(module, "takes_sdpa", lambda query, key, path=path: path)
+        found.append(cost(read, [x, key, value], list(layer.parameters())))
+    (saved, count, largest), (plain, _, scores) = found
+    assert saved <= 1e6 * megabytes and count <= operations and saved <= share * plain, (saved, count, plain)
+    assert largest < scores == 2 * B * H * 4096 * 1024
