@@ -29,22 +29,28 @@ def train(run: Run) -> str | None:
     with process.Interruption() as interruption, progress_bar(run) as steps:
         for run.step in steps:
             # Read the next segments of this process's lanes
-            segments = next_segments(run)
+            segments, scored, text_bytes = next_segments(run)
 
             # Forward and backward: add to the gathered gradients, move the state on
-            nats, scored, text_bytes = forward_and_backward(run, segments)
-            auxiliary = {name: value.item() for name, value in run.auxiliary.items()}
-            optimization.check_finite(run.step, {"loss": nats} | auxiliary)
+            measured = {"loss": forward_and_backward(run, segments, scored)} | run.auxiliary
 
-            # Update the parameters, or gather the gradients of more iterations first
-            if optimization.update_due(run.step, training):
+            # Average and clip the gradients, or gather those of more iterations first
+            if update_due := optimization.update_due(run.step, training):
+                process.average_gradients(run.model.parameters(), run.device)
+                measured["gradient's norm"] = optimization.average_and_clip(run.model, run.gathered, training.clip)
+
+            # Read what was measured, which is all that an iteration waits for; then update the parameters
+            measured = process.read_numbers(measured, summed_over_processes="loss")
+            optimization.check_finite(run.step, measured)
+            nats, run.gradient_norm = measured.pop("loss"), measured.pop("gradient's norm", run.gradient_norm)
+            if update_due:
                 update(run)
 
             # Log: sums here, written as means
             run.log.add(nats, scored, text_bytes)
-            show_progress(run, steps, nats / max(1, text_bytes), auxiliary)
+            show_progress(run, steps, nats / max(1, text_bytes), auxiliary=measured)
             if run.step % training.log_every == 0 or run.step == training.steps:
-                log_means(run, auxiliary)
+                log_means(run, auxiliary=measured)
 
             # Validating and saving wait for the next update: a checkpoint holds no gathered gradients.
             # Processes vote, so that all do the same
@@ -67,23 +73,21 @@ def train(run: Run) -> str | None:
     return (interruption.signal or "a signal") if any_stopped and run.step < training.steps else None
 
 
-def next_segments(run: Run) -> list:
-    """The next `horizon` segments of this process's lanes; counts the tokens of all processes."""
+def next_segments(run: Run) -> tuple[list, int, int]:
+    """The next `horizon` segments of this process's lanes; the scored tokens and their bytes of text in all lanes."""
     training = run.settings.training
-    own = process.own_lanes(training.batch)
+    segments, own = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
-    return [segment.keep_lanes(own).to(run.device) for segment in run.reader.rollout(training.horizon)]
+    mine = [segment.keep_lanes(own).to(run.device) for segment in segments]
+    return mine, replay.count_scored(segments), score.count_bytes(segments, run.tokenizer)
 
 
-def forward_and_backward(run: Run, segments: list) -> tuple[float, float, float]:
-    """Add the gradients of a rollout to the gathered ones and move the state on.
+def forward_and_backward(run: Run, segments: list, scored: int) -> torch.Tensor:
+    """Add the gradients of a rollout to the gathered ones, move the state on, and return this process's summed -log p (nats).
 
-    The lanes are read in `accumulate` groups, one after another. Returns the summed -log p (nats), the number of scored tokens
-    and the bytes of text that these stand for, of all processes together.
+    The lanes are read in `accumulate` groups, one after another. `scored` counts the tokens of all processes.
     """
     training, lane_count = run.settings.training, len(segments[0].tokens)
-    own_bytes = score.count_bytes(segments, run.token_bytes)
-    scored, text_bytes = process.summed([replay.count_scored(segments), own_bytes], run.device)
     group_size = lane_count // training.accumulate
     loss, states = 0.0, []
     for first in range(0, lane_count, group_size):
@@ -94,20 +98,15 @@ def forward_and_backward(run: Run, segments: list) -> tuple[float, float, float]
                 scored=scored / process.world_size(),  # the processes' gradients are averaged, not summed
                 share=1 / training.accumulate, rank=process.rank(),
             )  # fmt: skip
-        loss, states = loss + part.item(), [*states, state]
+        loss, states = loss + part, [*states, state]
     run.state = protocol.join_lanes(states)
     run.gathered += 1
-    [nats] = process.summed([loss * scored / process.world_size()], run.device)
-    return nats, scored, text_bytes
+    return loss * (scored / process.world_size())
 
 
 def update(run: Run) -> None:
-    """Take one optimiser step with the gathered gradients, averaged over iterations and processes."""
-    training = run.settings.training
-    process.average_gradients(run.model.parameters(), run.device)
-    run.gradient_norm = optimization.average_and_clip(run.model, run.gathered, training.clip)
-    optimization.check_finite(run.step, {"gradient's norm": run.gradient_norm})
-    optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, training))
+    """Take one optimiser step with the averaged and clipped gradients."""
+    optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, run.settings.training))
     run.optimizer.step()
     run.optimizer.zero_grad()
     run.gathered = 0
@@ -116,8 +115,7 @@ def update(run: Run) -> None:
 def progress_bar(run: Run) -> tqdm:
     """The steps that are left, shown as a bar by the first process."""
     done, steps = run.step, run.settings.training.steps
-    hidden = process.rank() > 0
-    return tqdm(range(done + 1, steps + 1), initial=done, total=steps, unit="step", mininterval=1.0, disable=hidden)
+    return tqdm(range(done + 1, steps + 1), initial=done, total=steps, unit="step", mininterval=1.0, disable=process.rank() > 0)
 
 
 def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[str, float]) -> None:

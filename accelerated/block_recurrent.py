@@ -15,7 +15,7 @@ from torch.nn import functional
 from accelerated.attention.content import scaled_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, project_heads
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output, check_lanes, check_state, initialise
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
 from reference.block_recurrent import Config, init_params
 
 
@@ -274,15 +274,23 @@ class BlockRecurrent(nn.Module):
 
         Raises ValueError if N is not a positive multiple of the window, or if the state does not fit this model and B lanes.
         """
+        return with_logits(self, self.read(tokens, state))
+
+    def read(self, tokens: torch.Tensor, state: State) -> Reading:
+        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         hidden, state = self._read(tokens, state)
-        return Output(self._logits(hidden), state, {})
+        return Reading(self._output_rows(hidden), state, {})
+
+    def output_matrix(self) -> torch.Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def advance(self, tokens: torch.Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and, except under feedback, the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
-    def _logits(self, hidden):
-        return functional.linear(self.final_norm(hidden) * self.config.width**-0.5, self.embedding)
+    def _output_rows(self, hidden):
+        return self.final_norm(hidden) * self.config.width**-0.5
 
     def _read(self, tokens, state, memory_only=False):
         """The last layer's output (B, N, D) and the next state."""
@@ -357,7 +365,8 @@ class BlockRecurrent(nn.Module):
             values.append(grown[1])
         grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
         full = grown.keys.shape[3] == 2 * self.config.window
-        return self._logits(x)[:, 0], self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
+        logits = functional.linear(self._output_rows(x), self.output_matrix())[:, 0]
+        return logits, self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
 
     def _check_stream(self, stream, batch):
         """Raise ValueError unless the stream's state fits this model and `batch` lanes; it may be inside a block."""

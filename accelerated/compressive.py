@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import content_attention_plain
+from accelerated.attention.content import content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Output, check_lanes, check_state, initialise
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
 from reference.compressive import Config, init_params
 
 
@@ -221,13 +221,13 @@ class Layer(nn.Module):
         """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), without positions.
 
         In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
-        the attention's parameters are detached. Both sides take the plain path, so that equal rows give a loss of exactly zero.
+        the attention's parameters are detached.
         """
         own = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         with torch.no_grad():
-            target = content_attention_plain(query, key[:, :, own], value[:, :, own])
+            target = content_attention(query, key[:, :, own], value[:, :, own])
         projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
-        out = content_attention_plain(query.detach(), *split_heads(projected, self.config.heads, 2))
+        out = content_attention(query.detach(), *split_heads(projected, self.config.heads, 2))
         return functional.mse_loss(out, target)
 
 
@@ -277,8 +277,16 @@ class Compressive(nn.Module):
 
         Raises ValueError if N is not config.segment, or if the state does not fit this model and B lanes.
         """
+        return with_logits(self, self.read(tokens, state))
+
+    def read(self, tokens: torch.Tensor, state: State) -> Reading:
+        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         hidden, state, auxiliary, _ = self._read(tokens, state)
-        return Output(self._logits(hidden), state, auxiliary)
+        return Reading(self._output_rows(hidden), state, auxiliary)
+
+    def output_matrix(self) -> torch.Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def advance(self, tokens: torch.Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
@@ -289,8 +297,8 @@ class Compressive(nn.Module):
         _, state, _, usage = self._read(tokens, state, measure=True)
         return torch.stack(usage, 1), state
 
-    def _logits(self, hidden):
-        return functional.linear(hidden * self.config.width**-0.5, self.embedding)
+    def _output_rows(self, hidden):
+        return hidden * self.config.width**-0.5
 
     def _read(self, tokens, state, memory_only=False, measure=False):
         """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
@@ -345,7 +353,8 @@ class Compressive(nn.Module):
         usage = stream.usage + torch.stack(usages, 1)
         stream = stream._replace(hidden=hidden, keys=tuple(keys), values=tuple(values), usage=usage)
         full = hidden.shape[2] == self.config.segment
-        return self._logits(h)[:, 0], self.stream(self._close_segment(stream)) if full else stream
+        logits = functional.linear(self._output_rows(h), self.output_matrix())[:, 0]
+        return logits, self.stream(self._close_segment(stream)) if full else stream
 
     def _step_attention(self, layer, h, keys, values, distance_key):
         """Attention of one token h (B, 1, D): attended (B, H, 1, E), keys and values with its own added, and usage (B, K)."""

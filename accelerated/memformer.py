@@ -15,7 +15,7 @@ from torch.nn import functional
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
-from accelerated.protocol import Output, check_lanes, check_state, initialise
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -353,15 +353,23 @@ class Memformer(nn.Module):
         Raises ValueError if N is not config.segment, if the state does not fit this model and B lanes, or if the decoder-only
         model is given a task.
         """
+        return with_logits(self, self.read(tokens, state, task))
+
+    def read(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> Reading:
+        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         self._check(tokens, state, task)
         if self.encoder is None:
             hidden, memory = self.decoder(self._embed(tokens), state.memory)
-            return Output(self._logits(hidden), State(memory, state.previous), {})
+            return Reading(self._output_rows(hidden), State(memory, state.previous), {})
         encoded, memory, readable = self._encode(state, task)
         kind, prompt = (0, tokens) if task is None else (task.kind[:, None], task.prompt)
         first = tokens.new_full((len(tokens), 1), self.config.special("continuation")) + kind  # the task's token
         hidden = self.decoder(self._embed(torch.cat([first, prompt], 1)), encoded, readable)
-        return Output(self._logits(self._predicting(hidden, kind)), State(memory, tokens), {})
+        return Reading(self._output_rows(self._predicting(hidden, kind)), State(memory, tokens), {})
+
+    def output_matrix(self) -> torch.Tensor:
+        """(V, D), the vocabulary's rows of the embedding; special tokens are never predicted."""
+        return self.embedding[: self.config.vocabulary]
 
     def advance(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> State:
         """The state after tokens (B, N), without decoder and logits; raises ValueError as forward does."""
@@ -381,9 +389,8 @@ class Memformer(nn.Module):
     def _embed(self, tokens):
         return functional.embedding(tokens, self.embedding)
 
-    def _logits(self, hidden):
-        """Logits of the vocabulary; special tokens are never predicted."""
-        return functional.linear(hidden * self.config.width**-0.5, self.embedding[: self.config.vocabulary])
+    def _output_rows(self, hidden):
+        return hidden * self.config.width**-0.5
 
     def _predicting(self, hidden, kind):
         """The N of the decoder's N + 1 rows that predict: the last N in continuation, the first N in the other tasks."""
@@ -411,7 +418,8 @@ class Memformer(nn.Module):
         hidden, stream = self._step(token, stream)
         stream = stream._replace(tokens=torch.cat([stream.tokens, token[:, None]], 1))
         full = stream.tokens.shape[1] == self.config.segment
-        return self._logits(hidden)[:, 0], self.stream(self._close_segment(stream)) if full else stream
+        logits = functional.linear(self._output_rows(hidden), self.output_matrix())[:, 0]
+        return logits, self.stream(self._close_segment(stream)) if full else stream
 
     def stream(self, state: State) -> "Stream":
         """Turn a State into a Stream for `step`: compute what all tokens of the coming segment attend to."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
-from accelerated.protocol import Output, check_lanes, check_state, initialise
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -52,8 +52,11 @@ class Layer(nn.Module):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.mlp_output_bias = parameter(d)  # (D,)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor, inserted: torch.Tensor | None) -> torch.Tensor:
-        """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true if a query must not see a key (Figure 2)."""
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, inserted: torch.Tensor | None) -> torch.Tensor:
+        """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true if a query must not see a key (Figure 2).
+
+        Without a mask a token sees itself and earlier ones.
+        """
         query, key, value = self.query_key_value(x)
         if inserted is not None:
             slots = self.key_value(inserted)
@@ -73,9 +76,9 @@ class Layer(nn.Module):
         bias = torch.cat([self.key_bias.detach(), self.value_bias])
         return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 2)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Attention, then the output matrix; (B, N, D)."""
-        out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0)
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""
+        out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0, causal=mask is None)
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout, self.training)
 
@@ -177,9 +180,17 @@ class PretrainedRecurrence(nn.Module):
 
         Raises ValueError for another N, or if the state does not fit this model and B lanes.
         """
+        return with_logits(self, self.read(tokens, state))
+
+    def read(self, tokens: torch.Tensor, state: State) -> Reading:
+        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         self._check(tokens, state)
         outputs, hidden = self._read(tokens, state)
-        return Output(functional.linear(hidden, self.embedding), self._next_state(state, outputs, hidden), {})
+        return Reading(hidden, self._next_state(state, outputs, hidden), {})
+
+    def output_matrix(self) -> torch.Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
 
     def advance(self, tokens: torch.Tensor, state: State) -> State:
         """The state after a window of tokens (B, N), without logits; raises ValueError as forward does."""
@@ -197,11 +208,11 @@ class PretrainedRecurrence(nn.Module):
         """The outputs of all layers for tokens (B, N), and the last output after the final norm."""
         c, length = self.config, tokens.shape[1]
         x, outputs, inserted = self._embed(tokens, 0), [], self._inserted(state)
-        causal = self.future_keys[:length, :length]
-        beside_slots = None if inserted is None else with_slots(causal, c.vectors, state.present)
+        future = self.future_keys[:length, :length]
+        beside_slots = None if inserted is None else with_slots(future, c.vectors, state.present)
         for number, layer in enumerate(self.layers, start=1):
             inserts = inserted is not None and number in c.insertion_layers
-            x = layer(x, beside_slots, inserted) if inserts else layer(x, causal, None)
+            x = layer(x, beside_slots, inserted) if inserts else layer(x, None, None)
             outputs.append(x)
         return outputs, self.final_norm(x)
 
@@ -238,7 +249,7 @@ class PretrainedRecurrence(nn.Module):
         hidden, stream = self._extend(token[:, None], stream)
         if stream.tokens.shape[1] == self.config.segment:
             stream = self._next_window(stream)
-        return functional.linear(hidden[:, -1], self.embedding), stream
+        return functional.linear(hidden[:, -1], self.output_matrix()), stream
 
     def stream(self, state: State) -> "Stream":
         """Turn a State into a Stream for `step`: compute keys and values of the inserted vectors."""

@@ -4,7 +4,9 @@ A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch
 
     config                     a frozen Config, the reference's dataclass, which the class has as Config
     initial_state(batch)       the state at the start of a document; its learned part gets gradients
-    model(tokens, state)       the Output of one segment: logits, next state, auxiliary losses
+    read(tokens, state)        the Reading of one segment: hidden rows, next state, auxiliary losses
+    output_matrix()            (V, D): logits are the product of hidden rows and its transpose
+    model(tokens, state)       the Output of one segment: `read` with logits, for who needs all of them
     advance(tokens, state)     only the next state, which costs less
     step(token, state)         (logits, stream) after one token in each lane, for generation
     state_shapes(batch)        a State that holds the shape of each field, to check states against
@@ -21,6 +23,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
+
+
+class Reading(NamedTuple):
+    """What a model's `read` returns for one segment. A loss takes it: (B, N, V) logits may be too large to hold at once."""
+
+    hidden: torch.Tensor  # (B, N, D), ready for the output matrix
+    state: tuple  # the model's State
+    auxiliary: dict  # {name: scalar loss}, added to the task loss
 
 
 class Output(NamedTuple):
@@ -29,6 +40,11 @@ class Output(NamedTuple):
     logits: torch.Tensor  # (B, N, V)
     state: tuple  # the model's State
     auxiliary: dict  # {name: scalar loss}, added to the task loss
+
+
+def with_logits(model: nn.Module, reading: Reading) -> Output:
+    """The Output of a Reading."""
+    return Output(functional.linear(reading.hidden, model.output_matrix()), reading.state, reading.auxiliary)
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
@@ -86,10 +102,9 @@ def join_lanes(states: list[tuple]) -> tuple:
 def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
     """Return the initial state in lanes with starts (B,) true, and the carried state in the other lanes.
 
-    In lanes that start, gradients go to the learned initial state and not to the carried one.
+    In lanes that start, gradients go to the learned initial state and not to the carried one. It never asks whether any lane
+    starts: on a GPU the answer would wait for all work before it. A Segment knows (`any_starts`).
     """
-    if not bool(starts.any()):
-        return state
     lanes = (starts.view(-1, *[1] * (field.dim() - 1)) for field in state)
     return type(state)(*(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True)))
 

@@ -9,6 +9,9 @@ the objectives then sum to the objective of all lanes. No gradient flows into th
 the rollout takes the model's initial state, which does get gradient. Each segment has its own seed for random numbers (dropout),
 so computing it again repeats them, and all three methods draw the same numbers. `rank` is the number of this process among those
 that train together; each process draws different numbers.
+
+Nothing here asks a GPU for a number, which would wait for all work before it: segments know what is scored and where documents
+start. Logits are made in chunks of rows (`summed_nats`), which evaluation/score.py uses too.
 """
 
 import contextlib
@@ -21,6 +24,8 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.protocol import detach, replace_lanes, require_gradient
 
+IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
+CHUNK = 2**26  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
 RANK_STEP = 0x9E3779B1  # between the seeds of two processes; their generators stay equal, so one saved state restores all
 
 
@@ -39,12 +44,14 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 def begin(model: torch.nn.Module, segment: tuple, state: tuple) -> tuple:
     """The state that a segment reads: the initial state in lanes with a new document, the carried one elsewhere."""
+    if not segment.any_starts:
+        return state
     return replace_lanes(segment.starts, model.initial_state(len(segment.starts)), state)
 
 
 def count_scored(segments: list) -> int:
     """The number of scored tokens in a rollout."""
-    return sum(int(segment.scored.sum()) for segment in segments)
+    return sum(segment.count_scored for segment in segments)
 
 
 def divisor(segments: list, scored: float | None = None) -> float:
@@ -57,14 +64,89 @@ def inputs_of(segment: tuple, state: tuple) -> tuple:
     return (segment.tokens, state) if segment.task is None else (segment.tokens, state, segment.task)
 
 
+def targets_of(segment: tuple) -> torch.Tensor:
+    """The targets (B, N) of a segment, IGNORED if they are not scored."""
+    return segment.targets.masked_fill(~segment.scored, IGNORED)
+
+
+def chunk_rows(matrix: torch.Tensor) -> int:
+    """How many rows have at most CHUNK logits, by the output matrix (V, D)."""
+    return max(1, CHUNK // len(matrix))
+
+
+def logits_in_chunks(
+    hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield (rows of hidden (n, D), their logits (n, V) in float32 or better, their targets (n,)), CHUNK logits at a time."""
+    rows = chunk_rows(matrix)
+    for own, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
+        logits = functional.linear(own, matrix)
+        yield own, logits.to(torch.promote_types(logits.dtype, torch.float32)), aims
+
+
+class ChunkedNats(torch.autograd.Function):
+    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D); keeps no logits (R, V).
+
+    Each chunk's logits give its gradients at once, so that they need not be made again; backward only scales the gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, matrix, targets):
+        """The chunks' gradients are added up in the matrix's own type, which may be more precise than the products'."""
+        total, dhidden, dmatrix, cast = 0.0, torch.empty_like(hidden), torch.zeros_like(matrix), matrix.to(hidden.dtype)
+        rows = zip(logits_in_chunks(hidden, cast, targets), dhidden.split(chunk_rows(matrix)), strict=True)
+        for (own, logits, aims), dchunk in rows:
+            logs = logits.log_softmax(-1)
+            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=IGNORED)
+            dlogits = logs.exp_().scatter_add_(1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0))
+            dlogits = dlogits.mul_((aims != IGNORED)[:, None]).to(hidden.dtype)  # (n, V)
+            torch.mm(dlogits, cast, out=dchunk)
+            dmatrix += dlogits.T @ own
+        ctx.save_for_backward(dhidden, dmatrix)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dnats):
+        dhidden, dmatrix = ctx.saved_tensors
+        return dhidden * dnats, dmatrix * dnats, None
+
+
+def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
+
+    Targets that are IGNORED do not count. If the logits are more than CHUNK, only a chunk of them exists at a time.
+    """
+    hidden, targets = hidden.flatten(0, 1), targets.flatten()
+    if on_host(hidden):
+        scored = (targets != IGNORED).nonzero()[:, 0]
+        if len(scored) < len(hidden):
+            hidden, targets = hidden.index_select(0, scored), targets[scored]
+    if len(hidden) > chunk_rows(matrix):
+        return ChunkedNats.apply(hidden.to(compute_type(hidden)), matrix, targets)
+    [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)
+    return functional.cross_entropy(logits, aims, reduction="sum", ignore_index=IGNORED)
+
+
+def on_host(tensor: torch.Tensor) -> bool:
+    """Whether it costs nothing to ask which rows are scored; the others' logits are then not made."""
+    return tensor.device.type == "cpu"
+
+
+def compute_type(tensor: torch.Tensor) -> torch.dtype:
+    """The type in which a product of the tensor is computed: its own or, of a float32 tensor under autocast, autocast's."""
+    device = tensor.device.type
+    if tensor.dtype != torch.float32 or not torch.amp.is_autocast_available(device):
+        return tensor.dtype
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
+
+
 def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
     """Return one segment's (summed cross-entropy / scored, summed auxiliary losses, next state)."""
     with seeded(seed, segment.tokens.device):
-        output = model(*inputs_of(segment, begin(model, segment, state)))
-    logits = output.logits[segment.scored]  # (scored, V)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    nats = functional.cross_entropy(logits, segment.targets[segment.scored], reduction="sum")
-    return nats / scored, sum(output.auxiliary.values()), output.state
+        reading = model.read(*inputs_of(segment, begin(model, segment, state)))
+    nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
+    return nats / scored, sum(reading.auxiliary.values()), reading.state
 
 
 def run_backward(tensors: list, gradients: list | None = None) -> None:

@@ -351,8 +351,10 @@ def test_a_model_has_the_protocols_attributes(paper, name):
     model = PAPERS[paper].model(variant(paper, name))
     assert model.describe() and "\n" not in model.describe()
     assert isinstance(model.attention_reach, int) and model.attention_reach > 0
+    assert model.output_matrix().shape == (model.config.vocabulary, model.config.width)
     own = {id(p) for p in model.parameters()}
     assert all(id(p) in own for p in model.auxiliary_parameters())
-    arguments = [list(inspect.signature(read).parameters)[:2] for read in (model.forward, model.advance, model.step)]
-    assert arguments == [["tokens", "state"], ["tokens", "state"], ["token", "state"]]
+    arguments = [list(inspect.signature(read).parameters) for read in (model.forward, model.read, model.advance, model.step)]
+    assert arguments[0] == arguments[1] == arguments[2] and arguments[3] == ["token", "state"]
+    assert arguments[0][:2] == ["tokens", "state"] and arguments[0][2:] in ([], ["task"])
     assert list(inspect.signature(type(model)).parameters) == ["config", "seed"]

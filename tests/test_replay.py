@@ -18,8 +18,8 @@ from accelerated.bench.timing import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
-from accelerated.protocol import Output, detach, replace_lanes, require_gradient, state_from
-from accelerated.training.run import compile_forward
+from accelerated.protocol import Reading, detach, replace_lanes, require_gradient, state_from, with_logits
+from accelerated.training.run import compile_read
 from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-11  # float64, relative
@@ -92,8 +92,8 @@ def dropping_in_the_first_pass_alone(model):
 
 
 def losing_the_memorys_gradient(model):
-    forward = model.forward
-    model.forward = lambda tokens, state, *task: forward(tokens, detach(state), *task)
+    read = model.read
+    model.read = lambda tokens, state, *task: read(tokens, detach(state), *task)
 
 
 def losing_a_task(model):
@@ -231,13 +231,13 @@ def test_processes_draw_different_dropout_from_the_same_generator(method):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("name", ["pretrained_recurrence one-layer-one-head"])
-def test_a_compiled_forward_drops_out_what_the_uncompiled_first_pass_does(name):
+def test_a_compiled_read_drops_out_what_the_uncompiled_first_pass_does(name):
     """Otherwise memory replay would not recompute the states that it stored, and its gradients would be wrong."""
     model_class, config = EVERY_MODEL[name]
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
     segments, state = random_rollout(config, 3), detach(model.initial_state(3))
     expected = rows_of(replay.memory_replay, model, segments, state)
-    compile_forward(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
+    compile_read(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
     assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
 
 
@@ -275,13 +275,19 @@ class Counter(torch.nn.Module):
     def initial_state(self, batch):
         return CounterState(self.start.expand(batch, 1), torch.zeros(batch, dtype=torch.long))
 
-    def forward(self, tokens, state):
+    def output_matrix(self):
+        return torch.linspace(-0.1, 0.1, 4)[:, None]
+
+    def read(self, tokens, state):
         total = state.total * self.rate + tokens.sum(1, keepdim=True) * self.rate + state.last[:, None]
-        logits = total[:, :, None] * torch.linspace(-0.1, 0.1, 4) * torch.ones(1, tokens.shape[1], 1)
-        return Output(logits, CounterState(total, tokens[:, -1]), {"size": (total**2).mean(), "rate": self.rate**2})
+        hidden = total[:, :, None].expand(-1, tokens.shape[1], -1)  # (B, N, 1)
+        return Reading(hidden, CounterState(total, tokens[:, -1]), {"size": (total**2).mean(), "rate": self.rate**2})
+
+    def forward(self, tokens, state):
+        return with_logits(self, self.read(tokens, state))
 
     def advance(self, tokens, state):
-        return self(tokens, state).state
+        return self.read(tokens, state).state
 
 
 def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
@@ -307,12 +313,12 @@ def test_memory_replay_keeps_one_segments_graph(name, monkeypatch):
     """First only `advance` without gradient, then one forward with gradient and one backward at a time."""
     model_class, config = EVERY_MODEL[name]
     model, calls = model_class(config), []
-    forward, advance, backward = model.forward, model.advance, torch.autograd.backward
-    monkeypatch.setattr(model, "forward", lambda *a: calls.append("forward") or forward(*a))
+    read, advance, backward = model.read, model.advance, torch.autograd.backward
+    monkeypatch.setattr(model, "read", lambda *a: calls.append("read") or read(*a))
     monkeypatch.setattr(model, "advance", lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a))
     monkeypatch.setattr(torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a))
     replay.memory_replay(model, random_rollout(config, 3), model.initial_state(3))
-    assert calls == ["advance False"] * 2 + ["forward", "backward"] * 3
+    assert calls == ["advance False"] * 2 + ["read", "backward"] * 3
 
 
 @pytest.mark.parametrize("name", [*ONE_OF_EACH, "compressive conv-attention_reconstruction"])
@@ -341,7 +347,13 @@ def test_replace_lanes_selects_and_routes_gradient():
     assert state.last.tolist() == [9, 2, 9] and state.total[:, 0].tolist() == [1, 0, 1]
     state.total.sum().backward()
     assert initial.total.grad[:, 0].tolist() == [1, 0, 1] and old.total.grad[:, 0].tolist() == [0, 1, 0]
-    assert replace_lanes(torch.zeros(3, dtype=torch.bool), initial, old) is old
+
+
+def test_an_initial_state_is_made_only_if_a_lane_starts():
+    [segment], state = random_rollout(SMALL, 1), CounterState(torch.zeros(3, 1), torch.zeros(3))
+    assert replay.begin(None, segment._replace(starts=torch.zeros(3, dtype=torch.bool)), state) is state
+    starting = segment._replace(starts=torch.tensor([False, True, False]))
+    assert replay.begin(Counter(), starting, state).total[:, 0].tolist() == [0, pytest.approx(0.2), 0]
 
 
 def test_state_helpers():

@@ -381,7 +381,7 @@ def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, t
     if broken == "loss":
         monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, **_: (torch.tensor(nan), state))
     elif broken == "gradient's norm":
-        monkeypatch.setattr(optimization, "average_and_clip", lambda *_: nan)
+        monkeypatch.setattr(optimization, "average_and_clip", lambda *_: torch.tensor(nan))
     elif broken == "parameters":
         update = training_script.update
         monkeypatch.setattr(

@@ -24,7 +24,7 @@ def rollout_variant(name: str, model: Any, method: str, horizon: int, options: N
     config, segments, device = model.config, [], options.device
     for tokens, targets in random_segments(config.vocabulary, config.segment, options.batch, horizon, device):
         never = torch.zeros(options.batch, dtype=torch.bool, device=device)
-        segments.append(Segment(tokens, targets, torch.ones_like(tokens, dtype=torch.bool), never))
+        segments.append(Segment(tokens, targets, torch.ones_like(tokens, dtype=torch.bool), never).to(device))
     state = detach(model.advance(segments[0].tokens, model.initial_state(options.batch)))
 
     def step():

@@ -12,10 +12,10 @@ from accelerated.training.process import autocast
 
 
 def step_of_peer(model: torch.nn.Module, read: Callable, state: object, options: Namespace) -> Callable:
-    """A training step of a package's model; `read` calls it like one of ours."""
+    """A training step of a package's model; read: (tokens, state) -> (logits, state, losses)."""
     config, count = options.config, SEGMENTS[options.model]
     segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, options.device)
-    return timing.training_step(model, read, segments, state, options)
+    return timing.training_step(model, timing.reader_of_peer(read), segments, state, options)
 
 
 def block_recurrent_peer(options: Namespace) -> Variant:

@@ -26,7 +26,7 @@ def training_flops(model_class: type, config: Any, batch: int, count: int) -> in
         model = model_class(config).to("meta")
         tokens = torch.zeros(batch, config.segment, dtype=torch.long)
     segments, state = [(tokens, tokens)] * count, model.initial_state(batch)
-    return timing.counted_flops(lambda: timing.objective_of(model, segments, state).backward())
+    return timing.counted_flops(lambda: timing.objective_of(timing.reader_of(model), segments, state).backward())
 
 
 def step_variant(name: str, config: Any, options: Namespace) -> Variant:
@@ -38,7 +38,7 @@ def step_variant(name: str, config: Any, options: Namespace) -> Variant:
     with torch.no_grad():
         for tokens, _ in segments:
             state = model.advance(tokens, state)
-    step = timing.training_step(model, model, segments, state, options)
+    step = timing.training_step(model, timing.reader_of(model), segments, state, options)
     return Variant(name, step, training_flops(model_class, config, options.batch, count))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelerated.replay import summed_nats
 from accelerated.training.process import autocast
 
 
@@ -27,17 +28,37 @@ def random_segments(vocabulary: int, length: int, batch: int, count: int, device
     return list(zip(text[:, :-1].split(length, 1), text[:, 1:].split(length, 1), strict=True))
 
 
+def reader_of(model: torch.nn.Module) -> Callable:
+    """How objective_of reads one of our models."""
+
+    def read(tokens, targets, state):
+        hidden, state, auxiliary = model.read(tokens, state)
+        return summed_nats(hidden, model.output_matrix(), targets) / targets.numel(), state, auxiliary
+
+    return read
+
+
+def reader_of_peer(logits_of: Callable) -> Callable:
+    """How objective_of reads a package's model; logits_of: (tokens, state) -> (logits, state, losses)."""
+
+    def read(tokens, targets, state):
+        logits, state, auxiliary = logits_of(tokens, state)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()), state, auxiliary
+
+    return read
+
+
 def objective_of(read: Callable, segments: list, state: object) -> torch.Tensor:
     """The sum over segments [(tokens, targets)] of mean cross-entropy and auxiliary losses; the state is carried."""
     total = 0.0
     for tokens, targets in segments:
-        logits, state, auxiliary = read(tokens, state)
-        total = total + functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten()) + sum(auxiliary.values())
+        nats, state, auxiliary = read(tokens, targets, state)
+        total = total + nats + sum(auxiliary.values())
     return total
 
 
 def training_step(model: torch.nn.Module, read: Callable, segments: list, state: object, options: Namespace) -> Callable:
-    """A step that computes a model's gradients; `read` calls the model: (tokens, state) -> (logits, state, losses)."""
+    """A step that computes a model's gradients; read: (tokens, targets, state) -> (mean cross-entropy, state, losses)."""
 
     def step():
         model.zero_grad()

@@ -122,8 +122,19 @@ def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -
     return Parts(Joined(documents, seed), lanes)
 
 
+def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The field on the device. A copy to a GPU is made from pinned memory, so that it waits for no work before it."""
+    if device.type == "cuda" and field.device.type == "cpu":
+        return field.pin_memory().to(device, non_blocking=True)
+    return field.to(device)
+
+
 class Segment(NamedTuple):
-    """One step of all lanes: N tokens of each of B lanes."""
+    """One step of all lanes: N tokens of each of B lanes.
+
+    `any_starts` and `count_scored` are plain Python values. A segment that was moved by `to` still has them from the host, so
+    that they ask its device for nothing; change `starts` and `scored` only before.
+    """
 
     tokens: torch.Tensor  # (B, N) int64, padded with 0
     targets: torch.Tensor  # (B, N) int64
@@ -131,15 +142,34 @@ class Segment(NamedTuple):
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
     place: torch.Tensor | None = None  # (B, 2) int64: document's number, position of its first token here; -1, 0 on padding
+    facts: np.ndarray | None = None  # (B, 2) int64, on the host: whether a document starts, number of scored tokens; set by `to`
 
     def to(self, device: torch.device) -> "Segment":
-        return Segment(*(None if field is None else field.to(device) for field in self))
+        fields = (move(field, device) for field in (self.tokens, self.targets, self.scored, self.starts))
+        place = None if self.place is None else move(self.place, device)
+        return Segment(*fields, self.task and self.task.to(device), place, self._facts())
 
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The Segment of some lanes, given as a slice or by their numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
         fields = (self.tokens, self.targets, self.scored, self.starts)
-        return Segment(*(field[rows] for field in fields), task, None if self.place is None else self.place[rows])
+        rest = (None if field is None else field[rows] for field in (self.place, self.facts))
+        return Segment(*(field[rows] for field in fields), task, *rest)
+
+    @property
+    def any_starts(self) -> bool:
+        """Whether a document or a part of one begins in any lane."""
+        return bool(self._facts()[:, 0].any())
+
+    @property
+    def count_scored(self) -> int:
+        """The number of scored tokens."""
+        return int(self._facts()[:, 1].sum())
+
+    def _facts(self):
+        if self.facts is not None:
+            return self.facts
+        return np.stack([self.starts.cpu().numpy(), self.scored.cpu().numpy().sum(1)], 1)
 
 
 def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int, lanes: int) -> Segment:

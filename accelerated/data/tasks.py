@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.lanes import Lanes, Segment
+from accelerated.data.lanes import Lanes, Segment, move
 
 TASKS = ("continuation", "infilling", "recall")
 
@@ -73,7 +73,7 @@ class Task(NamedTuple):
     prompt: torch.Tensor  # (B, N) token ids that the decoder reads after the task's token
 
     def to(self, device: torch.device) -> "Task":
-        return Task(*(field.to(device) for field in self))
+        return Task(*(move(field, device) for field in self))
 
 
 def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int]:

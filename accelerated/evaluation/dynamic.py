@@ -25,12 +25,12 @@ def evaluate_dynamically(
     to the norm `clip` unless that is 0. The carried state comes from scoring. Dropout is off. The model keeps its last weights.
     """
     model.zero_grad()  # old gradients belong to another text
-    score = Score()
-    for segment, _, state, logits in read(model, documents, lanes):
-        score = add_segment(score, logits, segment, tokenizer)
-        if segment.scored.any():
+    score, device = Score(), next(model.parameters()).device
+    for segment, _, state, found in read(model, documents, lanes):
+        score = add_segment(score, found, segment, tokenizer)
+        if segment.count_scored:
             torch.clear_autocast_cache()  # older torch would reuse weights that it cast under no_grad
-            through_time(model, [segment], state)
+            through_time(model, [segment.to(device)], state)
             average_and_clip(model, 1, clip)
             optimizer.step()
             model.zero_grad()

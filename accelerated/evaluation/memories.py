@@ -4,6 +4,7 @@ import argparse
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch.nn import Module
 
@@ -28,9 +29,9 @@ def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, found = segments_to_fill(model.config), 0
     for segment, number, state, _ in read(model, documents, lanes, predict=False):
-        own = ((number >= need) & segment.scored.all(1)).nonzero()[: sequences - found, 0]
-        if len(own):
-            yield segment.tokens[own], keep_lanes(state, own)
+        own = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - found].tolist()
+        if own:
+            yield segment.tokens[own].to(state.memory.device), keep_lanes(state, own)
         found += len(own)
         if found >= sequences:
             return
@@ -78,7 +79,7 @@ def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequenc
     """The attention-reconstruction loss of each layer (L,), averaged over segments; the model's config must ask for it."""
     total, count = 0.0, 0
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        losses = model(tokens, state).auxiliary.values()
+        losses = model.read(tokens, state).auxiliary.values()
         total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
     return total / count
 

@@ -90,10 +90,10 @@ def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes:
     scored, so that every Score comes from the middle of documents. Each segment counts in one Score.
     """
     scores = [Score()] * reach
-    for segment, number, _, logits in read(model, documents, lanes, clear_every=reach):
-        for carried in (number % reach)[number >= reach].unique().tolist():
-            own = ((number >= reach) & (number % reach == carried))[:, None]
-            scores[carried] = add_segment(scores[carried], logits, segment._replace(scored=segment.scored & own), tokenizer)
+    for segment, number, _, found in read(model, documents, lanes, clear_every=reach):
+        for carried in np.unique((number % reach)[number >= reach]).tolist():
+            own = (number >= reach) & (number % reach == carried)
+            scores[carried] = add_segment(scores[carried], found, segment, tokenizer, own)
     return scores
 
 

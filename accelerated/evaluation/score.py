@@ -17,6 +17,7 @@ from accelerated.data.recall import CHANCE
 from accelerated.data.windows import lengths_of, overlap_of
 from accelerated.evaluation.report import Report, TrainedRun
 from accelerated.protocol import keep_lanes, replace_lanes
+from accelerated.replay import compute_type, logits_in_chunks, targets_of
 
 
 def ratio(total: float, count: int) -> float:
@@ -50,9 +51,16 @@ class Score(NamedTuple):
         return math.inf if exponent > 700 else math.exp(exponent)
 
 
-def count_bytes(segments: Iterable[Segment], token_bytes: torch.Tensor) -> int:
-    """Bytes of text that the scored tokens of segments spell; token_bytes (V,) has each token's length."""
-    return sum(int(token_bytes[segment.targets[segment.scored]].sum()) for segment in segments)
+class Predictions(NamedTuple):
+    """How well a model predicted each token of a segment, on the host."""
+
+    nats: np.ndarray  # (B, N) float64, -log p of the target; 0 if it is not scored
+    right: np.ndarray  # (B, N) bool, whether the target is scored and was the most probable token
+
+
+def count_bytes(segments: Iterable[Segment], tokenizer: object) -> int:
+    """Bytes of text that the scored tokens of segments spell; the segments are still on the host."""
+    return sum(int(tokenizer.token_bytes[s.targets.numpy()[s.scored.numpy()]].sum()) for s in segments)
 
 
 def carries_nothing(model: Module) -> bool:
@@ -72,31 +80,51 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 @torch.no_grad()
+def predictions(model: Module, hidden: torch.Tensor, segment: Segment) -> Predictions:
+    """The Predictions of a segment from its Reading's hidden (B, N, D); logits are made in chunks.
+
+    Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
+    """
+    kind, rows = compute_type(hidden), hidden.flatten(0, 1)
+    chunks = logits_in_chunks(rows.to(kind), model.output_matrix().to(kind), targets_of(segment).flatten())
+    parts = [(functional.cross_entropy(logits, aims, reduction="none"), logits.argmax(-1) == aims) for _, logits, aims in chunks]
+    nats, right = (torch.cat(part).view(segment.targets.shape).cpu().numpy() for part in zip(*parts, strict=True))
+    return Predictions(nats.astype(np.float64), right)
+
+
+@torch.no_grad()
 def read(
     model: Module, documents: Sequence, lanes: int, clear_every: int = 0, batches: Iterable | None = None, predict: bool = True
 ) -> Iterator[tuple]:
-    """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, its logits).
+    """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, Predictions).
 
-    The state is the initial one at a document's start and, unless clear_every is 0, before every clear_every-th segment. If
-    `batches` is given, its (segment, rows of the previous state that it continues) are read instead of all documents. Without
-    predict the logits are None.
+    Only the state is on the model's device. It is the initial one at a document's start and, unless clear_every is 0, before
+    every clear_every-th segment. If `batches` is given, its (segment, rows of the previous state that it continues) are read
+    instead of all documents. Without predict the Predictions are None.
     """
     batches = batches or one_pass(documents, lanes, model.config.segment, overlap_of(model.config))
     device = next(model.parameters()).device
-    state, segment_number = model.initial_state(lanes), torch.zeros(lanes, dtype=torch.long, device=device)
+    state, number, found = model.initial_state(lanes), np.zeros(lanes, np.int64), None
     with evaluating(model):
         for segment, kept in batches:
-            segment = segment.to(device)
-            segment_number = torch.where(segment.starts, 0, segment_number[kept] + 1)
-            starts = segment_number % clear_every == 0 if clear_every else segment.starts
-            state = replace_lanes(starts, model.initial_state(len(starts)), keep_lanes(state, kept))
-            logits, after = model(segment.tokens, state)[:2] if predict else (None, model.advance(segment.tokens, state))
-            yield segment, segment_number, state, logits
+            starts, number = segment.starts.numpy(), number[kept] + 1
+            number[starts] = 0
+            starts = number % clear_every == 0 if clear_every else starts
+            state = keep_lanes(state, kept)
+            if starts.any():
+                state = replace_lanes(torch.from_numpy(starts).to(device), model.initial_state(len(starts)), state)
+            moved = segment.to(device)
+            if predict:
+                reading = model.read(moved.tokens, state)
+                found, after = predictions(model, reading.hidden, moved), reading.state
+            else:
+                after = model.advance(moved.tokens, state)
+            yield segment, number, state, found
             state = after
 
 
 def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool, segments: int | None = None) -> Iterator:
-    """Read documents, or `segments` segments of each lane; yield (segment, its logits), with a progress bar on a terminal.
+    """Read documents, or `segments` segments of each lane; yield (segment, its Predictions), with a progress bar.
 
     clear_memory starts every segment from the initial state. If nothing is carried between segments, a batch may hold segments
     of any documents, so that no lane is idle; but not if `segments` is given, so that the same tokens are scored with the memory
@@ -110,17 +138,18 @@ def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: 
     known = segments is None and np.all(documents[0].scored[:size])  # false for recall, which scores only answers
     total = int(lengths_of(documents).sum()) if known else None
     with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
-        for segment, _, _, logits in read(model, documents, lanes, 1 if clear_memory else 0, batches):
-            yield segment, logits
-            bar.update(int(segment.scored.sum()))
+        for segment, _, _, found in read(model, documents, lanes, 1 if clear_memory else 0, batches):
+            yield segment, found
+            bar.update(segment.count_scored)
 
 
-def add_segment(score: Score, logits: torch.Tensor, segment: Segment, tokenizer: object) -> Score:
-    """Add the Score of a segment with logits (B, N, V) to score."""
-    logits, targets = logits[segment.scored].double(), segment.targets[segment.scored]
-    nats = functional.cross_entropy(logits, targets, reduction="sum").item()
-    text_bytes = int(tokenizer.token_bytes[targets.cpu().numpy()].sum())
-    own = (nats, len(targets), int((logits.argmax(-1) == targets).sum()), text_bytes)
+def add_segment(
+    score: Score, found: Predictions, segment: Segment, tokenizer: object, lanes: slice | np.ndarray = slice(None)
+) -> Score:
+    """Add the Score of a segment with its Predictions, or of some of its lanes, to score."""
+    nats, right, scored = (field[lanes] for field in (*found, segment.scored.numpy()))
+    text_bytes = tokenizer.token_bytes[segment.targets.numpy()[lanes][scored]].sum()
+    own = (float(nats.sum()), int(scored.sum()), int(right.sum()), int(text_bytes))
     return Score(*(a + b for a, b in zip(score, own, strict=True)))
 
 
@@ -129,19 +158,16 @@ def evaluate(
 ) -> Score:
     """The Score of documents, or of `segments` segments of each lane; the state is carried unless clear_memory."""
     score = Score()
-    for segment, logits in read_to_score(model, documents, lanes, clear_memory, segments):
-        score = add_segment(score, logits, segment, tokenizer)
+    for segment, found in read_to_score(model, documents, lanes, clear_memory, segments):
+        score = add_segment(score, found, segment, tokenizer)
     return score
 
 
 def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, logits in read_to_score(model, documents, lanes, clear_memory):
-        losses = torch.zeros(segment.scored.shape, dtype=torch.float64, device=logits.device)
-        targets = segment.targets[segment.scored]
-        losses[segment.scored] = functional.cross_entropy(logits[segment.scored].double(), targets, reduction="none")
-        rows = zip(segment.place.tolist(), losses.cpu().numpy(), segment.scored.cpu().numpy(), strict=True)
+    for segment, found in read_to_score(model, documents, lanes, clear_memory):
+        rows = zip(segment.place.tolist(), found.nats, segment.scored.numpy(), strict=True)
         for (document, first), own, scored in rows:
             if document >= 0:  # the lane is not padding
                 nats[document][first + np.flatnonzero(scored)] = own[scored]

@@ -38,20 +38,25 @@ def update_due(step: int, config: Any) -> bool:
     return late <= 0 or late % config.update_every == 0 or step == config.steps
 
 
-def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> float:
+def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> torch.Tensor:
     """Divide the summed gradients by `iterations` and clip their norm to `limit` (0: no clipping); returns the norm before it.
 
     Parameters that only an auxiliary loss trains are clipped separately, so that neither objective shrinks the other's steps.
-    Most models have no auxiliary loss, so that group may have no gradients. The returned norm is of both groups together.
+    Most models have no auxiliary loss, so that group may have no gradients. The returned norm is of both groups together, a
+    scalar on their device: nothing waits for it here.
     """
-    norms = []
+    norms = [torch.zeros((), device=next(model.parameters()).device)]
     apart = {id(p) for p in model.auxiliary_parameters()}
     for group in ([p for p in model.parameters() if (id(p) in apart) is own] for own in (False, True)):
         gradients = [p.grad for p in group if p.grad is not None]
-        if gradients and iterations > 1:
+        if not gradients:
+            continue
+        if iterations > 1:
             torch._foreach_div_(gradients, iterations)
-        norms.append(torch.nn.utils.clip_grad_norm_(group, limit) if limit else torch.nn.utils.get_total_norm(gradients))
-    return math.hypot(*(norm.item() for norm in norms))
+        norms.append(torch.nn.utils.get_total_norm(gradients))
+        if limit:
+            torch.nn.utils.clip_grads_with_norm_(group, limit, norms[-1])
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer:

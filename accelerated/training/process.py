@@ -99,6 +99,14 @@ def summed(values: list, device: torch.device) -> list:
     return total.tolist()
 
 
+def read_numbers(measured: dict[str, torch.Tensor], summed_over_processes: str) -> dict[str, float]:
+    """{name: scalar tensor} as {name: float}, all read from the device at once; the named one is summed over all processes."""
+    stacked = torch.stack([*measured.values()])
+    numbers = dict(zip(measured, stacked.tolist(), strict=True))
+    [total] = summed([numbers[summed_over_processes]], stacked.device)
+    return numbers | {summed_over_processes: total}
+
+
 def all_lanes(state: tuple) -> tuple:
     """Gather the states of all processes' lanes, in the order of the lanes."""
     if world_size() == 1:

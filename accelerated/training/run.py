@@ -37,7 +37,6 @@ class Run:
     folder: Path  # for checkpoints and the log
     device: torch.device
     tokenizer: object
-    token_bytes: torch.Tensor  # (V,) number of text bytes that each token stands for
     corpus: Corpus
     validation: Sequence  # the documents to validate on, joined if memory is carried over documents
     reader: MultiTask  # gives the segments of all lanes, with their tasks
@@ -50,7 +49,7 @@ class Run:
     best: float = math.inf  # lowest validation loss in bits per byte
     gathered: int = 0  # iterations since the last update
     gradient_norm: float = 0.0  # of the last update
-    auxiliary: dict = field(default_factory=dict)  # {name: loss} of the segment that was computed last
+    auxiliary: dict = field(default_factory=dict)  # {name: scalar loss} of the segment that was computed last
     tokens: int = 0  # read since the run was opened, padding and overlaps included
     opened: float = field(default_factory=time.perf_counter)
     last_save: float = field(default_factory=time.perf_counter)
@@ -89,7 +88,8 @@ def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
 
 def save(run: Run, is_best: bool = False) -> None:
     """Write all that resuming needs; raises InputError instead if a parameter is NaN or infinite: the last checkpoint stays."""
-    check_finite(run.step, {"parameters": sum(float(p.detach().abs().max()) for p in run.model.parameters() if p.numel())})
+    largest = torch.stack([p.detach().abs().max() for p in run.model.parameters() if p.numel()])
+    check_finite(run.step, {"parameters": largest.sum().item()})
     contents = settings_contents(run.settings) | {
         "parameters": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
         "state": tuple(process.all_lanes(run.state)), "lanes": run.reader.position(), "random": torch.get_rng_state(),
@@ -188,8 +188,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     step, first = saved.get("step", 0), process.rank() == 0
     run = Run(
         settings=settings, folder=beginning.folder, device=device, tokenizer=tokenizer,
-        token_bytes=torch.as_tensor(tokenizer.token_bytes, device=device), corpus=corpus, validation=validation,
-        reader=reader, model=model, optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
+        corpus=corpus, validation=validation, reader=reader,
+        model=model, optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
         log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
         data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
         step=step, best=saved.get("best", math.inf),
@@ -198,10 +198,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
         introduce(run, beginning)
         warn_of_horizon(run, longest_document(documents, config.segment, overlap))
     beginning.resumed = beginning.initial = None  # frees their tensors
-    model.register_forward_hook(  # back-propagation returns only the loss
-        lambda _, inputs, output: run.auxiliary.update({name: loss.detach() for name, loss in output.auxiliary.items()})
-    )
-    compile_forward(model, training)
+    compile_read(model, training)
+    keep_auxiliary(run)
     return run
 
 
@@ -258,12 +256,24 @@ def gradient_passes(model: torch.nn.Module) -> bool:
     return any(part.requires_grad for part in state)
 
 
-def compile_forward(model: torch.nn.Module, training: TrainingConfig) -> None:
-    """Compile the model's forward with torch.compile, if --compile says so.
+def compile_read(model: torch.nn.Module, training: TrainingConfig) -> None:
+    """Compile the model's `read`, all of a training step except the loss, with torch.compile, if --compile says so.
 
-    Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled forward. So compiled
+    Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled `read`. So compiled
     code must then draw its random numbers as uncompiled code does, which is slower than its own generator.
     """
     if training.compile != "none":
         torch._inductor.config.fallback_random = training.backprop == "memory_replay"
-        model.compile(backend=training.compile, dynamic=False)
+        model.read = torch.compile(model.read, backend=training.compile, dynamic=False)
+
+
+def keep_auxiliary(run: Run) -> None:
+    """Make the model's `read` leave its auxiliary losses in run.auxiliary too: back-propagation returns only the loss."""
+    read = run.model.read
+
+    def read_and_keep(*given):
+        reading = read(*given)
+        run.auxiliary = {name: loss.detach() for name, loss in reading.auxiliary.items()}
+        return reading
+
+    run.model.read = read_and_keep

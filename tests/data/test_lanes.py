@@ -136,6 +136,19 @@ def test_seek_continues_where_position_was_taken(ns, lanes, length, after):
             assert torch.equal(a, b)
 
 
+@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), moved=st.sampled_from([None, "cpu", "meta"]))
+def test_a_segment_knows_what_starts_and_how_much_is_scored(ns, lanes, length, moved):
+    """Also of some of its lanes, and on a device that cannot be asked for numbers."""
+    for segment in Lanes(documents_of(ns), lanes, length):
+        for rows in (slice(None), slice(lanes // 2, lanes), [lanes - 1, 0]):
+            starts, scored = segment.starts[rows], segment.scored[rows]
+            part = segment.to(torch.device(moved)) if moved else segment
+            for some in (part.keep_lanes(rows), part.keep_lanes(rows).to(torch.device(moved or "cpu"))):
+                assert (some.any_starts, some.count_scored) == (bool(starts.any()), int(scored.sum()))
+                assert type(some.any_starts) is bool and type(some.count_scored) is int
+                assert some.tokens.device.type == some.place.device.type == (moved or "cpu")
+
+
 def test_nothing_to_predict_is_refused():
     with pytest.raises(InputError, match="no document has two tokens"):
         Lanes(documents_of([0, 1]), 2, 4)

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.lanes import Joined, joined_for_lanes
+from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
 from accelerated.data.windows import Document, count_words, cut
-from accelerated.evaluation.score import Score, carries_nothing, evaluate, token_nats
+from accelerated.evaluation.score import Score, carries_nothing, count_bytes, evaluate, token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.protocol import Reading
 
 WINDOWED = PAPERS["pretrained_recurrence"].small
 CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
@@ -89,8 +90,11 @@ class Uniform(torch.nn.Module):
     def initial_state(self, batch):
         return (torch.zeros(batch, 1),)
 
-    def forward(self, tokens, state):
-        return self.logit.expand(*tokens.shape, 256), state, {}
+    def output_matrix(self):
+        return torch.ones(256, 1)
+
+    def read(self, tokens, state):
+        return Reading(self.logit.expand(*tokens.shape, 1), state, {})
 
 
 class OneField(tuple):
@@ -104,6 +108,13 @@ def test_a_constant_model_has_eight_bits_per_byte(monkeypatch):
     score = evaluate(model, documents_of([33, 5]), BYTES, 3)
     assert math.isclose(score.bits_per_byte, 8) and math.isclose(score.bits_per_token, 8)
     assert math.isclose(math.exp(score.nats / score.tokens), 256)
+
+
+def test_bytes_of_scored_tokens_are_counted():
+    documents = [document_from("the baa\n" * 6 + "é", MERGED), document_from("he", MERGED)]
+    segments = list(Lanes(documents, 2, 8))
+    expected = sum(int(MERGED.token_bytes[document.targets].sum()) for document in documents)
+    assert count_bytes(segments, MERGED) == expected > sum(segment.count_scored for segment in segments)
 
 
 def test_measures():
@@ -168,8 +179,7 @@ def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
     for vectors, expected in ((0, 9), (1, 33)):
         model = windowed(overlap=4, vectors=vectors)
         assert carries_nothing(model) == (vectors == 0) and not carries_nothing(BlockRecurrent(CONFIG))
-        forward = model.forward
-        monkeypatch.setattr(model, "forward", lambda tokens, state, run=forward: calls.append(len(tokens)) or run(tokens, state))
+        monkeypatch.setattr(model, "read", lambda tokens, state, run=model.read: calls.append(len(tokens)) or run(tokens, state))
         evaluate(model, documents, BYTES, 4)
         windows = sum(len(cut(n, 6, 4)) for n in (70, 9, 3))
         assert windows == 36 and len(calls) == expected
@@ -178,8 +188,8 @@ def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
 
 def test_idle_lanes_are_not_computed(monkeypatch):
     calls, model = [], windowed(overlap=0)
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda tokens, state: calls.append(len(tokens)) or forward(tokens, state))
+    read = model.read
+    monkeypatch.setattr(model, "read", lambda tokens, state: calls.append(len(tokens)) or read(tokens, state))
     evaluate(model, documents_of([31, 13, 8]), BYTES, 8)
     assert calls == [3, 3, 1, 1, 1]
 

@@ -76,7 +76,7 @@ def test_gradients_are_averaged_then_clipped_for_each_objective():
     model = TwoObjectives()
     for limit, task, other in ((0, 4.0, 50.0), (0.1, 0.1, 0.1), (5, 4.0, 5.0)):
         model.task.grad, model.other.grad = torch.tensor([0.0, 12.0, 0.0]), torch.tensor([90.0, 120.0])
-        norm = average_and_clip(model, 3, limit)
+        norm = average_and_clip(model, 3, limit).item()
         assert norm == pytest.approx(math.hypot(4, 50), rel=1e-4), "the norm of the mean, before clipping"
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)

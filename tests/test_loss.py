@@ -1,0 +1,193 @@
+"""The loss and the scores are the same whether logits are made at once or in chunks, and no chunk's logits are kept."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree, named
+from documents import BYTES, documents_of
+from rollouts import random_segments
+from torch.utils._python_dispatch import TorchDispatchMode
+from variants import ONE_OF_EACH, PAPERS, over, variant
+
+from accelerated import replay
+from accelerated.data.lanes import Segment
+from accelerated.evaluation.score import evaluate, predictions, token_nats
+
+CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}  # logits; a segment of 2 lanes has 132 to 264
+
+
+def segments_of(paper, name, rng):
+    """A rollout with a document start in its second segment, tasks if the model reads them, and unscored tokens."""
+    segments = []
+    for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
+        rows = [torch.tensor(array) for array in (tokens, targets, scored)]
+        starts = torch.tensor([False, number == 1])
+        segments.append(Segment(*rows, starts, *(PAPERS[paper].to_torch(each) for each in task)))
+    return segments
+
+
+def setting(paper, name, dropout=0.3):
+    """(model in training mode, segments, state), all random."""
+    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
+    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    return model, segments_of(paper, name, rng), state
+
+
+def gradients(model):
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def rows_of(method, model, segments, state):
+    """The loss, all gradients and the next state of one rollout."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    loss, after = replay.BACKPROP[method](model, segments, state)
+    return {"loss": loss[None]} | gradients(model) | {n: row for n, row in named("state", after).items() if row.numel()}
+
+
+@pytest.fixture(params=[True, False], ids=["host", "device"], autouse=True)
+def on_host(request, monkeypatch):
+    """Both ways of leaving out what is not scored: a CPU leaves out rows, a GPU ignores targets."""
+    if not request.param:
+        monkeypatch.setattr(replay, "on_host", lambda tensor: False)
+
+
+@over(ONE_OF_EACH)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, chunk, monkeypatch):
+    """With softmax written out on the logits of forward: the sum, and the gradient of every parameter."""
+    monkeypatch.setattr(replay, "CHUNK", CHUNKS[chunk])
+    model, [segment, *_], state = setting(paper, name, dropout=0.0)
+    logs = model(*replay.inputs_of(segment, state)).logits.log_softmax(-1)
+    expected = -(logs.gather(-1, segment.targets[..., None])[..., 0] * segment.scored).sum()
+    (3 * expected).backward()
+    expected = {"nats": expected[None]} | gradients(model)
+    model.zero_grad()
+    nats = replay.summed_nats(
+        model.read(*replay.inputs_of(segment, state)).hidden, model.output_matrix(), replay.targets_of(segment)
+    )
+    (3 * nats).backward()
+    assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11)
+
+
+@over(ONE_OF_EACH)
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_rollouts_in_chunks_are_those_with_all_logits(paper, name, method, monkeypatch):
+    """With dropout, unscored tokens, tasks and a document start: loss, every gradient and the next state."""
+    model, segments, state = setting(paper, name)
+    expected = rows_of("through_time", model, segments, state)
+    for chunk in CHUNKS.values():
+        monkeypatch.setattr(replay, "CHUNK", chunk)
+        assert_agree(expected, rows_of(method, model, segments, state), 1e-11, f"chunks of {chunk}")
+
+
+@pytest.mark.parametrize("chunk", [20, 10_000])
+def test_without_scored_tokens_loss_and_gradients_are_zero(chunk, monkeypatch):
+    monkeypatch.setattr(replay, "CHUNK", chunk)
+    hidden, matrix = torch.randn(2, 5, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    nats = replay.summed_nats(hidden, matrix, torch.full((2, 5), replay.IGNORED))
+    nats.backward()
+    assert nats == 0 and not hidden.grad.any() and not matrix.grad.any()
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+def test_chunks_agree_in_low_precision(autocast, monkeypatch):
+    """The loss is float32; gradients keep the types of what they are of."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(3)
+    start, weight, targets = torch.randn(4, 50, 32), torch.randn(300, 32) / 6, torch.randint(300, (4, 50))
+    found = []
+    for chunk in (10**6, 7 * 300 + 5):
+        monkeypatch.setattr(replay, "CHUNK", chunk)
+        hidden, matrix = start.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            nats = replay.summed_nats(hidden, matrix, targets)
+        (nats / 200).backward()
+        assert nats.dtype == hidden.grad.dtype == matrix.grad.dtype == torch.float32
+        found.append({"nats": nats[None], "hidden": hidden.grad, "matrix": matrix.grad})
+    assert_agree(*found, 1e-2 if autocast else 1e-5)
+
+
+def saved_bytes(rows, vocabulary):
+    """How many bytes the loss of `rows` rows keeps for its backward pass."""
+    held = {}
+
+    def keep(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    hidden, matrix = torch.randn(1, rows, 8, requires_grad=True), torch.randn(vocabulary, 8, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        nats = replay.summed_nats(hidden, matrix, torch.zeros(1, rows, dtype=torch.long))
+    nats.backward()
+    return sum(held.values())
+
+
+def test_several_chunks_keep_two_gradients_and_no_logits(monkeypatch):
+    assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
+    monkeypatch.setattr(replay, "CHUNK", 5000)
+    for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
+        assert saved_bytes(rows, vocabulary) == 8 * 8 * (rows + vocabulary)
+
+
+class LargestLogits(TorchDispatchMode):
+    """Notes the most numbers in any tensor whose last axis is the vocabulary."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.vocabulary, self.most = vocabulary, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary:
+                if not tensor.is_contiguous():  # the transposed output matrix
+                    continue
+                self.most = max(self.most, tensor.numel())
+        return found
+
+
+@over(ONE_OF_EACH)
+def test_no_more_logits_than_a_chunk_are_made(paper, name, monkeypatch):
+    """In training by each method, in validation and for the losses of single tokens."""
+    config = dataclasses.replace(variant(paper, name), vocabulary=257)
+    model, documents = PAPERS[paper].model(config), documents_of([40, 30])
+    tokens = torch.randint(257, (2, config.segment))
+    segment = Segment(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
+    uses = [lambda way=way: way(model, [segment] * 2, model.initial_state(2)) for way in replay.BACKPROP.values()]
+    uses += [lambda: evaluate(model, documents, BYTES, 2), lambda: token_nats(model, documents, 2)]
+    for chunk, most in ((10**9, 2 * config.segment * 257), (800, 3 * 257)):
+        monkeypatch.setattr(replay, "CHUNK", chunk)
+        for use in uses:
+            with LargestLogits(257) as largest:
+                use()
+            assert largest.most == most
+
+
+@pytest.mark.parametrize("chunk", [7, 10_000])
+def test_predictions_are_those_of_the_logits(chunk, monkeypatch):
+    """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored."""
+    monkeypatch.setattr(replay, "CHUNK", chunk)
+    logits, targets, scored = torch.randn(2, 90, 3), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7
+    model = SimpleNamespace(output_matrix=lambda: torch.eye(3))
+    found = predictions(model, logits, Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool)))
+    expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
+    np.testing.assert_allclose(found.nats, expected.numpy(), rtol=1e-12)
+    right = (logits.argmax(-1) == targets) & scored
+    assert (found.right == right.numpy()).all() and 0 < right.sum() < scored.sum() and found.nats.dtype == np.float64
+
+
+@over(ONE_OF_EACH)
+def test_scores_in_chunks_are_those_with_all_logits(paper, name, monkeypatch):
+    model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256))
+    documents = documents_of([40, 9, 31])
+    score, nats = evaluate(model, documents, BYTES, 2), token_nats(model, documents, 2)
+    monkeypatch.setattr(replay, "CHUNK", 800)
+    again = evaluate(model, documents, BYTES, 2)
+    assert again.nats == pytest.approx(score.nats, rel=1e-12) and again[1:] == score[1:]
+    for expected, actual in zip(nats, token_nats(model, documents, 2), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-11)
