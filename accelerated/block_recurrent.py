@@ -15,7 +15,7 @@ from torch.nn import functional
 from accelerated.attention.content import scaled_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, project_heads
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
+from accelerated.protocol import Output, Reading, at_least_float32, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.block_recurrent import Config, init_params
 
 
@@ -28,11 +28,6 @@ class State(NamedTuple):
     states: torch.Tensor  # (B, R, S, D)
     keys: torch.Tensor  # (B, L, H, W, E), of the last block, unit length
     values: torch.Tensor  # (B, L, H, W, E)
-
-
-def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """x in float32, or in its own type if more precise: in bfloat16 a gate of 0.99909 would round to 1 and never forget."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class FixedGate(nn.Module):
@@ -365,7 +360,7 @@ class BlockRecurrent(nn.Module):
             values.append(grown[1])
         grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
         full = grown.keys.shape[3] == 2 * self.config.window
-        logits = functional.linear(self._output_rows(x), self.output_matrix())[:, 0]
+        logits = logits_of(self, self._output_rows(x))[:, 0]
         return logits, self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
 
     def _check_stream(self, stream, batch):

@@ -15,7 +15,7 @@ from torch.nn import functional
 from accelerated.attention.content import content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.compressive import Config, init_params
 
 
@@ -353,7 +353,7 @@ class Compressive(nn.Module):
         usage = stream.usage + torch.stack(usages, 1)
         stream = stream._replace(hidden=hidden, keys=tuple(keys), values=tuple(values), usage=usage)
         full = hidden.shape[2] == self.config.segment
-        logits = functional.linear(self._output_rows(h), self.output_matrix())[:, 0]
+        logits = logits_of(self, self._output_rows(h))[:, 0]
         return logits, self.stream(self._close_segment(stream)) if full else stream
 
     def _step_attention(self, layer, h, keys, values, distance_key):

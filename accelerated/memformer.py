@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import content_attention
+from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -38,7 +38,7 @@ class Distances(nn.Module):
         super().__init__()
         length = config.segment + (1 if causal and config.encoder_layers else 0)  # 1: the decoder reads the task's token first
         lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
-        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
+        mask = causal_mask(length, length) if causal else None
         sinusoids = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
         self.register_buffer("index", distance_index(length, lowest, highest), persistent=False)  # (N, N) of 0 .. R - 1
         self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
@@ -418,7 +418,7 @@ class Memformer(nn.Module):
         hidden, stream = self._step(token, stream)
         stream = stream._replace(tokens=torch.cat([stream.tokens, token[:, None]], 1))
         full = stream.tokens.shape[1] == self.config.segment
-        logits = functional.linear(self._output_rows(hidden), self.output_matrix())[:, 0]
+        logits = logits_of(self, self._output_rows(hidden))[:, 0]
         return logits, self.stream(self._close_segment(stream)) if full else stream
 
     def stream(self, state: State) -> "Stream":

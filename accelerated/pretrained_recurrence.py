@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import content_attention
+from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, with_logits
+from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -142,8 +142,8 @@ class PretrainedRecurrence(nn.Module):
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.final_norm = LayerNorm(config.width, NORM_EPSILON)
         self.module = Recurrence(config) if config.vectors else None
-        causal = torch.ones(config.segment, config.segment, dtype=torch.bool).triu(1)
-        self.register_buffer("future_keys", causal, persistent=False)  # (T, T), true if a query must not see a key
+        future = causal_mask(config.segment, config.segment)
+        self.register_buffer("future_keys", future, persistent=False)  # (T, T), true if a query must not see a key
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
@@ -249,7 +249,7 @@ class PretrainedRecurrence(nn.Module):
         hidden, stream = self._extend(token[:, None], stream)
         if stream.tokens.shape[1] == self.config.segment:
             stream = self._next_window(stream)
-        return functional.linear(hidden[:, -1], self.output_matrix()), stream
+        return logits_of(self, hidden[:, -1]), stream
 
     def stream(self, state: State) -> "Stream":
         """Turn a State into a Stream for `step`: compute keys and values of the inserted vectors."""

@@ -42,9 +42,19 @@ class Output(NamedTuple):
     auxiliary: dict  # {name: scalar loss}, added to the task loss
 
 
+def logits_of(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
+    return functional.linear(hidden, model.output_matrix())
+
+
 def with_logits(model: nn.Module, reading: Reading) -> Output:
     """The Output of a Reading."""
-    return Output(functional.linear(reading.hidden, model.output_matrix()), reading.state, reading.auxiliary)
+    return Output(logits_of(model, reading.hidden), reading.state, reading.auxiliary)
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, or in its own type if more precise. Gates and losses need it: bfloat16 rounds a gate of 0.99909 to 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from accelerated.protocol import detach, replace_lanes, require_gradient
+from accelerated.protocol import at_least_float32, detach, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
 CHUNK = 2**26  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
@@ -80,8 +80,7 @@ def logits_in_chunks(
     """Yield (rows of hidden (n, D), their logits (n, V) in float32 or better, their targets (n,)), CHUNK logits at a time."""
     rows = chunk_rows(matrix)
     for own, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
-        logits = functional.linear(own, matrix)
-        yield own, logits.to(torch.promote_types(logits.dtype, torch.float32)), aims
+        yield own, at_least_float32(functional.linear(own, matrix)), aims
 
 
 class ChunkedNats(torch.autograd.Function):
