@@ -1,4 +1,4 @@
-"""Attention by content, without positions, and torch's SDPA, through which every kind of attention goes on a GPU."""
+"""Attention by content, without positions, and torch's SDPA, the path of most attention on a GPU."""
 
 import math
 
