@@ -1,6 +1,7 @@
 """Evaluate a trained run, or continue a text with it: python eval.py --help. The reports are in accelerated/evaluation/."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -16,10 +17,11 @@ from accelerated.errors import InputError, option_name, run_program
 from accelerated.evaluation import dynamic, frequency, generation, memories, overlap, positions, score
 from accelerated.evaluation.report import TrainedRun, at_least
 from accelerated.models import MODELS
+from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
 from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir
-from accelerated.training.process import autocast, choose_device
+from accelerated.training.process import choose_device
 from accelerated.training.settings import DEVICES, GPT2_MODEL, Settings, settings_from
 from reference.pretrained_recurrence import POOLS
 
@@ -136,11 +138,12 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
     return config
 
 
-def open_trained_run(path: str, name: str, options: argparse.Namespace, device: torch.device) -> TrainedRun:
+def open_trained_run(path: str, name: str, options: argparse.Namespace) -> TrainedRun:
     """Open the run at path, with its model ready to evaluate, but without documents."""
     file = chosen_checkpoint(path, options.checkpoint)
-    checkpoint = load_checkpoint(file, device)
+    checkpoint = load_checkpoint(file)
     settings = settings_from(checkpoint, file)
+    device = choose_device(options.device, settings.training.dtype)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
     model = MODELS[settings.model](evaluated_config(name, options, settings)).to(device)
     load_parameters(model, checkpoint["parameters"], file, unused=".compression.")
@@ -189,8 +192,8 @@ def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
 def main(argv: list[str]) -> None:
     """Print the report that the command line asks for."""
     name, options = parse(argv)
-    report, device = REPORTS[name], choose_device(options.device)
-    runs = [open_trained_run(path, name, options, device) for path in dict.fromkeys(options.runs)]  # each once
+    report = REPORTS[name]
+    runs = [open_trained_run(path, name, options) for path in dict.fromkeys(options.runs)]  # each once
     if report.splits:
         data = list(dict.fromkeys(options.data or run.settings.data.data for run in runs))  # each once, in order
         if len(data) > 1:
@@ -198,7 +201,8 @@ def main(argv: list[str]) -> None:
         runs = [open_documents(run, options, report.splits) for run in runs]
     results = []
     for run in runs:
-        with autocast("float32" if report.exact else run.settings.training.dtype, device):
+        dtype = getattr(torch, run.settings.training.dtype)
+        with contextlib.nullcontext() if report.exact else computing_in(run.model, dtype):
             results.append(report.run(run, options))
     record, lines = report.table(runs, results) if report.table else results[0]
     if report.splits and not report.table:

@@ -87,19 +87,16 @@ def forward_and_backward(run: Run, segments: list, scored: int) -> torch.Tensor:
 
     The lanes are read in `accumulate` groups, one after another. `scored` counts the tokens of all processes.
     """
-    training, lane_count = run.settings.training, len(segments[0].tokens)
-    group_size = lane_count // training.accumulate
-    loss, states = 0.0, []
-    for first in range(0, lane_count, group_size):
-        rows = slice(first, first + group_size)
-        with process.autocast(training.dtype, run.device):
+    training, loss, group_size = run.settings.training, 0.0, run.lanes_at_once
+    with run.computing():
+        for first in range(0, len(segments[0].tokens), group_size):
+            rows = slice(first, first + group_size)
             part, state = replay.BACKPROP[training.backprop](
                 run.model, [segment.keep_lanes(rows) for segment in segments], protocol.keep_lanes(run.state, rows),
                 scored=scored / process.world_size(),  # the processes' gradients are averaged, not summed
                 share=1 / training.accumulate, rank=process.rank(),
             )  # fmt: skip
-        loss, states = loss + part, [*states, state]
-    run.state = protocol.join_lanes(states)
+            loss, run.state = loss + part, protocol.put_lanes(run.state, rows, state)
     run.gathered += 1
     return loss * (scored / process.world_size())
 
@@ -137,8 +134,9 @@ def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
     """The Score of the validation split, or of as many of its segments as --validation-segments allows."""
     training, documents = run.settings.training, run.validation
     limit = training.validation_segments or None
-    with process.autocast(training.dtype, run.device):
-        return score.evaluate(run.model, documents, run.tokenizer, training.batch, clear_memory, limit)
+    lanes = training.batch if limit else run.lanes_at_once  # a limit is of segments in each lane
+    with run.computing():
+        return score.evaluate(run.model, documents, run.tokenizer, lanes, clear_memory, limit)
 
 
 def validate(run: Run) -> bool:
@@ -180,7 +178,7 @@ def sample(run: Run) -> None:
     training = run.settings.training
     prompt = generation.prompt_from(next(document for document in run.corpus.splits["valid"] if len(document.inputs)))
     generator = torch.Generator(run.device).manual_seed(training.seed)
-    with process.autocast(training.dtype, run.device):
+    with run.computing():
         tokens = generation.continue_text(
             run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
         )
@@ -191,9 +189,11 @@ def sample(run: Run) -> None:
 def main(argv: list[str]) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with open_run(*parse_training(argv)) as run:
-        stopped = train(run)
+        stopped, taken = train(run), process.peak_memory(run.device)
         if process.rank() > 0:
             return
+        if taken:
+            print(taken)
         if stopped:
             print(f"stopped by {stopped} and saved; continue with: python train.py --resume {run.folder}{run.data_dir_option}")
             return

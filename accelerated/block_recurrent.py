@@ -5,6 +5,7 @@ block (W tokens each). The tokens' projections, feed-forward, sliding attention 
 run for the whole segment at once. Under feedback (section 3.7) all layers wait for the previous block's states.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,20 +13,35 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import scaled_attention
-from accelerated.attention.heads import LayerNorm, merge_heads, parameter, project_heads
+from accelerated.attention.content import scaled_attention, sdpa
+from accelerated.attention.heads import (
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    project_heads,
+    unit_norm,
+)
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output, Reading, at_least_float32, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import (
+    Output,
+    Reading,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+    step,
+    with_logits,
+)
 from reference.block_recurrent import Config, init_params
 
 
 class State(NamedTuple):
-    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch).
+    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    While `step` reads a block, keys and values grow from W to 2W - 1 rows; they are back at W when the block is full.
-    """
-
-    states: torch.Tensor  # (B, R, S, D)
+    states: torch.Tensor  # (B, R, S, D), in float32 or better
     keys: torch.Tensor  # (B, L, H, W, E), of the last block, unit length
     values: torch.Tensor  # (B, L, H, W, E)
 
@@ -42,7 +58,7 @@ class FixedGate(nn.Module):
     def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         candidate = at_least_float32(functional.linear(hidden, self.weight_z, self.bias_z))  # Eq. 1, (B, S, D)
         g = torch.sigmoid(at_least_float32(self.bias_g))  # Eq. 2
-        return (candidate + g * (carry - candidate)).to(carry.dtype)  # Eq. 3
+        return candidate + g * (carry - candidate)  # Eq. 3
 
 
 class LSTMGate(nn.Module):
@@ -61,7 +77,7 @@ class LSTMGate(nn.Module):
         weight = torch.cat([self.weight_z, self.weight_i, self.weight_f])  # (3D, I)
         bias = torch.cat([self.bias_z, self.bias_i - 1, self.bias_f + 1])
         z, i, f = at_least_float32(functional.linear(hidden, weight, bias)).chunk(3, dim=-1)  # (B, S, D) each
-        return (carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)).to(carry.dtype)  # Eqs. 4-7
+        return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)  # Eqs. 4-7
 
 
 GATES = {"fixed": FixedGate, "lstm": LSTMGate}
@@ -179,7 +195,7 @@ class Layer(nn.Module):
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """x (B, N, D) with the feed-forward's output added."""
-        hidden = torch.relu(functional.linear(self.mlp_norm(x), self.mlp_hidden))  # (B, N, F)
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
@@ -260,9 +276,8 @@ class BlockRecurrent(nn.Module):
         shapes = self.state_shapes(batch)
         zeros = self.embedding.new_zeros(shapes.keys)
         learned = [layer.state.initial for layer in self.layers if layer.state is not None]
-        if not learned:
-            return State(self.embedding.new_zeros(shapes.states), zeros, zeros)
-        return State(torch.stack(learned).expand(shapes.states), zeros, zeros)
+        states = torch.stack(learned).expand(shapes.states) if learned else self.embedding.new_zeros(shapes.states)
+        return State(at_least_float32(states), zeros, zeros)
 
     def forward(self, tokens: torch.Tensor, state: State) -> Output:
         """Read a segment: tokens (B, N), N a multiple of the window. Output.logits (B, N, V) predict the next token.
@@ -292,8 +307,8 @@ class BlockRecurrent(nn.Module):
         c, length = self.config, tokens.shape[1]
         if length == 0 or length % c.window:
             raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
-        self._check(state, len(tokens))
-        x = functional.embedding(tokens, self.embedding)  # (B, N, D)
+        check_state(state, self.state_shapes(len(tokens)))
+        x = look_up(tokens, self.embedding)  # (B, N, D)
         if not c.feedback:
             return self._stack(x, state, memory_only)
         outs = []
@@ -321,86 +336,78 @@ class BlockRecurrent(nn.Module):
         states = torch.stack(states, 1) if states else state.states
         return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
 
-    def _check(self, state, batch):
-        """Raise ValueError unless state fits this model and `batch` lanes and is at a block's start."""
-        if self._within_block(state):
-            rows, window = state.keys.shape[3], self.config.window
-            raise ValueError(f"the state holds {rows} rows of keys, not {window}: it is inside a block; finish it with step")
-        check_state(state, self.state_shapes(batch))
-
-    def _within_block(self, state):
-        """Whether the state is inside a block: `step` has read some of its tokens, but not all."""
-        return isinstance(state, State) and self.config.window < state.keys.shape[3] < 2 * self.config.window
-
     # The methods below are only for generation.
 
-    def stream(self, state: State) -> "Stream":
-        """Turn a State into a Stream for `step`: compute the K_s and V_s that all tokens of the coming block read."""
-        self._check(state, len(state[0]))
-        c, shared = self.config, [None] * self.config.layers
-        for r, number in enumerate(c.recurrent_layers):
-            shared[number - 1] = self.layers[number - 1].state.keys_and_values(state.states[:, r])
-        if c.feedback:
-            shared = [shared[c.recurrent_layers[0] - 1]] * c.layers
-        return Stream(state, tuple(shared))
-
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
         """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
-        state is the previous step's Stream, or a State at the start of a block. Raises ValueError if it does not fit this model
-        and B lanes.
+        state is the previous step's Stream, or a State at the start of a block; a Stream's segment is a block. Raises ValueError
+        if it does not fit this model and B lanes.
         """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        self._check_stream(stream, len(token))
-        x, keys, values = self.embedding[token][:, None], [], []
-        for index, layer in enumerate(self.layers):
-            previous = (stream.state.keys[:, index], stream.state.values[:, index])
-            x, grown = self._step_layer(layer, x, previous, stream.shared[index])
-            keys.append(grown[0])
-            values.append(grown[1])
-        grown = State(stream.state.states, torch.stack(keys, 1), torch.stack(values, 1))
-        full = grown.keys.shape[3] == 2 * self.config.window
-        logits = logits_of(self, self._output_rows(x))[:, 0]
-        return logits, self.stream(self._close_block(grown)) if full else Stream(grown, stream.shared)
+        return step(self, token, state)
 
-    def _check_stream(self, stream, batch):
-        """Raise ValueError unless the stream's state fits this model and `batch` lanes; it may be inside a block."""
-        shapes = self.state_shapes(batch)
-        if self._within_block(stream.state):
-            rows = (*shapes.keys[:3], stream.state.keys.shape[3], self.config.head_width)
-            shapes = State(shapes.states, rows, rows)
-        check_state(stream.state, shapes)
+    def stream(self, state: State) -> Stream:
+        """The Stream at a block's start, with all that does not depend on the block's tokens."""
+        cells = [layer.state for layer in self.layers if layer.state is not None]
+        pairs = [cell.keys_and_values(state.states[:, r]) for r, cell in enumerate(cells)]
+        empty = torch.zeros_like(state.keys)
+        keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
+        weights, scales = [], []
+        for layer in self.layers:
+            reads = layer.cross_query is not None
+            cross = [layer.cross_query] if reads else []
+            weights.append(torch.cat([layer.key, layer.query, *cross, layer.value]))
+            of_vectors = [torch.ones_like(layer.scale), layer.scale, *([layer.cross_scale] if reads else [])]
+            scales.append(torch.stack(of_vectors)[:, :, None])
+        biases = torch.stack([layer.position_bias * layer.scale[:, None] for layer in self.layers])[:, None]
+        shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
+        return Stream(state, Rows(tuple(weights), tuple(scales), biases, keys, values, *shared), 0)
 
-    def _step_layer(self, layer, x, previous, shared):
-        """One token x (B, 1, D) through a layer; returns the output and the keys and values with this token's added."""
-        key, query, cross_query, value = layer.project(x)
-        window = self.config.window
-        seen_keys, seen_values = previous[0][:, :, -window:], previous[1][:, :, -window:]  # of the previous W tokens
-        scores = (query * layer.scale[:, None, None]) @ seen_keys.transpose(-1, -2)
-        scores = scores + (layer.position_bias * layer.scale[:, None])[:, None, self.bucket[0, :window]]  # distances W .. 1
-        attended = merge_heads(scores.softmax(-1) @ seen_values)
-        if shared is not None:
-            cross = scaled_attention(cross_query, *shared, layer.cross_scale)
-            attended = torch.cat([attended, merge_heads(cross)], dim=-1)
-        grown = (torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2))
-        return layer.mlp(x + functional.linear(attended, layer.output)), grown
+    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+        """Logits (B, V) after token (B,) at position (1,) of its block; writes its keys and values into rows."""
+        bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2W)
+        offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2W)
+        x, place = functional.embedding(token, self.embedding), position + self.config.window
+        for number, offset in enumerate(offsets.unbind(0)):
+            x = self._read_layer(number, x, place, offset, rows)
+        return logits_of(self, self._output_rows(x))
 
-    def _close_block(self, grown):
+    def _read_layer(self, number, x, place, offset, rows):
+        """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2W) is added to its scores."""
+        c, layer = self.config, self.layers[number]
+        parts = functional.linear(layer.norm(x), rows.weights[number]).view(len(x), -1, c.heads, 1, c.head_width)
+        key, query, *cross_query = (unit_norm(parts[:, :-1]) * rows.scales[number][..., None]).unbind(1)  # (B, H, 1, E)
+        keys, values = rows.keys[number].index_copy_(2, place, key), rows.values[number].index_copy_(2, place, parts[:, -1])
+        attended = sdpa(query, keys, values, offset, scale=1.0)
+        if cross_query:
+            cell = 0 if c.feedback else c.recurrent_layers.index(number + 1)
+            cross = sdpa(*cross_query, rows.state_keys[cell], rows.state_values[cell], scale=1.0)
+            attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
+        return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a block's last token the next block begins."""
+        if stream.read + 1 < self.config.window:
+            return stream._replace(read=stream.read + 1)
+        return self.stream(self._close_block(stream))
+
+    def _close_block(self, stream):
         """The State after a full block: the states read it, and its keys and values become the previous block's."""
-        window, states = self.config.window, []
+        rows, states = stream.rows, []
         for r, number in enumerate(self.config.recurrent_layers):
-            cell, old = self.layers[number - 1].state, grown.states[:, r]
-            keys, values = grown.keys[:, number - 1], grown.values[:, number - 1]
-            states.append(cell.update(old, cell.project(old, cell.matrices()), keys, values))
-        states = torch.stack(states, 1) if states else grown.states
-        return State(states, grown.keys[:, :, :, window:], grown.values[:, :, :, window:])
+            cell, old = self.layers[number - 1].state, stream.state.states[:, r]
+            states.append(cell.update(old, cell.project(old, cell.matrices()), rows.keys[number - 1], rows.values[number - 1]))
+        last = (torch.stack(field, 1)[:, :, :, self.config.window :] for field in (rows.keys, rows.values))
+        return State(torch.stack(states, 1) if states else stream.state.states, *last)
 
 
-class Stream(NamedTuple):
-    """A State inside a block, with the K_s and V_s that the block's tokens read.
+class Rows(NamedTuple):
+    """The rows of a Stream: what a block's tokens read, and their keys and values, which follow the previous block's."""
 
-    Only `step` takes it; `forward` takes its `state` only if a block has just ended.
-    """
-
-    state: State
-    shared: tuple  # per layer (K_s, V_s), each (B, H, S, E), or None
+    weights: tuple  # per layer (3HE or 4HE, D), of key, query, cross query if any, and value
+    scales: tuple  # per layer (2 or 3, H, 1), of key (1), query and cross query
+    biases: torch.Tensor  # (L, 1, H, buckets), already scaled
+    keys: tuple  # per layer (B, H, 2W, E)
+    values: tuple
+    state_keys: tuple  # per recurrent layer K_s (B, H, S, E)
+    state_values: tuple  # per recurrent layer V_s

@@ -5,6 +5,7 @@ segment's attention has already projected the rows to be compressed to keys and 
 projects only the compressed rows.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import content_attention
-from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
+from accelerated.attention.content import content_attention, sdpa
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import (
+    Output,
+    Reading,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+    step,
+    with_logits,
+)
 from reference.compressive import Config, init_params
 
 
@@ -95,7 +106,7 @@ class DilatedConv(nn.Module):
         x = evicted
         for dilation in self.dilations:
             earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]  # x_{i - dilation}, zeros before the first row
-            weight = self.get_parameter(f"dilated_{dilation}")
+            weight = getattr(self, f"dilated_{dilation}")
             x = torch.relu(functional.linear(torch.cat([earlier, x], -1), weight))
         return functional.linear(x.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
 
@@ -107,6 +118,11 @@ COMPRESSIONS = {
     "mean_pooling": MeanPooling,
     "most_used": MostUsed,
 }
+
+
+def mean_square(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The mean of (x - y)^2, in float32 or better."""
+    return functional.mse_loss(at_least_float32(x), at_least_float32(y))
 
 
 class Layer(nn.Module):
@@ -212,7 +228,7 @@ class Layer(nn.Module):
         if self.config.compression_loss == "attention_reconstruction":
             return self.attention_reconstruction(*projected, new)
         if self.config.compression_loss == "auto_encoding":  # the mean square of evicted - g(new) (section 3.2)
-            return functional.mse_loss(functional.linear(new, self.compression.decoder).view(evicted.shape), evicted)
+            return mean_square(functional.linear(new, self.compression.decoder).view(evicted.shape), evicted)
         return None
 
     def attention_reconstruction(
@@ -228,7 +244,7 @@ class Layer(nn.Module):
             target = content_attention(query, key[:, :, own], value[:, :, own])
         projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
         out = content_attention(query.detach(), *split_heads(projected, self.config.heads, 2))
-        return functional.mse_loss(out, target)
+        return mean_square(out, target)
 
 
 class Compressive(nn.Module):
@@ -306,7 +322,7 @@ class Compressive(nn.Module):
         if tokens.shape[1] != c.segment:
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
-        h, memories, compresseds, auxiliary, usages = functional.embedding(tokens, self.embedding), [], [], {}, []
+        h, memories, compresseds, auxiliary, usages = look_up(tokens, self.embedding), [], [], {}, []
         for index, layer in enumerate(self.layers):
             last = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
@@ -320,68 +336,80 @@ class Compressive(nn.Module):
 
     # The methods below are only for generation.
 
-    def stream(self, state: State) -> "Stream":
-        """Turn a State into a Stream for `step`: project what all tokens of the coming segment attend to."""
-        check_state(state, self.state_shapes(len(state[0])))
-        keys, values, distance_keys = [], [], []
-        for index, layer in enumerate(self.layers):
-            key, value = layer.project_remembered(torch.cat([state.compressed[:, index], state.memory[:, index]], 1))
-            keys.append(key)
-            values.append(value)
-            distance_keys.append(layer.project_distances(self.sinusoids))
-        hidden = state.memory[:, :, :0]
-        usage = hidden.new_zeros(len(hidden), len(self.layers), len(self.sinusoids))
-        return Stream(state, hidden, tuple(keys), tuple(values), tuple(distance_keys), usage)
-
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
         """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
         state is the previous step's Stream, or a State at the start of a segment. Raises ValueError if it does not fit this
         model and B lanes.
         """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        check_state(stream.state, self.state_shapes(len(token)))
-        h, hidden, keys, values, usages = self.embedding[token][:, None], [], [], [], []
-        for layer, *seen in zip(self.layers, stream.keys, stream.values, stream.distance_keys, strict=True):
-            hidden.append(h)
-            attended, key, value, usage = self._step_attention(layer, h, *seen)
-            keys.append(key)
-            values.append(value)
-            usages.append(usage)
-            h = layer.mix(h, attended)
-        hidden = torch.cat([stream.hidden, torch.stack(hidden, 1)], 2)
-        usage = stream.usage + torch.stack(usages, 1)
-        stream = stream._replace(hidden=hidden, keys=tuple(keys), values=tuple(values), usage=usage)
-        full = hidden.shape[2] == self.config.segment
-        logits = logits_of(self, self._output_rows(h))[:, 0]
-        return logits, self.stream(self._close_segment(stream)) if full else stream
+        return step(self, token, state)
 
-    def _step_attention(self, layer, h, keys, values, distance_key):
-        """Attention of one token h (B, 1, D): attended (B, H, 1, E), keys and values with its own added, and usage (B, K)."""
-        query, key, value = layer.project_own(h)
-        keys, values = torch.cat([keys, key], 2), torch.cat([values, value], 2)
-        read = keys.shape[2]
-        attended, usage = layer.attend(query, keys, values, distance_key[:, -read:], measure=True)
-        return attended, keys, values, functional.pad(usage, (0, len(self.sinusoids) - read))
+    def stream(self, state: State) -> Stream:
+        """The Stream at a segment's start: what is remembered and the distances are projected once."""
+        c, batch, fields = self.config, len(state.memory), []
+        empty = state.memory.new_zeros(batch, c.heads, c.segment, c.head_width)
+        for index, layer in enumerate(self.layers):
+            remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
+            keys, values = (torch.cat([field, empty], 2) for field in layer.project_remembered(remembered))
+            distance_keys = (layer.project_distances(self.sinusoids) * c.head_width**-0.5).transpose(1, 2)
+            hidden = state.memory.new_zeros(batch, c.segment, c.width)
+            fields.append((torch.cat([layer.query, layer.key, layer.value]), keys, values, distance_keys, hidden))
+        measured = [layer for layer in self.layers if isinstance(layer.compression, MostUsed)]
+        usage = tuple(at_least_float32(state.memory.new_zeros(batch, c.segment, c.segment)) for _ in measured)
+        return Stream(state, Rows(*zip(*fields, strict=True), usage), 0)
+
+    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+        """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
+        c = self.config
+        h, place = functional.embedding(token[:, None], self.embedding), position + c.compressed_memory + c.memory
+        number = torch.arange(len(self.sinusoids), device=token.device)
+        distance = (number + (c.segment - 1) - position).clamp(max=len(number) - 1)  # (K,), each key's row of the distances
+        for index, layer in enumerate(self.layers):
+            rows.hidden[index].index_copy_(1, position, h)
+            h = layer.mix(h, self._read_layer(index, h, place, distance, number > place, rows))
+        return logits_of(self, self._output_rows(h))[:, 0]
+
+    def _read_layer(self, index, h, place, distance, unread, rows):
+        """Attention (B, H, 1, E) of a token h (B, 1, D) whose row is place (1,); distance and unread (K,) are of the keys."""
+        c, layer = self.config, self.layers[index]
+        query, key, value = split_heads(functional.linear(h, rows.weights[index]), c.heads, 3)  # (B, H, 1, E)
+        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, value)
+        content_query, distance_query = query + layer.content_bias[:, None], query + layer.distance_bias[:, None]
+        by_distance = torch.bmm(distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]).transpose(0, 1)  # (B, H, K)
+        offset = by_distance.index_select(2, distance).masked_fill(unread, -math.inf)[:, :, None]  # (B, H, 1, K)
+        if not rows.usage:
+            return sdpa(content_query, keys, values, offset)
+        scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
+        weights = at_least_float32(scores).softmax(-1)
+        evicted = weights.mean(1)[:, :, c.compressed_memory : c.compressed_memory + c.segment]  # (B, 1, N)
+        rows.usage[index].index_copy_(1, place - (c.compressed_memory + c.memory), evicted)
+        return weights.to(values.dtype) @ values
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a segment's last token the next segment begins."""
+        if stream.read + 1 < self.config.segment:
+            return stream._replace(read=stream.read + 1)
+        return self.stream(self._close_segment(stream))
 
     def _close_segment(self, stream):
-        """The state after a complete segment."""
-        memories, compresseds = [], []
+        """The State after a complete segment."""
+        memories, compresseds, usage = [], [], None
         for index, layer in enumerate(self.layers):
-            usage = stream.usage[:, index]  # a sum over queries, not a mean: only the order matters
-            h, memory, compressed = (rows[:, index] for rows in (stream.hidden, *stream.state))
-            memory, compressed, _, _ = layer.remember(h, memory, compressed, usage)
+            if stream.rows.usage:  # a sum over queries, not a mean: only the order matters
+                usage = functional.pad(stream.rows.usage[index].sum(1), (self.config.compressed_memory, 0))
+            memory, compressed = (field[:, index] for field in stream.state)
+            memory, compressed, _, _ = layer.remember(stream.rows.hidden[index], memory, compressed, usage)
             memories.append(memory)
             compresseds.append(compressed)
         return State(torch.stack(memories, 1), torch.stack(compresseds, 1))
 
 
-class Stream(NamedTuple):
-    """A segment that is read token by token: n of its N tokens have been read. Only `step` takes it."""
+class Rows(NamedTuple):
+    """The rows of a Stream, per layer: what a segment's tokens read, and what they write for later tokens and the memories."""
 
-    state: State  # at the segment's start
-    hidden: torch.Tensor  # (B, L, n, D), inputs of the layers
-    keys: tuple  # per layer (B, H, C + M + n, E)
+    weights: tuple  # (3HE, D), of query, key and value
+    keys: tuple  # (B, H, K, E), of compressed memory, memory and the segment
     values: tuple
-    distance_keys: tuple  # per layer (H, K, E)
-    usage: torch.Tensor  # (B, L, K), each key's attention so far, summed over tokens, averaged over heads
+    distance_keys: tuple  # (H, E, K), already scaled
+    hidden: tuple  # (B, N, D), inputs of the layer
+    usage: tuple  # (B, N, N), each token's attention to the rows to be compressed; empty if the compression does not need it

@@ -13,16 +13,26 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
-from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import (
+    Output,
+    Reading,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+    step,
+    with_logits,
+)
 from reference.memformer import SPECIALS, Config, init_params
 
 
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    memory: torch.Tensor  # (B, 1, S, D), decoder-only (B, L, S, D)
+    memory: torch.Tensor  # (B, 1, S, D), decoder-only (B, L, S, D), in float32 or better
     previous: torch.Tensor  # (B, N) token ids, decoder-only (B, 0)
 
 
@@ -185,9 +195,9 @@ class Writer(nn.Module):
         others = query @ key.transpose(-1, -2)  # (B, H, S, N)
         if readable is not None:
             others = others.masked_fill(~readable[:, None, None], -math.inf)
-        weights = torch.cat([own, others], -1).softmax(-1)
+        weights = at_least_float32(torch.cat([own, others], -1)).softmax(-1)
         [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
-        return merge_heads(weights[..., :1] * slots + weights[..., 1:] @ value)
+        return merge_heads(weights[..., :1] * slots + weights[..., 1:].to(value.dtype) @ value)
 
 
 class FeedForward(nn.Module):
@@ -345,7 +355,7 @@ class Memformer(nn.Module):
         """The state at a document's start: learned slots and a segment of begin tokens; raises ValueError if batch is below 1."""
         shapes = self.state_shapes(batch)
         previous = torch.full(shapes.previous, self.config.special("begin"), device=self.embedding.device)
-        return State(self.initial_memory.expand(shapes.memory), previous)
+        return State(at_least_float32(self.initial_memory.expand(shapes.memory)), previous)
 
     def forward(self, tokens: torch.Tensor, state: State, task: tuple | None = None) -> Output:
         """Read a segment of tokens (B, N); Output.logits (B, N, V) predict the next token, or what a Task asks for.
@@ -387,7 +397,7 @@ class Memformer(nn.Module):
         check_state(state, self.state_shapes(len(tokens)))
 
     def _embed(self, tokens):
-        return functional.embedding(tokens, self.embedding)
+        return look_up(tokens, self.embedding)
 
     def _output_rows(self, hidden):
         return hidden * self.config.width**-0.5
@@ -407,78 +417,105 @@ class Memformer(nn.Module):
 
     # The methods below are only for generation.
 
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
         """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
         state is the previous step's Stream, or a State at the start of a segment. Raises ValueError as forward does.
         """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        shapes = self.state_shapes(len(token))
-        check_state(State(stream.memory, stream.tokens), shapes._replace(previous=(len(token), stream.tokens.shape[1])))
-        hidden, stream = self._step(token, stream)
-        stream = stream._replace(tokens=torch.cat([stream.tokens, token[:, None]], 1))
-        full = stream.tokens.shape[1] == self.config.segment
-        logits = logits_of(self, self._output_rows(hidden))[:, 0]
-        return logits, self.stream(self._close_segment(stream)) if full else stream
+        return step(self, token, state)
 
-    def stream(self, state: State) -> "Stream":
-        """Turn a State into a Stream for `step`: compute what all tokens of the coming segment attend to."""
-        check_state(state, self.state_shapes(len(state[0])))
-        c, layers = self.config, self.decoder.layers
-        tokens = state.previous.new_zeros(len(state.memory), 0)
-        hidden = state.memory.new_zeros(len(state.memory), len(layers), 0, c.width)
+    def stream(self, state: State) -> Stream:
+        """The Stream at a segment's start, with what all tokens of the segment attend to."""
+        c, layers, new = self.config, self.decoder.layers, self.embedding.new_zeros
+        constants = self._constants([layer.attention for layer in layers])
+        empty = new(len(state.memory), c.heads, len(self.decoder.distances.index), c.head_width)
         if self.encoder is None:
-            own = [layer.attention for layer in layers]
-            pairs = [p.key_value(p.memory_norm(memory)) for p, memory in zip(own, state.memory.unbind(1), strict=True)]
-            return Stream(state.memory, tokens, hidden, *zip(*pairs, strict=True), ())
+            pairs = zip([layer.attention for layer in layers], state.memory.unbind(1), strict=True)
+            slots = [attention.key_value(attention.memory_norm(memory)) for attention, memory in pairs]
+            keys, values = (tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1))
+            hidden = tuple(new(len(state.memory), c.segment, c.width) for _ in layers)
+            return Stream(state, Rows(*constants, keys, values, (), (), hidden, (), ()), 0)
         encoded, memory, _ = self._encode(state, None)
-        seen = tuple(layer.cross.key_value(encoded) for layer in layers)
-        empty = tuple(key[:, :, :0] for key, _ in seen)
-        stream = Stream(memory, tokens, hidden, empty, empty, seen)
-        first = state.previous.new_full((len(tokens),), c.special("continuation"))
-        return self._step(first, stream)[1]
+        cross_keys, cross_values = zip(*(layer.cross.key_value(encoded) for layer in layers), strict=True)
+        keys, values = (tuple(empty.clone() for _ in layers) for _ in range(2))
+        rows = Rows(*constants, keys, values, cross_keys, cross_values, (), memory, torch.zeros_like(state.previous))
+        first = state.previous.new_full((len(state.previous),), c.special("continuation"))
+        self._decode(first, first.new_zeros(1), rows)
+        return Stream(state, rows, 0)
 
-    def _step(self, token, stream):
-        """One token (B,) through the decoder: final hidden state (B, 1, D) and the stream with its keys and values."""
-        x, hidden, keys, values = self._embed(token[:, None]), [], [], []
+    def _constants(self, attentions):
+        """The first three fields of Rows: weights, biases and distance keys."""
+        weights = tuple(torch.cat([each.query, each.key, each.value]) for each in attentions)
+        sinusoids = self.decoder.distances.sinusoids
+        if sinusoids is None:
+            return weights, tuple(torch.cat([each.query_bias, each.key_bias, each.value_bias]) for each in attentions), ()
+        return weights, (), tuple(project(sinusoids[None], self.config.heads, each.distance_key, None)[0] for each in attentions)
+
+    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+        """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
+        if self.encoder is not None:
+            rows.tokens.index_copy_(1, position, token[:, None])
+            position = position + 1  # the task's token is the first
+        return logits_of(self, self._output_rows(self._decode(token, position, rows)))[:, 0]
+
+    def _decode(self, token, place, rows):
+        """The final hidden state (B, 1, D) of a token (B,) with the number `place` (1,) among those that the decoder reads."""
+        distances = self.decoder.distances
+        index, unread = (table.index_select(0, place) for table in (distances.index, distances.mask))  # (1, N')
+        x = functional.embedding(token[:, None], self.embedding)
         for number, layer in enumerate(self.decoder.layers):
-            out, key, value = self._step_attention(layer.attention, x, stream.keys[number], stream.values[number])
-            x = x + out
+            x = x + self._attend(number, x, place, index, unread, rows)
             if self.encoder is not None:
-                x = x + layer.cross.attend(x, *stream.encoded[number])
+                x = x + layer.cross.attend(x, rows.cross_keys[number], rows.cross_values[number])
             x = x + layer.feed_forward(x)
-            hidden.append(x)
-            keys.append(key)
-            values.append(value)
-        stream = stream._replace(keys=tuple(keys), values=tuple(values))
-        if self.encoder is None:
-            stream = stream._replace(hidden=torch.cat([stream.hidden, torch.stack(hidden, 1)], 2))
-        return self.decoder.norm(x), stream
+            if self.encoder is None:
+                rows.hidden[number].index_copy_(1, place, x)
+        return self.decoder.norm(x)
 
-    def _step_attention(self, attention, x, keys, values):
-        """Attention of one token x (B, 1, D): its output, and keys and values with its own added."""
-        normal, distances = attention.norm(x), self.decoder.distances
-        query, new = attention.project_query(normal), attention.key_value(normal)
-        keys, values = (torch.cat(pair, 2) for pair in zip((keys, values), new, strict=True))
-        read = keys.shape[2] - (self.config.slots if self.encoder is None else 0)  # memory has no positions
-        index = distances.index[read - 1 : read, :read]  # (1, n)
-        return attention.attend(query, keys, values, index, None, distances.sinusoids), keys, values
+    def _attend(self, number, x, place, index, unread, rows):
+        """A layer's self-attention (B, 1, D) of a token x (B, 1, D); index and unread (1, N') are for all keys with positions."""
+        attention = self.decoder.layers[number].attention
+        projected = functional.linear(attention.norm(x), rows.weights[number], rows.biases[number] if rows.biases else None)
+        query, *own = split_heads(projected, attention.heads, 3)  # (B, H, 1, E)
+        slots = rows.keys[number].shape[2] - index.shape[1]
+        pairs = zip((rows.keys[number], rows.values[number]), own, strict=True)
+        keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
+        if rows.distance_keys:
+            biases = (attention.content_bias, attention.distance_bias)
+            out = transformer_xl_attention(query, keys, values, rows.distance_keys[number], *biases, index, unread)
+            return functional.linear(merge_heads(out), attention.output, attention.output_bias)
+        positions = functional.embedding(index[0], attention.positions)  # (N', E)
+        query = query.flatten(0, 2) * query.shape[-1] ** -0.5  # (BH, E)
+        by_key = functional.pad((query @ positions.t()).masked_fill(unread, -math.inf), (slots, 0))  # (BH, S + N')
+        weights = torch.baddbmm(by_key[:, None], query[:, None], keys.flatten(0, 1).transpose(1, 2)).softmax(-1)
+        out = torch.bmm(weights, values.flatten(0, 1))[:, 0] + weights[:, 0, slots:] @ positions  # (BH, E), Eqs. 2-4
+        return functional.linear(out.view(len(x), 1, -1), attention.output, attention.output_bias)
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a segment's last token the next segment begins."""
+        if stream.read + 1 < self.config.segment:
+            return stream._replace(read=stream.read + 1)
+        return self.stream(self._close_segment(stream))
 
     def _close_segment(self, stream):
-        """The state after a complete segment."""
+        """The State after a complete segment."""
+        rows = stream.rows
         if self.encoder is not None:
-            return State(stream.memory, stream.tokens)
-        pairs = zip(self.decoder.layers, stream.memory.unbind(1), stream.hidden.unbind(1), strict=True)
-        memories = [layer.writer(memory, hidden) for layer, memory, hidden in pairs]
-        return State(torch.stack(memories, 1), stream.tokens[:, :0])
+            return State(rows.memory.clone(), rows.tokens.clone())  # the rows are overwritten
+        pairs = zip(self.decoder.layers, stream.state.memory.unbind(1), rows.hidden, strict=True)
+        return State(torch.stack([layer.writer(memory, hidden) for layer, memory, hidden in pairs], 1), stream.state.previous)
 
 
-class Stream(NamedTuple):
-    """A segment that is read token by token: n of its N tokens have been read. Only `step` takes it."""
+class Rows(NamedTuple):
+    """The rows of a Stream: what a segment's tokens read, and what they write for later tokens and the memory."""
 
-    memory: torch.Tensor  # the next State's; in the decoder-only model the one that this segment reads
-    tokens: torch.Tensor  # (B, n)
-    hidden: torch.Tensor  # (B, L, n, D), outputs of the decoder-only model's layers, to be written to memory
-    keys: tuple  # per decoder layer (B, H, S + n or 1 + n, E): of memory or the task's token, and the tokens
+    weights: tuple  # per decoder layer (3HE, D), of query, key and value
+    biases: tuple  # per decoder layer (3HE,); empty with Transformer-XL's positions
+    distance_keys: tuple  # per decoder layer (H, R, E), W_r R; empty with simplified positions
+    keys: tuple  # per decoder layer (B, H, S + N, E) or (B, H, 1 + N, E): of memory or the task's token, and the tokens
     values: tuple
-    encoded: tuple  # per decoder layer (key, value), each (B, H, N, E), of the encoded previous segment
+    cross_keys: tuple  # per decoder layer (B, H, N, E), of the encoded previous segment; decoder-only empty
+    cross_values: tuple
+    hidden: tuple  # decoder-only, per layer (B, N, D): its outputs, which are written to its memory
+    memory: torch.Tensor | tuple  # (B, 1, S, D), the next State's; decoder-only empty
+    tokens: torch.Tensor | tuple  # (B, N), the next State's; decoder-only empty

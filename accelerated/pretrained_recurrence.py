@@ -4,6 +4,7 @@ Config, parameter names, shapes and initial values are the reference's. `vectors
 B lanes, N of a window's T tokens, D width, H heads of width E, F feed-forward width, S inserted vectors, L layers, V vocabulary.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accelerated.attention.content import causal_mask, content_attention
-from accelerated.attention.heads import LayerNorm, merge_heads, parameter, split_heads
-from accelerated.protocol import Output, Reading, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.attention.content import causal_mask, content_attention, sdpa
+from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
+from accelerated.protocol import (
+    Output,
+    Reading,
+    Stream,
+    check_lanes,
+    check_state,
+    initialise,
+    logits_of,
+    step,
+    with_logits,
+)
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -109,7 +120,7 @@ class Recurrence(nn.Module):
         """h_prev (B, S, D) from z (B, D)."""
         x = pooled
         for layer in range(1, self.config.module_layers + 1):
-            weight, bias = self.get_parameter(f"hidden_{layer}"), self.get_parameter(f"hidden_{layer}_bias")
+            weight, bias = getattr(self, f"hidden_{layer}"), getattr(self, f"hidden_{layer}_bias")
             x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
         return functional.linear(x, self.inserted, self.inserted_bias).view(len(x), self.config.vectors, self.config.width)
 
@@ -126,7 +137,7 @@ class Recurrence(nn.Module):
         if self.config.pooling == "max":
             return rows.max(1).values
         weights = (rows @ self.fixed_key[:, None] * rows.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), similarity to a learned key
-        return (weights.transpose(1, 2) @ rows)[:, 0].to(rows.dtype)  # a state keeps its dtype under autocast
+        return (weights.transpose(1, 2) @ rows)[:, 0]
 
 
 class PretrainedRecurrence(nn.Module):
@@ -207,7 +218,7 @@ class PretrainedRecurrence(nn.Module):
     def _read(self, tokens, state):
         """The outputs of all layers for tokens (B, N), and the last output after the final norm."""
         c, length = self.config, tokens.shape[1]
-        x, outputs, inserted = self._embed(tokens, 0), [], self._inserted(state)
+        x, outputs, inserted = self._embed(tokens), [], self._inserted(state)
         future = self.future_keys[:length, :length]
         beside_slots = None if inserted is None else with_slots(future, c.vectors, state.present)
         for number, layer in enumerate(self.layers, start=1):
@@ -216,9 +227,9 @@ class PretrainedRecurrence(nn.Module):
             outputs.append(x)
         return outputs, self.final_norm(x)
 
-    def _embed(self, tokens, at):
-        """Embeddings of tokens (B, N), the first of them at position `at` of its window."""
-        x = functional.embedding(tokens, self.embedding) + self.positions[at : at + tokens.shape[1]]
+    def _embed(self, tokens):
+        """Embeddings of a window's tokens (B, N)."""
+        x = look_up(tokens, self.embedding) + self.positions[: tokens.shape[1]]
         return functional.dropout(x, self.config.dropout, self.training)
 
     def _inserted(self, state):
@@ -238,62 +249,76 @@ class PretrainedRecurrence(nn.Module):
 
     # The methods below are only for generation.
 
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, "Stream"]:
+    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
         """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
         state is the previous step's Stream, or a State at the start of a window. After a full window, the next one begins by
         reading the last o tokens again. Raises ValueError if the state does not fit this model and B lanes.
         """
-        stream = state if isinstance(state, Stream) else self.stream(state)
-        check_state(stream.state, self.state_shapes(len(token)))
-        hidden, stream = self._extend(token[:, None], stream)
-        if stream.tokens.shape[1] == self.config.segment:
-            stream = self._next_window(stream)
-        return logits_of(self, hidden[:, -1]), stream
+        return step(self, token, state)
 
-    def stream(self, state: State) -> "Stream":
-        """Turn a State into a Stream for `step`: compute keys and values of the inserted vectors."""
-        c, batch = self.config, len(state[0])
-        check_state(state, self.state_shapes(batch))
-        tokens = torch.zeros(batch, 0, dtype=torch.long, device=state.pooled.device)
-        empty = self.embedding.new_zeros(batch, c.heads, 0, c.width // c.heads)
-        pairs, inserted = [(empty, empty)] * c.layers, self._inserted(state)
-        for number in c.insertion_layers if inserted is not None else ():
-            pairs[number - 1] = self.layers[number - 1].key_value(inserted)
-        mixed = self.embedding.new_zeros(batch, 0, c.width)
-        return Stream(state, tokens, *zip(*pairs, strict=True), mixed)
+    def stream(self, state: State) -> Stream:
+        """The Stream at a window's start, with keys and values of the inserted vectors."""
+        c, batch, inserted = self.config, len(state.pooled), self._inserted(state)
+        weights = tuple(torch.cat([layer.query, layer.key, layer.value]) for layer in self.layers)
+        biases = tuple(torch.cat([layer.query_bias, layer.key_bias, layer.value_bias]) for layer in self.layers)
+        empty, pairs = self.embedding.new_zeros(batch, c.heads, c.segment, c.width // c.heads), []
+        for number, layer in enumerate(self.layers, start=1):
+            inserts = inserted is not None and number in c.insertion_layers
+            slots = layer.key_value(inserted) if inserts else [empty[:, :, :0]] * 2
+            pairs.append([torch.cat([field, empty], 2) for field in slots])
+        outputs = () if inserted is None else tuple(self.embedding.new_zeros(batch, c.segment, c.width) for _ in self.layers)
+        tokens = torch.zeros(batch, c.segment, dtype=torch.long, device=state.pooled.device)
+        rows = Rows(tokens, weights, biases, *zip(*pairs, strict=True), state.present.clone(), outputs)
+        return Stream(state, rows, 0)
 
-    def _extend(self, tokens, stream):
-        """Read m more tokens (B, m) of a window: their final hidden states (B, m, D), and the stream with them added."""
-        count, at = tokens.shape[1], stream.tokens.shape[1]
-        x, outputs, keys, values = self._embed(tokens, at), [], [], []
-        causal = self.future_keys[at : at + count, : at + count]  # (m, n + m)
-        for layer, *seen in zip(self.layers, stream.keys, stream.values, strict=True):
-            query, *new = layer.query_key_value(x)
-            key, value = (torch.cat(pair, 2) for pair in zip(seen, new, strict=True))
-            slots = key.shape[2] - at - count
-            x = x + layer.attend(query, key, value, with_slots(causal, slots, stream.state.present) if slots else causal)
-            x = x + layer.mlp(x)
-            outputs.append(x)
-            keys.append(key)
-            values.append(value)
-        hidden, mixed = self.final_norm(x), stream.mixed
-        if self.module is not None:
-            mixed = torch.cat([mixed, self._mix(outputs, hidden)], 1)
-        return hidden, Stream(stream.state, torch.cat([stream.tokens, tokens], 1), tuple(keys), tuple(values), mixed)
+    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+        """Logits (B, V) after token (B,) at position (1,) of its window; writes what later tokens read of it into rows."""
+        return logits_of(self, self._extend(token[:, None], position, rows)[:, 0])
 
-    def _next_window(self, stream):
-        """The stream of the next window, which reads the last o tokens again."""
+    def _extend(self, tokens, positions, rows):
+        """Read m tokens (B, m) at positions (m,) of a window; their final hidden states (B, m, D)."""
         c = self.config
-        opened = self.stream(self.initial_state(len(stream.tokens)) if self.module is None else self._pool(stream.mixed))
-        return self._extend(stream.tokens[:, c.stride :], opened)[1] if c.overlap else opened
+        rows.tokens.index_copy_(1, positions, tokens)
+        x = functional.embedding(tokens, self.embedding) + self.positions.index_select(0, positions)
+        unread = self.future_keys.index_select(0, positions)  # (m, T)
+        offset = x.new_zeros(unread.shape).masked_fill(unread, -math.inf)  # what is added to scores
+        if self.module is not None:
+            hidden = with_slots(unread, c.vectors, rows.present)
+            beside_slots = x.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)  # (B, 1, m, S + T)
+        for number, layer in enumerate(self.layers):
+            projected = functional.linear(layer.norm(x), rows.weights[number], rows.biases[number])
+            query, *own = split_heads(projected, c.heads, 3)
+            slots = rows.keys[number].shape[2] - c.segment
+            pairs = zip((rows.keys[number], rows.values[number]), own, strict=True)
+            seen = (field.index_copy_(2, positions + slots, row) for field, row in pairs)
+            attended = merge_heads(sdpa(query, *seen, beside_slots if slots else offset))
+            x = x + functional.linear(attended, layer.output, layer.output_bias)
+            x = x + layer.mlp(x)
+            if rows.outputs:
+                rows.outputs[number].index_copy_(1, positions, x)
+        return self.final_norm(x)
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a window's last token the next window begins."""
+        c, outputs = self.config, stream.rows.outputs
+        if stream.read + 1 < c.segment:
+            return stream._replace(read=stream.read + 1)
+        hidden = self.final_norm(outputs[-1]) if outputs else None
+        opened = self.stream(self._next_state(stream.state, outputs, hidden))
+        if c.overlap:
+            shared = stream.rows.tokens[:, c.stride :]
+            self._extend(shared, torch.arange(c.overlap, device=shared.device), opened.rows)
+        return opened._replace(read=c.overlap)
 
 
-class Stream(NamedTuple):
-    """A window that is read token by token: n of its T tokens have been read. Only `step` takes it."""
+class Rows(NamedTuple):
+    """The rows of a Stream: what a window's tokens read, and what they write for later tokens and the pooled vector."""
 
-    state: State  # at the window's start
-    tokens: torch.Tensor  # (B, n)
-    keys: tuple  # per layer (B, H, S + n or n, E), those of the inserted vectors first
+    tokens: torch.Tensor  # (B, T)
+    weights: tuple  # per layer (3D, D), of query, key and value
+    biases: tuple  # per layer (3D,)
+    keys: tuple  # per layer (B, H, S + T or T, E), those of the inserted vectors first
     values: tuple
-    mixed: torch.Tensor  # (B, n, D), weighted sum of the layers' outputs
+    present: torch.Tensor  # the State's
+    outputs: tuple  # per layer (B, T, D); empty for plain GPT-2

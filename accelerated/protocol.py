@@ -8,21 +8,31 @@ A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch
     output_matrix()            (V, D): logits are the product of hidden rows and its transpose
     model(tokens, state)       the Output of one segment: `read` with logits, for who needs all of them
     advance(tokens, state)     only the next state, which costs less
-    step(token, state)         (logits, stream) after one token in each lane, for generation
+    step(token, state)         (logits, Stream) after one token in each lane, for generation
+    stream(state)              the Stream at the start of a segment
+    read_token(token, position, rows)   what `step` computes for a token: it can be compiled and captured in a CUDA graph
+    next_stream(stream)        the Stream after one more token; after a segment's last token that of the next segment
     state_shapes(batch)        a State that holds the shape of each field, to check states against
     auxiliary_parameters()     the parameters that only auxiliary losses train; their gradients are clipped separately
     attention_reach            how many tokens back a prediction can look by attention only
     describe()                 one line on how far back the model can look
 
-tokens (B, N) are the token ids of one segment in B lanes; token is (B,). A stream is a state in the middle of a segment: only
-`step` returns and takes it. Models raise ValueError for a state of another model or of another number of lanes.
+A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. What is
+changed a little by every segment, and would stand still if it were rounded, is float32 at least: recurrent states and memory
+slots; gates and losses too. LayerNorm brings them back to the parameters' type.
+
+tokens (B, N) are the token ids of one segment in B lanes; token is (B,). Models raise ValueError for a state of another model
+or of another number of lanes.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 
@@ -42,6 +52,19 @@ class Output(NamedTuple):
     auxiliary: dict  # {name: scalar loss}, added to the task loss
 
 
+class Stream(NamedTuple):
+    """A state in the middle of a segment. Only `step` returns and takes it.
+
+    `step` writes the token's keys, values and other rows in place, so that the streams of one segment share their rows.
+    Continue only the latest stream. One may return to an earlier one of the same segment, which overwrites what came after
+    it; using both in turn gives wrong logits.
+    """
+
+    state: tuple  # the model's State at the segment's start; never changed
+    rows: tuple  # what the segment's tokens read and write: tensors of fixed shapes, and tuples of tensors, one for each layer
+    read: int  # how many tokens of the segment have been read
+
+
 def logits_of(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
     return functional.linear(hidden, model.output_matrix())
@@ -52,9 +75,48 @@ def with_logits(model: nn.Module, reading: Reading) -> Output:
     return Output(logits_of(model, reading.hidden), reading.state, reading.auxiliary)
 
 
-def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """x in float32, or in its own type if more precise. Gates and losses need it: bfloat16 rounds a gate of 0.99909 to 1."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+class Copies(torch.autograd.Function):
+    """Copies of tensors in another type, by one operation for all of them; a gradient comes back in its tensor's own type."""
+
+    @staticmethod
+    def forward(ctx, dtype, *tensors):
+        ctx.dtypes = [tensor.dtype for tensor in tensors]
+        ctx.set_materialize_grads(False)  # what got no gradient keeps none
+        return Copies.of(tensors, [dtype] * len(tensors))
+
+    @staticmethod
+    def of(tensors, dtypes):
+        copies = tuple(torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True))
+        torch._foreach_copy_(copies, tensors)
+        return copies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        found = [number for number, gradient in enumerate(gradients) if gradient is not None]
+        own = Copies.of([gradients[number] for number in found], [ctx.dtypes[number] for number in found])
+        copies = dict(zip(found, own, strict=True))
+        return None, *(copies.get(number) for number in range(len(gradients)))
+
+
+@contextlib.contextmanager
+def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Inside, the model's parameters and buffers are copies in dtype, so that it computes in dtype.
+
+    Gradients reach the parameters themselves, whose type stays as it is. The copies are made once: a parameter that is changed
+    inside keeps its old copy.
+    """
+    held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
+    own = [(tensors, name, x) for tensors in held for name, x in tensors.items() if x is not None and x.is_floating_point()]
+    own = [(tensors, name, x) for tensors, name, x in own if x.dtype != dtype]
+    try:
+        if own:
+            for (tensors, name, _), copy in zip(own, Copies.apply(dtype, *(x for *_, x in own)), strict=True):
+                tensors[name] = copy
+        yield
+    finally:
+        for tensors, name, x in own:
+            tensors[name] = x
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
@@ -84,6 +146,27 @@ def check_state(state: tuple, expected: tuple) -> None:
             raise ValueError(f"the state's {name} has {found[0]} lanes, expected {shape[0]}, as many as the tokens have")
 
 
+def open_stream(model: nn.Module, token: torch.Tensor, state: tuple) -> Stream:
+    """state itself if it is a Stream, or the Stream at the start of its segment.
+
+    Raises ValueError if it does not fit the model and the lanes of token (B,).
+    """
+    started = isinstance(state, Stream)
+    check_state(state.state if started else state, model.state_shapes(len(token)))
+    return state if started else model.stream(state)
+
+
+@torch.no_grad()
+def step(model: nn.Module, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, Stream]:
+    """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
+
+    state is the previous step's Stream, or a State at the start of a segment. Raises ValueError if it does not fit the model and
+    B lanes. The host counts the tokens of a segment, so it waits for the device only if the model itself does.
+    """
+    stream = open_stream(model, token, state)
+    return model.read_token(token, token.new_full((1,), stream.read), stream.rows), model.next_stream(stream)
+
+
 def kind_of(state: tuple) -> str:
     """The state's class with its module, because every model calls its class State."""
     return f"{type(state).__module__.rpartition('.')[2]}.{type(state).__qualname__}"
@@ -104,9 +187,22 @@ def keep_lanes(state: tuple, rows: torch.Tensor | list[int] | slice) -> tuple:
     return type(state)(*(field[rows] for field in state))
 
 
-def join_lanes(states: list[tuple]) -> tuple:
-    """Concatenate states along the lanes, in their order."""
-    return type(states[0])(*map(torch.cat, zip(*states, strict=True)))
+def put_lanes(state: tuple, rows: slice, part: tuple) -> tuple:
+    """The state with the lanes at `rows` replaced by those of `part`.
+
+    It is changed in place, unless `part` has all lanes: a long memory of many lanes may take more than all else. So its fields
+    must share no memory with each other or with parameters, as those of an initial state may (`repeat_lane`).
+    """
+    if len(part[0]) == len(state[0]):
+        return part
+    for field, new in zip(state, part, strict=True):
+        field[rows] = new
+    return state
+
+
+def repeat_lane(state: tuple, lanes: int) -> tuple:
+    """Copies of the only lane of a state, detached, in memory of their own."""
+    return type(state)(*(field.detach().repeat(lanes, *[1] * (field.dim() - 1)) for field in state))
 
 
 def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
@@ -120,5 +216,5 @@ def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
 
 
 def state_from(state: tuple, fields: list[torch.Tensor]) -> tuple:
-    """Turn saved tensors into a State of the same type and on the same device as `state`."""
-    return type(state)(*(saved.to(field.device) for saved, field in zip(fields, state, strict=True)))
+    """Turn saved tensors into a State of the same types and on the same device as `state`."""
+    return type(state)(*(saved.to(field) for saved, field in zip(fields, state, strict=True)))

@@ -22,7 +22,8 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from accelerated.protocol import at_least_float32, detach, replace_lanes, require_gradient
+from accelerated.attention.heads import at_least_float32
+from accelerated.protocol import detach, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
 CHUNK = 2**26  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
@@ -37,7 +38,8 @@ def segment_seeds(segments: list, rank: int = 0) -> list[int]:
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the random generators inside; their states are restored on exit."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    own = device.type if device.type in ("cuda", "mps") else "cpu"  # a CPU's generator is always restored
+    with torch.random.fork_rng(devices=[] if own == "cpu" else [device], device_type=own):
         torch.manual_seed(seed)
         yield
 
@@ -91,17 +93,17 @@ class ChunkedNats(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, matrix, targets):
-        """The chunks' gradients are added up in the matrix's own type, which may be more precise than the products'."""
-        total, dhidden, dmatrix, cast = 0.0, torch.empty_like(hidden), torch.zeros_like(matrix), matrix.to(hidden.dtype)
-        rows = zip(logits_in_chunks(hidden, cast, targets), dhidden.split(chunk_rows(matrix)), strict=True)
+        """The chunks' gradients of the matrix are added up in float32 or better."""
+        total, dhidden, dmatrix = 0.0, torch.empty_like(hidden), torch.zeros_like(at_least_float32(matrix))
+        rows = zip(logits_in_chunks(hidden, matrix, targets), dhidden.split(chunk_rows(matrix)), strict=True)
         for (own, logits, aims), dchunk in rows:
             logs = logits.log_softmax(-1)
             total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=IGNORED)
             dlogits = logs.exp_().scatter_add_(1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0))
             dlogits = dlogits.mul_((aims != IGNORED)[:, None]).to(hidden.dtype)  # (n, V)
-            torch.mm(dlogits, cast, out=dchunk)
+            torch.mm(dlogits, matrix, out=dchunk)
             dmatrix += dlogits.T @ own
-        ctx.save_for_backward(dhidden, dmatrix)
+        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
         return total
 
     @staticmethod
@@ -122,7 +124,7 @@ def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tenso
         if len(scored) < len(hidden):
             hidden, targets = hidden.index_select(0, scored), targets[scored]
     if len(hidden) > chunk_rows(matrix):
-        return ChunkedNats.apply(hidden.to(compute_type(hidden)), matrix, targets)
+        return ChunkedNats.apply(hidden, matrix, targets)
     [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)
     return functional.cross_entropy(logits, aims, reduction="sum", ignore_index=IGNORED)
 
@@ -132,27 +134,12 @@ def on_host(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def compute_type(tensor: torch.Tensor) -> torch.dtype:
-    """The type in which a product of the tensor is computed: its own or, of a float32 tensor under autocast, autocast's."""
-    device = tensor.device.type
-    if tensor.dtype != torch.float32 or not torch.amp.is_autocast_available(device):
-        return tensor.dtype
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
-
-
 def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
     """Return one segment's (summed cross-entropy / scored, summed auxiliary losses, next state)."""
     with seeded(seed, segment.tokens.device):
         reading = model.read(*inputs_of(segment, begin(model, segment, state)))
     nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
     return nats / scored, sum(reading.auxiliary.values()), reading.state
-
-
-def run_backward(tensors: list, gradients: list | None = None) -> None:
-    """Make one backward call, with autocast off."""
-    device = tensors[0].device.type
-    with torch.autocast(device, enabled=False):
-        torch.autograd.backward(tensors, gradients)
 
 
 def forward_then_backward(
@@ -164,7 +151,7 @@ def forward_then_backward(
     for segment, seed in zip(segments, seeds, strict=True):
         part, extra, state = run(model, segment, state, seed, scored)
         loss, auxiliary = loss + part, auxiliary + extra
-    run_backward([loss + auxiliary * (share / len(segments))])
+    torch.autograd.backward([loss + auxiliary * (share / len(segments))])
     return loss.detach(), detach(state)
 
 
@@ -196,7 +183,6 @@ def memory_replay(
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    torch.clear_autocast_cache()  # older torch would reuse weights that it cast under no_grad
     loss, last, dnext = 0.0, None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())
@@ -204,7 +190,7 @@ def memory_replay(
         last = detach(after) if last is None else last
         arriving = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
         objective = part + extra * (share / len(segments))
-        run_backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
+        torch.autograd.backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
         dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
         loss = loss + part.detach()
         del part, extra, after, objective, arriving  # free this segment's graph before the next is built

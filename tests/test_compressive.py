@@ -319,16 +319,6 @@ def test_attention_reconstruction_equals_algorithm_2():
 # Behaviour
 
 
-def test_a_step_costs_the_same_however_much_was_read():
-    """A stream has the same size at every segment's start."""
-    model = Compressive(SMALL).eval()
-    stream, sizes = model.initial_state(1), []
-    for at in range(40):
-        _, stream = model.step(torch.tensor([at % 11]), stream)
-        sizes.append(sum(t.numel() for t in (*stream.state, stream.hidden, *stream.keys, *stream.values, stream.usage)))
-    assert sizes[:8] == sizes[8:16] == sizes[32:40] and max(sizes) == sizes[6]
-
-
 @pytest.mark.parametrize("change,counts", [({"compressed_memory": 0}, 2), ({}, 5)])
 def test_how_many_segments_later_a_token_still_counts(change, counts):
     """One layer, N = M = 8: a token is in its segment, then in memory, then in compressed memory (5 rows, two new per segment).

@@ -22,7 +22,7 @@ from variants import (
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.models import MODELS
-from accelerated.protocol import detach, keep_lanes
+from accelerated.protocol import computing_in, detach, keep_lanes
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -196,23 +196,25 @@ def tensors_in(stream):
 
 
 @over(EVERY_VARIANT)
-@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
-def test_dtypes_are_kept(paper, name, autocast):
-    """No float64 leaks into a float32 model; under autocast state and gradients stay float32; all values are finite."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_dtypes_are_kept(paper, name, dtype):
+    """One compute type; recurrent states, memory slots, losses and parameters' gradients in float32; all values are finite."""
     torch.set_default_dtype(torch.float32)
     model, tokens = PAPERS[paper].model(variant(paper, name)), torch.zeros(2, variant(paper, name).segment, dtype=torch.long)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+    with computing_in(model, dtype):
         state = model.initial_state(2)
         advanced, first = model.advance(tokens, state), model(tokens, state)
         output = model(tokens, first.state)
         (output.logits.sum() + sum(output.auxiliary.values())).backward()
         logits, stream = model.eval().step(tokens[:, 0], detach(output.state))
-    kinds = [field.dtype for field in state]
-    assert [kind for kind in kinds if kind.is_floating_point] in ([torch.float32] * n for n in (1, 2, 3))
-    assert all([field.dtype for field in after] == kinds for after in (advanced, first.state, output.state))
-    for kind in {output.logits.dtype, logits.dtype, *(loss.dtype for loss in output.auxiliary.values())}:
-        assert kind in ((torch.float32, torch.bfloat16) if autocast else (torch.float32,))
-    assert not any(tensor.dtype == torch.float64 for tensor in tensors_in(stream))
+    long_lived = {"block_recurrent": {"states"}, "memformer": {"memory"}}.get(paper, set())
+    kinds = {field: torch.float32 if field in long_lived else dtype for field in state._fields}
+    for carried in (state, advanced, first.state, output.state):
+        floating = {n: field.dtype for n, field in carried._asdict().items() if field.is_floating_point()}
+        assert floating == {name: kinds[name] for name in floating}
+    assert {output.logits.dtype, logits.dtype} == {dtype}
+    assert {loss.dtype for loss in output.auxiliary.values()} <= {torch.float32}
+    assert {t.dtype for t in tensors_in(stream) if t.is_floating_point()} <= {dtype, torch.float32}
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     assert {grad.dtype for grad in grads} == {torch.float32}
     assert all(tensor.isfinite().all() for tensor in (output.logits, logits, *output.state, *grads))
@@ -237,13 +239,13 @@ def test_a_model_can_be_made_on_the_meta_device(paper, name):
 @over(EVERY_VARIANT)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
-    """Logits, states, losses and gradients, and `step`; bfloat16 autocast is compared with float32 on the CPU."""
+    """Logits, states, losses and gradients, and `step`; bfloat16 is compared with float32 on the CPU."""
     torch.set_default_dtype(torch.float32)
     config, rows = variant(paper, name), {}
     tokens = torch.tensor(random_tokens(config, np.random.default_rng(5)))
     for device in ("cpu", "cuda"):
         model = PAPERS[paper].model(config, seed=9).to(device)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda" and kind == torch.bfloat16):
+        with computing_in(model, kind if device == "cuda" else torch.float32):
             state = model.advance(tokens.to(device), model.initial_state(2))
             output = model(tokens.to(device), state)
             objective = output.logits.float().square().sum() + sum(output.auxiliary.values())

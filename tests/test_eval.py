@@ -15,6 +15,8 @@ import torch
 from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
 
 import eval as evaluation_script
+from accelerated import compressive
+from accelerated.attention import heads
 from accelerated.data import named_sets
 from accelerated.errors import InputError, run_program
 from accelerated.evaluation import dynamic
@@ -490,16 +492,20 @@ def test_loss_by_segments_carried(runs, capsys):
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
 
 
-@pytest.mark.parametrize("name,dtype", [("score", "bfloat16"), ("attention", "float32"), ("compression", "float32")])
-def test_small_differences_are_not_measured_in_bfloat16(name, dtype, runs, capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name,dtype,options",
+    [("score", torch.bfloat16, ()), ("attention", torch.float32, ()), ("compression", torch.float32, ()),
+     ("dynamic", torch.float32, ("--learning-rate", 1e-5))],
+)  # fmt: skip
+def test_small_differences_are_not_measured_in_bfloat16(name, dtype, options, runs, capsys, tmp_path, monkeypatch):
     shutil.copytree(runs.compressive, tmp_path / "run")
     path = checkpoint_path(tmp_path / "run")
     contents = torch.load(path)
     contents["training_config"]["dtype"] = "bfloat16"
     torch.save(contents, path)
-    seen, autocast = [], evaluation_script.autocast
-    monkeypatch.setattr(evaluation_script, "autocast", lambda dtype, device: seen.append(dtype) or autocast(dtype, device))
-    assert printed(capsys, name, tmp_path / "run") and seen == [dtype]
+    seen, look_up = set(), heads.look_up
+    monkeypatch.setattr(compressive, "look_up", lambda *given: seen.add(given[1].dtype) or look_up(*given))
+    assert printed(capsys, name, tmp_path / "run", *options) and seen == {dtype}
 
 
 def test_attention_and_compression(runs, capsys):

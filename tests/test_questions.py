@@ -68,8 +68,6 @@ def test_a_step_asks_nothing(paper, name, method, chunk, device, monkeypatch):
     """Forward and backward, in lanes of two groups, and clipping. A meta tensor has no numbers that could be asked for."""
     monkeypatch.setattr(replay, "CHUNK", chunk)
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
-    if device == "meta":  # autocast does not know it
-        monkeypatch.setattr(replay, "run_backward", torch.autograd.backward)
     model, segments, state = setting(paper, name)
     model, segments = model.to(device), [segment.to(torch.device(device)) for segment in segments]
     state = type(state)(*(field.to(device) for field in state))

@@ -8,13 +8,18 @@ from torch.nn import functional
 NORM_EPSILON = 1e-6  # added under the square roots
 
 
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """x in float32, or in its own type if more precise. Gates and losses need it: bfloat16 rounds a gate of 0.99909 to 1."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def parameter(*shape: int) -> nn.Parameter:
     """An uninitialised parameter; its model later loads the reference's initial values."""
     return nn.Parameter(torch.empty(shape))
 
 
 class LayerNorm(nn.Module):
-    """Layer norm over the last axis; its parameters have the references' names."""
+    """Layer norm over the last axis, in the type of its parameters; they have the references' names."""
 
     def __init__(self, width: int, epsilon: float = NORM_EPSILON):
         super().__init__()
@@ -23,17 +28,27 @@ class LayerNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, self.scale.shape, self.scale, self.bias, self.epsilon)
+        return functional.layer_norm(x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon)
+
+
+def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Rows (..., D) of embedding (V, D). A frequent token's gradient is a long sum: it is added up in float32 or better.
+
+    A GPU's kernel does so itself.
+    """
+    table = at_least_float32(embedding) if embedding.device.type == "cpu" else embedding
+    return functional.embedding(tokens, table).to(embedding.dtype)
 
 
 def unit_norm(x: torch.Tensor) -> torch.Tensor:
     """x with unit length over the last axis: query-key normalisation."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPSILON)
+    width = x.shape[-1]  # x / sqrt(sum of squares + epsilon) = x / sqrt(mean of squares + epsilon / E) / sqrt(E)
+    return functional.rms_norm(x, (width,), eps=NORM_EPSILON / width) * width**-0.5
 
 
 def on_plain_cpu(x: torch.Tensor) -> bool:
-    """Whether x is on the CPU without autocast, as the fast paths with a hand-written backward pass need."""
-    return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    """Whether x is on the CPU and nothing is being compiled, as the fast paths with a hand-written backward pass need."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def split_heads(x: torch.Tensor, heads: int, parts: int) -> tuple[torch.Tensor, ...]:
@@ -59,8 +74,9 @@ class ProjectHeads(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, heads, parts):
         y = functional.linear(x, weight).view(*x.shape[:2], parts, heads, -1)  # (B, N, m, H, E)
-        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True)  # one pass, without a tensor of y's squares
-        inverse = length.square_().add_(NORM_EPSILON).rsqrt_()  # (B, N, m - 1, H, 1)
+        exact = torch.promote_types(y.dtype, torch.float32)
+        length = torch.linalg.vector_norm(y[:, :, :-1], dim=-1, keepdim=True, dtype=exact)  # one pass, without y's squares
+        inverse = length.square_().add_(NORM_EPSILON).rsqrt_().to(y.dtype)  # (B, N, m - 1, H, 1)
         y[:, :, :-1].mul_(inverse)
         outs = tuple(y[:, :, part].transpose(1, 2).contiguous() for part in range(parts))  # (B, H, N, E) each
         ctx.save_for_backward(x, weight, inverse, *outs[:-1])

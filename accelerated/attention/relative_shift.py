@@ -10,7 +10,7 @@ from torch.nn import functional
 from accelerated.attention.content import causal_mask, sdpa, takes_sdpa
 from accelerated.attention.heads import on_plain_cpu
 
-TILE = 64  # queries in a tile, which the fast path computes at a time
+TILE = 128  # queries in a tile, which the fast path computes at a time
 
 
 def distance_sinusoids(length: int, width: int) -> torch.Tensor:
@@ -49,7 +49,7 @@ def relative_attention_plain(
     by_distance = (query + distance_bias[:, None]) @ distance_key.transpose(-1, -2)
     scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
     weights = scores.masked_fill(causal_mask(*scores.shape[-2:], scores.device), -math.inf).softmax(-1)
-    usage = weights.detach().mean((1, 2)) if measure else None
+    usage = weights.detach().mean((1, 2), dtype=torch.promote_types(weights.dtype, torch.float32)) if measure else None
     if dropout:
         weights = functional.dropout(weights, dropout)
     return weights @ value, usage
@@ -90,7 +90,9 @@ class RelativeAttention(torch.autograd.Function):
         distance_query = query.new_empty(heads, batch, length, width)  # (q + v) / sqrt(E), heads first: r is shared by lanes
         torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(scale)
         content_query = content_query.flatten(0, 1)
-        out, usage = torch.empty_like(content_query), query.new_zeros(batch, total) if measure else None
+        out = query.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
+        exact = torch.promote_types(query.dtype, torch.float32)
+        usage = query.new_zeros(batch, total, dtype=exact) if measure else None
         tiles, weights = RelativeAttention.tiles(length, total), []
         height = tiles[0][0].stop
         by_distance, scores = (query.new_empty(batch * heads * height * total) for _ in range(2))
@@ -106,14 +108,14 @@ class RelativeAttention(torch.autograd.Function):
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
             tile_scores[:, :, reach - shape[2] :].add_(hidden[: shape[2], : shape[2]])
             weights.append(torch.softmax(tile_scores, -1))
-            out[:, rows] = torch.bmm(weights[-1], v[:, :reach])
+            out[:, rows] = torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
             if measure:
-                usage[:, :reach] += weights[-1].view(shape).sum((1, 2)) / (heads * length)
+                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=exact) / (heads * length)
         ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
         ctx.shape = query.shape
         if measure:
             ctx.mark_non_differentiable(usage)
-        return out.view(query.shape), usage
+        return out.transpose(1, 2), usage
 
     @staticmethod
     def tiles(length, total):
@@ -137,7 +139,8 @@ class RelativeAttention(torch.autograd.Function):
         total, scale = k.shape[1], width**-0.5
         dout = dout.reshape(batch * heads, length, width)
         dcontent, ddistance = torch.empty_like(content_query), torch.empty_like(distance_query)
-        dk, dv, ddistance_key = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(distance_key)
+        exact = torch.promote_types(k.dtype, torch.float32)  # of sums over tiles
+        dk, dv, ddistance_key = (torch.zeros_like(x, dtype=exact) for x in (k, v, distance_key))
         dby_distance, dweights, dscores = (k.new_empty(max(w.numel() for w in weights)) for _ in range(3))
         for (rows, reach), tile_weights in zip(RelativeAttention.tiles(length, total), weights, strict=True):
             shape = (batch, heads, *tile_weights.shape[1:])
@@ -152,11 +155,12 @@ class RelativeAttention(torch.autograd.Function):
             ddistance[:, :, rows] = torch.bmm(by_distance, distance_key[:, total - reach :]).view(heads, batch, -1, width)
             own = distance_query[:, :, rows].flatten(1, 2)
             ddistance_key[:, total - reach :] += torch.bmm(by_distance.transpose(1, 2), own)
-        dcontent = dcontent.view(ctx.shape).mul_(scale)
-        ddistance = ddistance.transpose(0, 1).mul_(scale)
+        dcontent, ddistance = dcontent.view(ctx.shape), ddistance.transpose(0, 1)
+        dbiases = (dcontent.sum((0, 2)).mul_(scale), ddistance.sum((0, 2)).mul_(scale))
+        dquery = dcontent.add_(ddistance).mul_(scale)
         shape = (batch, heads, total, width)
-        biases = (dcontent.sum((0, 2)), ddistance.sum((0, 2)))
-        return dcontent + ddistance, dk.view(shape), dv.view(shape), ddistance_key, *biases, None
+        dk, dv, ddistance_key = (x.to(k.dtype) for x in (dk, dv, ddistance_key))
+        return dquery, dk.view(shape), dv.view(shape), ddistance_key, *dbiases, None
 
     @staticmethod
     def unshift(by_distance, dscores):

@@ -1,10 +1,12 @@
-"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
+"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA or flex, and for a CPU."""
 
+import functools
 import math
 
 import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import on_plain_cpu
@@ -62,6 +64,33 @@ def sliding_attention_sdpa(
     return unfold_tiles(sdpa(tiles, *near, offset, dropout, scale=1.0), len(query)).flatten(2, 3)
 
 
+@functools.cache
+def visible_blocks(length: int, window: int, device: torch.device) -> BlockMask:
+    """The band 1 <= i - j <= W for flex_attention, N queries and W + N keys: the kernel skips blocks of it that are empty."""
+
+    def visible(batch, head, query, key):
+        return window_mask(query + window - key, window)
+
+    return create_block_mask(visible, None, None, length, window + length, device=device)
+
+
+def sliding_attention_flex(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor, blocks: BlockMask | None = None
+) -> torch.Tensor:
+    """The same as sliding_attention_plain by flex_attention, without dropout. On a CPU it has no backward pass.
+
+    It is fast only if it is compiled. blocks is visible_blocks(N, W, device), which a compiled caller makes outside the graph.
+    """
+    length, window = query.shape[2], offset.shape[1]
+
+    def biased(score, batch, head, query, key):
+        row = query % window
+        column = (key - (query - row)).clamp(0, 2 * window - 1)  # a block holds pairs outside of the band too
+        return score + offset[head, row, column]
+
+    return flex_attention(query, keys, values, biased, blocks or visible_blocks(length, window, query.device), scale=1.0)
+
+
 def tile_height(window: int) -> int:
     """Queries in a tile of the fast path: half a window if it is even, so that fewer masked scores are computed."""
     return window // 2 if window % 2 == 0 else window
@@ -71,6 +100,7 @@ class SlidingAttention(torch.autograd.Function):
     """The same as sliding_attention_plain without dropout, one tile at a time so that scores stay in the CPU cache.
 
     A tile of T queries takes only the W + T keys that any of them sees, so T < W computes fewer masked scores than W x 2W.
+    Gradients that several tiles add to are summed in float32 or better.
     """
 
     @staticmethod
@@ -78,7 +108,7 @@ class SlidingAttention(torch.autograd.Function):
         batch, heads, length, width = query.shape
         window, height = offset.shape[1], tile_height(offset.shape[1])
         q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (BH, N or W + N, E)
-        out = torch.empty_like(q)
+        out = q.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
         weights = q.new_empty(length // height, batch * heads, height, window + height)
         scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
@@ -87,10 +117,10 @@ class SlidingAttention(torch.autograd.Function):
             scores.baddbmm_(q[:, own], k[:, near].transpose(1, 2))
             torch.softmax(scores, -1, out=tile_weights)
             torch.bmm(tile_weights, v[:, near], out=tile_out)
-            out[:, own] = tile_out
+            out[:, own] = tile_out.view(batch, heads, height, width).transpose(1, 2)
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = query.shape
-        return out.view(query.shape)
+        return out.transpose(1, 2)
 
     @staticmethod
     def slices(tile, window, height):
@@ -107,18 +137,21 @@ class SlidingAttention(torch.autograd.Function):
         batch, heads, length, width = ctx.shape
         height, window = weights.shape[2], weights.shape[3] - weights.shape[2]
         dout = dout.reshape(batch * heads, length, width)
-        dquery, dkeys, dvalues = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        doffset = q.new_zeros(heads, window, 2 * window)
+        exact = torch.promote_types(q.dtype, torch.float32)  # of sums over tiles
+        dquery, dkeys, dvalues = torch.empty_like(q), torch.zeros_like(k, dtype=exact), torch.zeros_like(v, dtype=exact)
+        doffset = q.new_zeros(heads, window, 2 * window, dtype=exact)
         dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
+        dnear, dtile = q.new_empty(batch * heads, window + height, width), q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
             own, near, rows, columns = SlidingAttention.slices(tile, window, height)
             torch.bmm(dout[:, own], v[:, near].transpose(1, 2), out=dweights)
             torch._softmax_backward_data(dweights, tile_weights, -1, dweights.dtype, grad_input=dscores)
-            doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0)
-            dquery[:, own] = torch.bmm(dscores, k[:, near])
-            dkeys[:, near].baddbmm_(dscores.transpose(1, 2), q[:, own])
-            dvalues[:, near].baddbmm_(tile_weights.transpose(1, 2), dout[:, own])
+            doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0, dtype=exact)
+            dquery[:, own] = torch.bmm(dscores, k[:, near], out=dtile)
+            dkeys[:, near] += torch.bmm(dscores.transpose(1, 2), q[:, own], out=dnear)
+            dvalues[:, near] += torch.bmm(tile_weights.transpose(1, 2), dout[:, own], out=dnear)
         shape = (batch, heads, -1, width)
+        dkeys, dvalues, doffset = (x.to(q.dtype) for x in (dkeys, dvalues, doffset))
         return dquery.view(shape), dkeys.view(shape), dvalues.view(shape), doffset
 
 

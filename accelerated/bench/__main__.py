@@ -1,8 +1,10 @@
-"""The command `python -m accelerated.bench TABLE`: measures speed and memory and prints one table.
+"""The command `python -m accelerated.bench TABLE`: measures or counts speed and memory and prints one table.
 
     steps       one training step of a model, of its baseline and, if installed, of its paper's public package
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
     generation  time per generated token after 1,000 and after 100,000 tokens, for all models
+    counts      kernels, bytes and FLOPs of a step at the papers' sizes on a GPU, and each preset's memory; needs no GPU
+    gpu         a Markdown page (--out FILE.md): agreement with the CPU, then all of the above on one GPU, in ten minutes
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a noisy machine affects all
 variants equally. A printed ratio is the median over pairs.
@@ -12,15 +14,16 @@ import argparse
 
 import torch
 
-from accelerated.bench import generation, horizons, steps
-from accelerated.bench.sizes import BATCH, SIZES
+from accelerated.bench import counts, generation, gpu, horizons, steps
+from accelerated.bench.timing import BATCH, config_for
 from accelerated.errors import InputError, run_program
 from accelerated.models import MODELS
 from accelerated.training.options import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
-TABLES = {"steps": steps.report, "horizons": horizons.report, "generation": generation.report}
+MEASURED = {"steps": steps.report, "horizons": horizons.report, "generation": generation.report}
+TABLES = MEASURED | {"counts": counts.report, "gpu": gpu.report}
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -30,13 +33,16 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         prog="python -m accelerated.bench", usage="python -m accelerated.bench [TABLE] [options]", allow_abbrev=False,
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("table", choices=TABLES, metavar="TABLE", help="steps, horizons or generation (default steps)")
-    parser.add_argument("--repeats", type=int, default=9, help="how often each variant is measured (default 9)")
-    parser.set_defaults(model="", device="cpu", dtype="float32", batch=None)
-    if table != "generation":  # generation runs all models on a CPU
+    parser.add_argument("table", choices=TABLES, metavar="TABLE", help=f"{', '.join(TABLES)} (default steps)")
+    parser.set_defaults(model="", device="cpu", dtype="float32", batch=None, repeats=1)
+    if table in MEASURED:
+        parser.add_argument("--repeats", type=int, default=9, help="how often each variant is measured (default 9)")
+    if table == "gpu":
+        parser.add_argument("--out", metavar="FILE.md", required=True, help="the page to write; it must not exist yet")
+    if table in ("steps", "horizons"):
         parser.add_argument("--model", choices=MODELS, default="block_recurrent", help="(default block_recurrent)")
         parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
-        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 uses autocast")
+        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default float32)")
         parser.add_argument("--batch", type=int, help="rows of a batch (default 4, or 8: memformer, pretrained_recurrence)")
     options = parser.parse([table, *rest])
     options.batch = BATCH.get(options.model, 1) if options.batch is None else options.batch
@@ -48,11 +54,14 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
+    if options.table not in MEASURED:
+        TABLES[options.table](options)
+        return
     keep_freed_memory()
-    device = options.device = choose_device(options.device)
+    device = options.device = choose_device(options.device, options.dtype)
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{hardware}, torch {torch.__version__}, {options.dtype}")
-    options.config = SIZES.get((options.model, device.type))
+    options.config = config_for(options.model, device) if options.model else None
     TABLES[options.table](options)
 
 

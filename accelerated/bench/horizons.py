@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from accelerated.bench.sizes import sizes_line
-from accelerated.bench.timing import Variant, paired_ratios, peak_memory, print_table, random_segments, spread, time_in_turn
+from accelerated.bench import timing
+from accelerated.bench.timing import Variant, paired_ratios, print_table, sizes_line, spread
 from accelerated.data.lanes import Segment
 from accelerated.models import MODELS
 from accelerated.protocol import detach
 from accelerated.replay import BACKPROP
-from accelerated.training.process import autocast
 
 HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout
 WINDOWS = (1, 4, 20)  # horizons of pretrained_recurrence; its paper uses 20
@@ -22,14 +21,15 @@ PAPER = "Memformer's Table 3, horizon 4: BPTT 16,177 MB, x1.00; checkpointing 9,
 def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace) -> Variant:
     """One rollout with a method, from a state in mid-document; gradients stay allocated between steps."""
     config, segments, device = model.config, [], options.device
-    for tokens, targets in random_segments(config.vocabulary, config.segment, options.batch, horizon, device):
-        never = torch.zeros(options.batch, dtype=torch.bool, device=device)
+    for tokens, targets in timing.random_segments(config.vocabulary, config.segment, options.batch, horizon, torch.device("cpu")):
+        never = torch.zeros(options.batch, dtype=torch.bool)
         segments.append(Segment(tokens, targets, torch.ones_like(tokens, dtype=torch.bool), never).to(device))
-    state = detach(model.advance(segments[0].tokens, model.initial_state(options.batch)))
+    with timing.computing(model, options):
+        state = detach(model.advance(segments[0].tokens, model.initial_state(options.batch)))
 
     def step():
         model.zero_grad(set_to_none=False)
-        with autocast(options.dtype, device):
+        with timing.computing(model, options):
             BACKPROP[method](model, segments, state)
 
     return Variant(name, step)
@@ -58,8 +58,8 @@ def report(options: Namespace) -> None:
         rows = [("horizon", "method", "ms", "speed of BPTT's", "peak MB", "of BPTT's")]
         for horizon in WINDOWS if options.model == "pretrained_recurrence" else HORIZONS:
             variants = [rollout_variant(method, model, method, horizon, options) for method in BACKPROP]
-            times = time_in_turn(variants, options.repeats, options.device)
-            peaks = [peak_memory(variant.step, options.device) for variant in variants]
+            times = timing.time_in_turn(variants, options.repeats, options.device)
+            peaks = [timing.peak_memory(variant.step, options.device) for variant in variants]
             for (name, spent), peak in zip(times.items(), peaks, strict=True):
                 speed = spread(paired_ratios(times["through_time"], spent), ".2f")
                 milliseconds = spread([1e3 * second for second in spent], ".0f")

@@ -1,4 +1,4 @@
-"""The table `steps`: a training step of a model, of its baseline and of its paper's public package.
+"""The table `steps`: a training step of a model, of its baseline and, if installed, of its paper's public package.
 
 Baselines: for block_recurrent, Slide with one more layer (equal cost in the paper); for compressive, a Transformer-XL that
 attends to as many rows; for memformer with memory replay, full back-propagation; for pretrained_recurrence, plain GPT-2.
@@ -7,39 +7,39 @@ attends to as many rows; for memformer with memory replay, full back-propagation
 import importlib.util
 import statistics
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from accelerated.bench import timing
+from accelerated.bench.counts import counted_step, random_model, written_out
 from accelerated.bench.horizons import rollout_variant
-from accelerated.bench.peers import PEERS
-from accelerated.bench.sizes import SEGMENTS, sizes_line
-from accelerated.bench.timing import Variant
-from accelerated.models import MODELS
+from accelerated.bench.timing import SEGMENTS, Variant, sizes_line
+from accelerated.training.run import compile_read
+from accelerated.training.settings import TrainingConfig
 
 
-def training_flops(model_class: type, config: Any, batch: int, count: int) -> int:
-    """FLOPs of the matrix products in forward and backward of `count` segments, counted on the plain path."""
-    with torch.device("meta"):
-        model = model_class(config).to("meta")
-        tokens = torch.zeros(batch, config.segment, dtype=torch.long)
-    segments, state = [(tokens, tokens)] * count, model.initial_state(batch)
-    return timing.counted_flops(lambda: timing.objective_of(timing.reader_of(model), segments, state).backward())
-
-
-def step_variant(name: str, config: Any, options: Namespace) -> Variant:
-    """A training step of SEGMENTS[model] segments, from a state that has already read as many."""
-    model_class, count, device = MODELS[options.model], SEGMENTS[options.model], options.device
-    model = model_class(config).to(device)
+def step_variant(name: str, config: Any, options: Namespace, compiler: str = "none") -> Variant:
+    """A training step of SEGMENTS[model] segments, from a state that has already read as many; compiler is --compile's."""
+    count, device = SEGMENTS[options.model], options.device
+    model = random_model(options.model, config, device)
     segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, device)
-    state = model.initial_state(options.batch)
-    with torch.no_grad():
+    with torch.no_grad(), timing.computing(model, options):
+        state = model.initial_state(options.batch)
         for tokens, _ in segments:
             state = model.advance(tokens, state)
+    compile_read(model, TrainingConfig(compile=compiler))
     step = timing.training_step(model, timing.reader_of(model), segments, state, options)
-    return Variant(name, step, training_flops(model_class, config, options.batch, count))
+    return Variant(name, step)
+
+
+def counted_variant(name: str, config: Any, options: Namespace) -> Variant:
+    """The same with the FLOPs of its products, counted on the plain path."""
+    flops = SEGMENTS[options.model] * counted_step(options.model, config, 1, options.batch, written_out).flops
+    return step_variant(name, config, options)._replace(flops=flops)
 
 
 def with_baseline(model: str, config: Any) -> dict:
@@ -55,26 +55,128 @@ def with_baseline(model: str, config: Any) -> dict:
     return {f"GPT-2 {config.layers}L with recurrence": config, f"plain GPT-2 {config.layers}L": replace(config, vectors=0)}
 
 
-def variants_of(options: Namespace) -> list[Variant]:
-    """The model, its baseline and, if installed, its paper's package."""
+# The public PyTorch packages of the same papers. Each is optional; they compute in bfloat16 by autocast.
+
+
+def step_of_peer(model: torch.nn.Module, read: Callable, state: object, options: Namespace) -> Callable:
+    """A training step of a package's model; read: (tokens, state) -> (logits, state, losses)."""
+    config, count = options.config, SEGMENTS[options.model]
+    segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, options.device)
+    return timing.training_step(model, timing.reader_of_peer(read), segments, state, options, timing.autocast)
+
+
+def block_recurrent_peer(options: Namespace) -> Variant:
+    """block-recurrent-transformer-pytorch at the same width, depth, heads, window, states and segment."""
+    from block_recurrent_transformer_pytorch import BlockRecurrentTransformer
+
+    config = options.config
+    model = BlockRecurrentTransformer(
+        num_tokens=config.vocabulary, dim=config.width, depth=config.layers, dim_head=config.head_width, heads=config.heads,
+        ff_mult=config.feed_forward // config.width, max_seq_len=config.segment, block_width=config.window,
+        num_state_vectors=config.states, recurrent_layers=config.recurrent_layers,
+    ).to(options.device)  # fmt: skip
+
+    def read(tokens, state):
+        return model(tokens)[0], state, {}
+
+    return Variant("block-recurrent-transformer-pytorch (peer)", step_of_peer(model, read, None, options))
+
+
+def compressive_peer(options: Namespace) -> Variant:
+    """compressive-transformer-pytorch at the same sizes, without its GRU gates and enhanced recurrence, from full memories.
+
+    An in-place detach in the package freezes its key and value projections after the first step. They are unfrozen before
+    each segment, so that both sides compute the same gradients.
+    """
+    from compressive_transformer_pytorch import CompressiveTransformer
+
+    config = options.config
+    model = CompressiveTransformer(
+        num_tokens=config.vocabulary, dim=config.width, depth=config.layers, seq_len=config.segment, mem_len=config.memory,
+        cmem_len=config.compressed_memory, cmem_ratio=config.compression_rate, heads=config.heads, gru_gated_residual=False,
+        enhanced_recurrence=False,
+    ).to(options.device)  # fmt: skip
+    sizes = (config.memory, config.compressed_memory)
+    full = tuple(torch.randn(config.layers, options.batch, rows, config.width, device=options.device) for rows in sizes)
+
+    def read(tokens, memories):
+        model.requires_grad_()
+        logits, memories, auxiliary = model(tokens, memories)
+        return logits, memories, {"compression": auxiliary.sum()}
+
+    return Variant("compressive-transformer-pytorch (peer)", step_of_peer(model, read, full, options))
+
+
+def memformer_peer(options: Namespace) -> Variant:
+    """memformer's memory_replay_backprop at the same sizes: a loss on the last segment only."""
+    import memformer
+
+    config, batch, device = options.config, options.batch, options.device
+    model = memformer.Memformer(
+        dim=config.width, num_memory_slots=config.slots, mem_update_attn_heads=config.heads,
+        enc_depth=config.encoder_layers, enc_num_tokens=config.vocabulary, enc_heads=config.heads, enc_max_seq_len=config.segment,
+        dec_depth=config.decoder_layers, dec_num_tokens=config.vocabulary, dec_heads=config.heads, dec_max_seq_len=config.segment,
+    ).to(device)  # fmt: skip
+    source = torch.randint(config.vocabulary, (batch, SEGMENTS["memformer"] * config.segment), device=device)
+    target = torch.randint(config.vocabulary, (batch, config.segment + 1), device=device)
+
+    def step():
+        model.zero_grad(set_to_none=False)
+        with timing.autocast(model, options):
+            memformer.memory_replay_backprop(model, source, target)
+
+    return Variant("memformer (peer), loss on the last", step, timing.counted_flops(step))
+
+
+def pretrained_recurrence_peer(options: Namespace) -> Variant:
+    """transformers' GPT-2 at the same sizes, reading the same windows independently."""
+    import transformers
+
+    config = options.config
+    sizes = transformers.GPT2Config(
+        vocab_size=config.vocabulary, n_positions=config.max_positions, n_embd=config.width, n_layer=config.layers,
+        n_head=config.heads, n_inner=config.feed_forward, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(sizes).to(options.device)
+
+    def read(tokens, state):
+        return model(tokens, use_cache=False).logits, state, {}
+
+    return Variant("transformers GPT2LMHeadModel (peer)", step_of_peer(model, read, None, options))
+
+
+PEERS = {
+    "block_recurrent": ("block_recurrent_transformer_pytorch", block_recurrent_peer),
+    "compressive": ("compressive_transformer_pytorch", compressive_peer),
+    "memformer": ("memformer", memformer_peer),
+    "pretrained_recurrence": ("transformers", pretrained_recurrence_peer),
+}
+
+
+def rollout_step(name: str, method: str, options: Namespace) -> Variant:
+    """A step of Memformer: a rollout with a back-propagation method."""
+    model = random_model("memformer", options.config, options.device)
+    variant = rollout_variant(name, model, method, SEGMENTS["memformer"], options)
+    return variant._replace(flops=timing.counted_flops(variant.step))
+
+
+def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
+    """{name: what makes the Variant} of the model, its baseline and, if installed, its paper's package."""
     config = options.config
     if options.model == "memformer":
-        model, title = MODELS["memformer"](config).to(options.device), f"{config.encoder_layers}+{config.decoder_layers}L"
-        variants = []
-        for method in ("memory_replay", "through_time"):
-            variant = rollout_variant(f"memformer {title} {method}", model, method, SEGMENTS["memformer"], options)
-            variants.append(variant._replace(flops=timing.counted_flops(variant.step)))
+        title = f"memformer {config.encoder_layers}+{config.decoder_layers}L"
+        methods = {f"{title} {method}": method for method in ("memory_replay", "through_time")}
+        makers = {name: partial(rollout_step, name, method, options) for name, method in methods.items()}
     else:
-        variants = [step_variant(name, own, options) for name, own in with_baseline(options.model, config).items()]
+        configs = with_baseline(options.model, config)
+        makers = {name: partial(counted_variant, name, own, options) for name, own in configs.items()}
     package, peer = PEERS[options.model]
-    if importlib.util.find_spec(package):
-        variants.append(peer(options))
-    return variants
+    return makers | ({f"{package} (peer)": partial(peer, options)} if importlib.util.find_spec(package) else {})
 
 
 def report(options: Namespace) -> None:
     """Print a row for each variant, and the paired ratios of the first to the others; all steps read equally many tokens."""
-    variants, dtype = variants_of(options), getattr(torch, options.dtype)
+    variants, dtype = [make() for make in makers_of(options).values()], getattr(torch, options.dtype)
     rate = timing.matmul_rate(options.device, dtype)
     times = timing.time_in_turn(variants, options.repeats, options.device)
     rate = statistics.mean([rate, timing.matmul_rate(options.device, dtype)])  # before and after: the machine's speed drifts

@@ -1,17 +1,59 @@
-"""Measures the time and memory of steps for the bench; steps take turns, because the machine is noisy."""
+"""The sizes and steps that the bench measures, and how it takes their time and memory: in turn, the machine is noisy."""
 
+import math
 import statistics
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from accelerated.block_recurrent import BlockRecurrent
+from accelerated.compressive import Compressive
+from accelerated.memformer import Memformer
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.protocol import computing_in
 from accelerated.replay import summed_nats
-from accelerated.training.process import autocast
+from accelerated.training.settings import TrainingConfig, preset_settings
+
+PRESETS = {  # of the papers, the first of a model for a GPU
+    "block_recurrent": ("paper",), "compressive": ("wikitext-103", "enwik8", "pg19"), "memformer": ("wikitext-103", "decoder"),
+    "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+}  # fmt: skip
+SIZES = {  # without dropout
+    "block_recurrent": BlockRecurrent.Config(
+        width=256, layers=6, heads=4, head_width=64, feed_forward=1024, window=128, segment=1024, states=128,
+        recurrent_layers=(4,), dropout=0.0,
+    ),
+    "compressive": Compressive.Config(
+        width=256, layers=6, heads=4, head_width=64, feed_forward=1024, segment=256, memory=256, compressed_memory=64,
+        compression_rate=4,
+    ),
+    "pretrained_recurrence": PretrainedRecurrence.Config(
+        width=256, layers=6, heads=4, feed_forward=1024, max_positions=256, segment=128,
+    ),
+    "memformer": Memformer.Config(
+        width=256, encoder_layers=3, decoder_layers=3, heads=4, head_width=64, feed_forward=1024, segment=64, slots=32,
+    ),
+}  # fmt: skip
+SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained_recurrence": 4}  # per training step
+BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_recurrence": 8}
+
+
+def paper_settings(model: str, preset: str | None = None) -> tuple[Any, TrainingConfig]:
+    """A preset's Config, with dropout and the vocabulary of its text, and its TrainingConfig; by default the first of PRESETS."""
+    settings = preset_settings(model, preset or PRESETS[model][0])
+    return replace(settings.model_config, vocabulary=settings.data.vocabulary), settings.training
+
+
+def config_for(model: str, device: torch.device) -> Any:
+    """The Config to measure on a device."""
+    return paper_settings(model)[0] if device.type == "cuda" else SIZES[model]
 
 
 class Variant(NamedTuple):
@@ -57,12 +99,24 @@ def objective_of(read: Callable, segments: list, state: object) -> torch.Tensor:
     return total
 
 
-def training_step(model: torch.nn.Module, read: Callable, segments: list, state: object, options: Namespace) -> Callable:
+def computing(model: torch.nn.Module, options: Namespace) -> AbstractContextManager:
+    """Inside, one of our models computes in --dtype."""
+    return computing_in(model, getattr(torch, options.dtype))
+
+
+def autocast(model: torch.nn.Module, options: Namespace) -> AbstractContextManager:
+    """Inside, a package's model computes in --dtype: packages leave it to autocast."""
+    return torch.autocast(options.device.type, dtype=torch.bfloat16, enabled=options.dtype == "bfloat16")
+
+
+def training_step(
+    model: torch.nn.Module, read: Callable, segments: list, state: object, options: Namespace, inside: Callable = computing
+) -> Callable:
     """A step that computes a model's gradients; read: (tokens, targets, state) -> (mean cross-entropy, state, losses)."""
 
     def step():
         model.zero_grad()
-        with autocast(options.dtype, options.device):
+        with inside(model, options):
             objective = objective_of(read, segments, state)
         objective.backward()
 
@@ -112,13 +166,19 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def time_in_turn(variants: list[Variant], repeats: int, device: torch.device) -> dict[str, list[float]]:
-    """{name: [seconds of each repeat]}; the variants take turns, after two warm-up steps each."""
+def time_in_turn(variants: list[Variant], repeats: int, device: torch.device, budget: float = math.inf) -> dict[str, list[float]]:
+    """{name: [seconds of each repeat]}; the variants take turns, after two warm-up steps each.
+
+    After `budget` seconds no further turn begins, so there may be fewer repeats, but at least one.
+    """
+    begun = time.perf_counter()
     for variant in variants:
         variant.step()
         variant.step()
     times = {variant.name: [] for variant in variants}
-    for _ in range(repeats):
+    for repeat in range(repeats):
+        if repeat and time.perf_counter() - begun > budget:
+            break
         for variant in variants:
             times[variant.name].append(seconds(variant.step, device))
     return times
@@ -127,6 +187,15 @@ def time_in_turn(variants: list[Variant], repeats: int, device: torch.device) ->
 def paired_ratios(first: list[float], second: list[float]) -> list[float]:
     """The ratios of the seconds of two variants that took turns, pair by pair."""
     return [a / b for a, b in zip(first, second, strict=True)]
+
+
+def sizes_line(config: Any, batch: int) -> str:
+    """The sizes of a config in one line, by their letters."""
+    letters = {"D": "width", "L": "layers", "L encoder": "encoder_layers", "L decoder": "decoder_layers", "H": "heads"}
+    letters |= {"E": "head_width", "F": "feed_forward", "N": "segment", "W": "window", "S": "states", "S slots": "slots"}
+    letters |= {"M": "memory", "C": "compressed_memory", "c": "compression_rate"}
+    sizes = [f"{letter} {getattr(config, field)}" for letter, field in letters.items() if hasattr(config, field)]
+    return ", ".join([*sizes, f"B {batch}"])
 
 
 def spread(values: list[float], form: str) -> str:

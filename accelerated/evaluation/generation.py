@@ -5,18 +5,20 @@ import codecs
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch.nn import Module, functional
 
+from accelerated.attention.heads import at_least_float32
 from accelerated.data.sources import read_errors
 from accelerated.data.windows import Document, overlap_of
 from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, at_least, number
 from accelerated.evaluation.score import evaluating
+from accelerated.protocol import Stream, open_stream
 
 
 class Sampling(NamedTuple):
@@ -27,22 +29,75 @@ class Sampling(NamedTuple):
     top_p: float = 1.0  # total probability of the nucleus; 1 for all tokens
 
 
+def tensors_of(rows: tuple) -> list[torch.Tensor]:
+    """The tensors of a Stream's rows."""
+    return [tensor for field in rows for tensor in (field if isinstance(field, tuple) else (field,))]
+
+
+class GraphedStep:
+    """A model's `step` on a GPU: the kernels of a token are captured once in a CUDA graph and then launched together.
+
+    A graph reads and writes fixed addresses, so it has a token, a position and rows of its own; each new segment's rows are
+    copied into them. It holds the number of lanes of its first token, and the parameters as they were then; a parameter may
+    change in place, but not be replaced.
+    """
+
+    def __init__(self, model: Module):
+        self.model, self.graph = model, None
+
+    @torch.no_grad()
+    def __call__(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, Stream]:
+        """The same as model.step(token, state). A Stream of an earlier segment cannot be continued."""
+        stream = open_stream(self.model, token, state)
+        if self.graph is None:
+            self.capture(token, stream)
+        if stream.rows is not self.rows:
+            torch._foreach_copy_(tensors_of(self.rows), tensors_of(stream.rows))
+        self.token.copy_(token)
+        self.position.fill_(stream.read)
+        self.graph.replay()
+        return self.logits.clone(), self.model.next_stream(stream._replace(rows=self.rows))
+
+    def capture(self, token: torch.Tensor, stream: Stream) -> None:
+        """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
+        self.token, self.position = token.clone(), token.new_full((1,), stream.read)
+        copies = (tuple(x.clone() for x in field) if isinstance(field, tuple) else field.clone() for field in stream.rows)
+        self.rows = type(stream.rows)(*copies)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.model.read_token(self.token, self.position, self.rows)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.logits = self.model.read_token(self.token, self.position, self.rows)
+
+
+def step_of(model: Module) -> Callable:
+    """The fastest `step` of the model: a GraphedStep if its parameters are on a CUDA device."""
+    return GraphedStep(model) if next(model.parameters()).is_cuda else model.step
+
+
 @torch.no_grad()
-def read_prompt(model: Module, prompt: torch.Tensor, new_window: bool = False) -> tuple[torch.Tensor, tuple]:
+def read_prompt(
+    model: Module, prompt: torch.Tensor, new_window: bool = False, step: Callable | None = None
+) -> tuple[torch.Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
-    Whole segments go through `advance`, the rest token by token. new_window is for pretrained_recurrence (section 5.3): all
-    windows go through `advance`, and a new window begins with the prompt's last token, or its last o if windows overlap. The new
-    window sees earlier text only through the inserted vectors; in plain GPT-2 not at all.
+    Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None.
+
+    new_window is for pretrained_recurrence (section 5.3): all windows go through `advance`, and a new window begins with the
+    prompt's last token, or its last o if windows overlap. The new window sees earlier text only through the inserted vectors;
+    in plain GPT-2 not at all.
     """
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
     while at < length - (overlap if new_window else segment):
         state = model.advance(prompt[:, at : at + segment], state)
         at += segment - overlap
-    rest = max(1, overlap) if new_window else length - at
+    rest, step = max(1, overlap) if new_window else length - at, step or model.step
     for token in prompt[:, -rest:].unbind(1):
-        logits, state = model.step(token, state)
+        logits, state = step(token, state)
     return logits, state
 
 
@@ -65,7 +120,7 @@ def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
     """The next token (B,) of each row of logits (B, V), drawn as `sampling` says."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits.double() / sampling.temperature, -1)
+    probabilities = torch.softmax(at_least_float32(logits) / sampling.temperature, -1)
     if 0 < sampling.top_k < logits.shape[-1]:
         probabilities = most_probable(probabilities, sampling.top_k)
     if sampling.top_p < 1:
@@ -74,14 +129,16 @@ def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
 
 
 def generate(
-    model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling, generator: torch.Generator | None
-) -> Iterator[torch.Tensor]:
-    """Yield `count` tokens (B,); the first is drawn from logits (B, V)."""
+    model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling,
+    generator: torch.Generator | None = None, step: Callable | None = None,
+) -> Iterator[torch.Tensor]:  # fmt: skip
+    """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None."""
+    step = step or step_of(model)
     for remaining in reversed(range(count)):
         token = draw(logits, sampling, generator)
         yield token
         if remaining:
-            logits, state = model.step(token, state)
+            logits, state = step(token, state)
 
 
 @torch.no_grad()
@@ -91,7 +148,8 @@ def continue_text(
 ) -> Iterator[torch.Tensor]:  # fmt: skip
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
-        yield from generate(model, *read_prompt(model, prompt, new_window), count, sampling, generator)
+        step = step_of(model)
+        yield from generate(model, *read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
 
 
 def prompt_from(document: Document, length: int = 32) -> torch.Tensor:

@@ -17,7 +17,7 @@ from accelerated.data.recall import CHANCE
 from accelerated.data.windows import lengths_of, overlap_of
 from accelerated.evaluation.report import Report, TrainedRun
 from accelerated.protocol import keep_lanes, replace_lanes
-from accelerated.replay import compute_type, logits_in_chunks, targets_of
+from accelerated.replay import logits_in_chunks, targets_of
 
 
 def ratio(total: float, count: int) -> float:
@@ -85,8 +85,7 @@ def predictions(model: Module, hidden: torch.Tensor, segment: Segment) -> Predic
 
     Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
     """
-    kind, rows = compute_type(hidden), hidden.flatten(0, 1)
-    chunks = logits_in_chunks(rows.to(kind), model.output_matrix().to(kind), targets_of(segment).flatten())
+    chunks = logits_in_chunks(hidden.flatten(0, 1), model.output_matrix(), targets_of(segment).flatten())
     parts = [(functional.cross_entropy(logits, aims, reduction="none"), logits.argmax(-1) == aims) for _, logits, aims in chunks]
     nats, right = (torch.cat(part).view(segment.targets.shape).cpu().numpy() for part in zip(*parts, strict=True))
     return Predictions(nats.astype(np.float64), right)

@@ -304,6 +304,12 @@ def check_together(settings: Settings) -> None:
             "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
             "give --horizon 2 or more"
         )
+    training = settings.training
+    if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
+        raise InputError(
+            f"--compile cudagraphs needs each segment's backward pass before the next is read, and --horizon {training.horizon} by "
+            f"--backprop {training.backprop} reads all of them first; give --horizon 1 or --backprop memory_replay"
+        )
     if data.tokenizer != "bytes" and data.train_bpe:
         raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
     if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):

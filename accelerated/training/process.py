@@ -19,22 +19,38 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 LARGEST_INT = 2**31 - 1
 
 
-def choose_device(name: str) -> torch.device:
-    """The torch device of --device; each process of torchrun has its own GPU. Raises InputError if the GPU does not exist."""
-    available = torch.cuda.is_available()
-    if name == "cuda" and not available:
-        raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    if not available or name == "cpu":
+def choose_device(name: str, dtype: str = "float32") -> torch.device:
+    """The torch device of --device for a model of --dtype: auto takes CUDA, else Apple's GPU (mps), else the CPU.
+
+    Each process of torchrun has its own GPU. Raises InputError if the GPU does not exist, or if Apple's cannot do it.
+    """
+    if name == "cpu":
         return torch.device("cpu")
+    if name != "mps" and torch.cuda.is_available():
+        return own_gpu()
+    if name == "cuda":
+        raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
+    hindrance = hindrance_on_mps(dtype)
+    if hindrance and name == "mps":
+        raise InputError(f"--device mps: {hindrance}; use --device cpu")
+    return torch.device("cpu" if hindrance else "mps")
+
+
+def own_gpu() -> torch.device:
+    """The CUDA device of this process; raises InputError if torchrun started more processes than there are GPUs."""
     local = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
     if local >= (gpus := torch.cuda.device_count()):
         raise InputError(f"torchrun started {local + 1} or more processes here, torch finds {gpus} GPUs; start one for each GPU")
     return torch.device("cuda", local)
 
 
-def autocast(dtype: str, device: torch.device) -> torch.autocast:
-    """The autocast context of --dtype: bfloat16 computes in bfloat16 with float32 parameters; other types change nothing."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+def hindrance_on_mps(dtype: str) -> str | None:
+    """Why Apple's GPU cannot be used, or None."""
+    if not torch.backends.mps.is_available():
+        return "torch finds no GPU of Apple's here"
+    if world_size() > 1:
+        return "several processes cannot train on Apple's GPU"
+    return "Apple's GPU has no float64" if dtype == "float64" else None
 
 
 def world_size() -> int:
@@ -150,6 +166,14 @@ class Interruption:
         if self.signal:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number).name
+
+
+def peak_memory(device: torch.device) -> str | None:
+    """One line on the most memory that this process has taken of its GPU, or None if torch does not count it."""
+    if device.type != "cuda":
+        return None
+    tensors, reserved = torch.cuda.max_memory_allocated(device) / 1e9, torch.cuda.max_memory_reserved(device) / 1e9
+    return f"peak memory on {device}: {tensors:.1f} GB in tensors, {reserved:.1f} GB reserved"
 
 
 def keep_freed_memory() -> None:

@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from accelerated.data.corpus import Corpus, check_length, default_data_dir, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document
@@ -19,7 +21,7 @@ from accelerated.data.tokenizers import check_package, open_tokenizer, run_token
 from accelerated.data.windows import overlap_of
 from accelerated.errors import InputError, disk_errors
 from accelerated.models import MODELS
-from accelerated.protocol import detach, keep_lanes, state_from
+from accelerated.protocol import Reading, computing_in, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import checkpoint_path, load_parameters, save_in_run
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
@@ -54,6 +56,15 @@ class Run:
     opened: float = field(default_factory=time.perf_counter)
     last_save: float = field(default_factory=time.perf_counter)
 
+    def computing(self) -> contextlib.AbstractContextManager:
+        """Inside, the model computes in the type of --dtype."""
+        return computing_in(self.model, getattr(torch, self.settings.training.dtype))
+
+    @property
+    def lanes_at_once(self) -> int:
+        """How many lanes this process computes at a time."""
+        return self.settings.training.batch // process.world_size() // self.settings.training.accumulate
+
     def tokens_per_second(self) -> float:
         """Tokens that all processes read per second, on average since the run was opened."""
         return self.tokens / (time.perf_counter() - self.opened)
@@ -71,7 +82,7 @@ def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
     Raises InputError if training cannot begin; the checks that need no data come first.
     """
     check_before_reading(settings, beginning)
-    device = process.choose_device(settings.training.device)
+    device = process.choose_device(settings.training.device, settings.training.dtype)
     with process.joined(device):
         if process.rank() == 0:
             with disk_errors(beginning.folder, "give another --out"):
@@ -115,9 +126,16 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
         figure_class()
     if settings.data.train_bpe and not (beginning.resumed or beginning.initial):
         check_package()
+    device = process.choose_device(training.device, training.dtype)
     compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
-    if training.compile == "inductor" and not compiler and process.choose_device(training.device).type == "cpu":
+    if training.compile == "inductor" and not compiler and device.type == "cpu":
         raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile")
+    if training.checkpoint_layers and settings.model_config.dropout and device.type == "mps":
+        raise InputError(
+            "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat random numbers; give one or neither"
+        )
+    if training.compile == "cudagraphs" and device.type != "cuda":
+        raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -178,18 +196,20 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     model = MODELS[settings.model](config, training.seed).to(device)
     take_weights(model, beginning)
-    optimizer, state = make_optimizer(model, training), detach(model.initial_state(training.batch))
+    optimizer, own = make_optimizer(model, training), process.own_lanes(training.batch)
+    with computing_in(model, getattr(torch, training.dtype)):
+        state = repeat_lane(model.initial_state(1), own.stop - own.start)
     saved = beginning.resumed or {}
     if saved:
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["random"].cpu())
-        state = state_from(state, saved["state"])
+        state = state_from(state, [field[own].clone() for field in saved["state"]])
         reader.seek(saved["lanes"])
     step, first = saved.get("step", 0), process.rank() == 0
     run = Run(
         settings=settings, folder=beginning.folder, device=device, tokenizer=tokenizer,
         corpus=corpus, validation=validation, reader=reader,
-        model=model, optimizer=optimizer, state=keep_lanes(state, process.own_lanes(training.batch)),
+        model=model, optimizer=optimizer, state=state,
         log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
         data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
         step=step, best=saved.get("best", math.inf),
@@ -198,6 +218,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
         introduce(run, beginning)
         warn_of_horizon(run, longest_document(documents, config.segment, overlap))
     beginning.resumed = beginning.initial = None  # frees their tensors
+    if training.checkpoint_layers:
+        recompute_layers(model)
     compile_read(model, training)
     keep_auxiliary(run)
     return run
@@ -256,15 +278,45 @@ def gradient_passes(model: torch.nn.Module) -> bool:
     return any(part.requires_grad for part in state)
 
 
+def recompute_layers(model: torch.nn.Module) -> None:
+    """Make every layer keep only its inputs for the backward pass, which computes the layer again with the same dropout.
+
+    Without gradient a layer computes once, as before.
+    """
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=model.config.dropout > 0)
+    for stack in (module for module in model.modules() if isinstance(module, torch.nn.ModuleList)):
+        for layer in stack:
+            layer.forward = partial(again, layer.forward)
+
+
 def compile_read(model: torch.nn.Module, training: TrainingConfig) -> None:
     """Compile the model's `read`, all of a training step except the loss, with torch.compile, if --compile says so.
 
-    Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled `read`. So compiled
-    code must then draw its random numbers as uncompiled code does, which is slower than its own generator.
+    It is one graph, compiled at most three times, all in the first two iterations: for a state with gradient, for one without
+    and for one that documents begin. Evaluation is not compiled: its lanes end one after another, and each number of lanes would
+    be compiled again. Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled
+    `read`. So compiled code must then draw its random numbers as uncompiled code does, which is slower than its own generator.
     """
-    if training.compile != "none":
-        torch._inductor.config.fallback_random = training.backprop == "memory_replay"
-        model.read = torch.compile(model.read, backend=training.compile, dynamic=False)
+    if training.compile == "none":
+        return
+    torch._inductor.config.fallback_random = training.backprop == "memory_replay"
+    read, graphs = model.read, training.compile == "cudagraphs"
+    mode = "reduce-overhead" if graphs else None
+    compiled = torch.compile(read, fullgraph=True, dynamic=False, mode=mode)
+
+    def read_by_mode(*given):
+        if not model.training:
+            return read(*given)
+        reading = compiled(*given)
+        return copied(reading) if graphs else reading
+
+    model.read = read_by_mode
+
+
+def copied(reading: Reading) -> Reading:
+    """A Reading whose tensors are copies: a CUDA graph writes its next results where it wrote these."""
+    state = type(reading.state)(*(field.clone() for field in reading.state))
+    return Reading(reading.hidden.clone(), state, {name: loss.clone() for name, loss in reading.auxiliary.items()})
 
 
 def keep_auxiliary(run: Run) -> None:

@@ -21,7 +21,8 @@ from accelerated.training.optimization import OPTIMIZERS, SCHEDULES
 DEFAULT_MODEL = "block_recurrent"
 TASK_MODEL = "memformer"  # the only model with training tasks
 GPT2_MODEL = "pretrained_recurrence"  # the only model that takes GPT-2's weights
-DEVICES = ("auto", "cpu", "cuda")
+COMPILERS = ("none", "inductor", "cudagraphs")
+DEVICES = ("auto", "cpu", "cuda", "mps")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
 
 
@@ -42,6 +43,7 @@ class TrainingConfig:
         horizon: K, segments per iteration; gradient flows through the state between them (for a compressive model only with
             --compression-loss bptt, for pretrained_recurrence not with --vectors 0)
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
+        checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward pass, to save memory
         accumulate: groups of lanes that are computed one after another, with their gradients summed, to save memory
         optimizer: adamw, adam (without weight decay) or adafactor
         schedule: cosine, inverse_square_root or constant
@@ -55,9 +57,10 @@ class TrainingConfig:
         update_every: iterations whose gradients are averaged into one update, after the first --update-every-from
         update_every_from: number of iterations at the beginning that each make an update
         seed: seed of the weights, the order of documents and dropout
-        device: auto (a GPU if there is one), cpu or cuda
-        dtype: float32, float64, or bfloat16 (autocast over float32 parameters)
-        compile: none, or inductor (torch.compile makes the forward pass faster; on a CPU it needs a C++ compiler)
+        device: auto (a GPU if there is one), cpu, cuda, or mps (Apple's GPU; never run on one, it lacks float64)
+        dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
+        compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ compiler), or
+            cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon 1 or --backprop memory_replay)
         save_every: iterations between checkpoints; one is always written at the end
         save_minutes: most minutes between checkpoints, 0 for no limit
         keep: number of last checkpoints to keep; the best one is kept too
@@ -72,6 +75,7 @@ class TrainingConfig:
     batch: int = 8
     horizon: int = 1
     backprop: str = "through_time"
+    checkpoint_layers: bool = False
     accumulate: int = 1
     optimizer: str = "adamw"
     schedule: str = "cosine"
@@ -116,7 +120,7 @@ class TrainingConfig:
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
         choices = {"backprop": tuple(BACKPROP), "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "device": DEVICES,
-                   "dtype": ("float32", "bfloat16", "float64"), "compile": ("none", "inductor")}  # fmt: skip
+                   "dtype": ("float32", "bfloat16", "float64"), "compile": COMPILERS}  # fmt: skip
         for name, possible in choices.items():
             check_choice(name, getattr(self, name), possible)
 
@@ -170,6 +174,9 @@ class Settings(NamedTuple):
 
 
 # A preset sets options, named as on the command line. First what several presets of one paper share.
+# The papers' sizes fit a GPU of 80 GB: they compute in bfloat16, and accumulate divides the lanes until a step takes 60 GB at
+# most, without what torch keeps in reserve. The number of GB, in a comment, is counted on tensors without data
+ON_A_GPU = {"dtype": "bfloat16"}
 # Block-Recurrent Transformer, section 4; no weight decay. torch's Adafactor limits the rate to 1/sqrt(step), which is the
 # paper's rate from step 1000 on, so a learning_rate above 1.0 changes nothing there
 BLOCK_RECURRENT_TRAINING = {
@@ -182,7 +189,7 @@ COMPRESSIVE_TRAINING = {
     "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
     "carry_over_documents": True,
 }  # fmt: skip
-WORDS = COMPRESSIVE_TRAINING | {
+WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
@@ -217,10 +224,11 @@ PRESETS = {
         },
         # Section 4: 12 layers with recurrence on layer 10, 8 heads of 128, width 1024, MLP 4096, W = S = 512, N = 4096;
         # Adafactor at 1.0 / sqrt(step), 1000 warm-up steps, dropout 0.05, batch 32, 500k steps
-        "paper": BLOCK_RECURRENT_TRAINING | {
+        "paper": BLOCK_RECURRENT_TRAINING | ON_A_GPU | {
             "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
             "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
             "steps": 500_000, "batch": 32, "learning_rate": 1.0, "data": "pg19", "train_bpe": 32_000,
+            "accumulate": 2,  # 47 GB
         },
         "recall": {
             "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 32, "segment": 64,
@@ -239,15 +247,20 @@ PRESETS = {
             "steps": 20_000, "batch": 16, "learning_rate": 5e-4, "warmup": 1000, "clip": 0.25,
         },
         # Section 5.2 and appendix B; 104,000 iterations are 4,000 of warm-up and 100,000 of decay. The paper gives no batch
-        "enwik8": COMPRESSIVE_TRAINING | {
+        "enwik8": COMPRESSIVE_TRAINING | ON_A_GPU | {
             "width": 1024, "layers": 24, "heads": 8, "head_width": 128, "feed_forward": 3072, "segment": 768,
             "memory": 768, "compressed_memory": 1152, "compression_rate": 3,
-            "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8",
+            "warmup": 4000, "steps": 104_000, "batch": 32, "data": "enwik8", "accumulate": 2,  # 46 GB
         },
         # Section 5.3 and appendix B; we lack the paper's adaptive inputs, so the embedding has its full size
-        "wikitext-103": WORDS | {"layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103"},
+        "wikitext-103": WORDS | {
+            "layers": 18, "compression_rate": 4, "batch": 128, "data": "wikitext-103", "accumulate": 4,  # 48 GB
+        },
         # Section 5.1, which gives depth, memories and batch; the widths are those of wikitext-103
-        "pg19": WORDS | {"layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19"},
+        "pg19": WORDS | {
+            "layers": 36, "compression_rate": 2, "batch": 512, "data": "pg19",
+            "accumulate": 16, "checkpoint_layers": True,  # 60 GB, of which the memories of 512 lanes take 39
+        },
         "recall": {
             "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
             "compressed_memory": 64, "compression_rate": 4,
@@ -266,12 +279,12 @@ PRESETS = {
         },
         # Section 3.1, Table 1: a 4-layer encoder and an 8-layer decoder, 32 slots; 2.3: the fractions of tasks. The
         # horizon is the longest of Figure 3b
-        "wikitext-103": MEMFORMER | {
+        "wikitext-103": MEMFORMER | ON_A_GPU | {  # 4 GB
             "encoder_layers": 4, "decoder_layers": 8, "steps": 150_000, "horizon": 32,
             "data": "wikitext-103", "tokenizer": "gpt2", "task_infilling": 0.3, "task_recall": 0.1,
         },
         # Section 3.4.2, Table 3: the decoder of 12 layers, horizon 4
-        "decoder": MEMFORMER | {"encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4},
+        "decoder": MEMFORMER | ON_A_GPU | {"encoder_layers": 0, "decoder_layers": 12, "steps": 150_000, "horizon": 4},  # 3 GB
         "recall": {
             "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
             "slots": 8, "max_distance": 16, "retention": 4.0,

@@ -6,6 +6,7 @@ import torch
 from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
+from tolerances import TOLERANCE
 
 from accelerated.attention.content import content_attention, content_attention_plain
 
@@ -45,6 +46,35 @@ def test_a_query_with_one_key_has_exactly_no_gradient():
     query, key, value = (torch.randn(2, 3, rows, 17, requires_grad=True) for rows in (5, 1, 1))  # wide enough to round
     content_attention(query, key, value).square().sum().backward()
     assert not query.grad.any() and not key.grad.any() and value.grad.any()
+
+
+def results(attend, inputs, needed):
+    """Output and the gradients of the inputs in `needed`."""
+    leaves = [x.clone().requires_grad_(name in needed) for name, x in inputs.items()]
+    out = attend(*leaves)
+    (out * torch.linspace(-1, 2, out.numel()).view(out.shape)).sum().backward()
+    return {"out": out} | {name: leaf.grad for name, leaf in zip(inputs, leaves, strict=True) if name in needed}
+
+
+@pytest.mark.parametrize(
+    "dtype, needed, fused",
+    [
+        (torch.float32, ("query", "key", "value"), True),
+        (torch.float32, ("query",), True),
+        (torch.float32, ("key", "value"), False),
+        (torch.bfloat16, ("query", "key", "value"), False),
+        (torch.bfloat16, ("key", "value"), False),
+    ],
+)
+def test_a_cpu_takes_sdpa_where_it_is_faster(dtype, needed, fused, monkeypatch):
+    """Not in bfloat16, nor if only keys and values need gradients; the numbers are those of float64 either way."""
+    torch.manual_seed(0)
+    inputs = {name: torch.randn(2, 3, rows, 16).to(dtype) for name, rows in (("query", 40), ("key", 24), ("value", 24))}
+    expected = results(content_attention_plain, {name: x.double() for name, x in inputs.items()}, needed)
+    taken, attend = [], torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: taken.append(a) or attend(*a, **k))
+    assert_agree(expected, results(content_attention, inputs, needed), TOLERANCE["cpu", dtype])
+    assert bool(taken) == fused
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.4])

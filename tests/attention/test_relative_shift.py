@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
 from accelerated.attention import relative_shift as module
+from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -42,6 +43,38 @@ def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width
         patch.setattr(module, "TILE", tile)
         patch.setattr(module, "relative_attention_plain", None)  # the fast path must not fall back
         assert_agree(expected, outputs_and_gradients(module.relative_attention, inputs), TOLERANCE["cpu", dtype])
+
+
+@pytest.mark.parametrize("sizes", [(2, 3, 130, 70, 32), (1, 2, 9, 0, 8), (3, 1, 256, 320, 64)])
+def test_tiled_attention_in_bfloat16(sizes, monkeypatch):
+    """Against the plain path in float64; every result is in bfloat16, except usage, which is a mean over many queries."""
+    inputs = attention_inputs(*sizes, torch.bfloat16)
+    expected = outputs_and_gradients(module.relative_attention_plain, [x.double() for x in inputs])
+    assert module.relative_attention_plain(*inputs, measure=True)[1].dtype == torch.float32
+    monkeypatch.setattr(module, "relative_attention_plain", None)  # the fast path must not fall back
+    actual = outputs_and_gradients(module.relative_attention, inputs)
+    assert actual["usage"].dtype == torch.float32
+    assert {x.dtype for name, x in actual.items() if name != "usage"} == {torch.bfloat16}
+    assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
+
+
+def test_sums_over_tiles_are_in_float32(monkeypatch):
+    """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 700 tiles adds to it."""
+    monkeypatch.setattr(module, "TILE", 1)
+    inputs = attention_inputs(1, 2, 700, 3, 8, torch.bfloat16)
+    inputs[0].zero_()
+    results = []
+    for attend, dtype in ((module.relative_attention_plain, torch.float64), (module.relative_attention, torch.bfloat16)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out, usage = attend(*leaves, measure=True)
+        out[..., 0].sum().backward()
+        results.append({"usage": usage, "dvalue": leaves[2].grad})
+    assert_agree(*results, TOLERANCE["cpu", torch.bfloat16])
+
+
+def test_merging_heads_after_the_tiled_path_copies_nothing():
+    out = module.relative_attention(*attention_inputs(2, 3, 4, 5, 6, torch.float32))[0]
+    assert merge_heads(out).data_ptr() == out.data_ptr()
 
 
 def test_usage_is_measured_only_when_asked():
@@ -79,9 +112,8 @@ def test_sinusoids_of_far_distances_are_rounded_once():
 def test_bfloat16_is_close_to_float32(device):
     inputs = attention_inputs(2, 3, 64, 70, 16, torch.float32, device)
     expected = module.relative_attention_plain(*inputs)[0]
-    with torch.autocast(device, dtype=torch.bfloat16):
-        rough = module.relative_attention(*inputs)[0]
-    assert_agree({"out": expected}, {"out": rough.float()}, TOLERANCE["cuda", torch.bfloat16])
+    rough = module.relative_attention(*(x.bfloat16() for x in inputs))[0]
+    assert_agree({"out": expected}, {"out": rough.float()}, TOLERANCE[device, torch.bfloat16])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

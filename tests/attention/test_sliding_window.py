@@ -1,5 +1,7 @@
 """The fast paths of sliding-window attention and head projections equal their plain paths, by dtype and device."""
 
+import functools
+
 import pytest
 import torch
 from comparison import assert_agree
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
 from accelerated.attention import sliding_window as attention
-from accelerated.attention.heads import ProjectHeads, project_heads_plain
+from accelerated.attention.heads import ProjectHeads, merge_heads, project_heads_plain
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -44,6 +46,59 @@ def test_tiled_sliding_attention_equals_plain(dtype, batch, heads, blocks, windo
     assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 16, 32), (1, 2, 3, 9, 8), (3, 1, 2, 128, 64)])
+def test_tiled_sliding_attention_in_bfloat16(sizes):
+    """Against the plain path in float64; every result is in bfloat16."""
+    inputs = tile_inputs(*sizes, torch.bfloat16, "cpu")
+    expected = outputs_and_gradients(attention.sliding_attention_plain, [x.double() for x in inputs])
+    actual = outputs_and_gradients(attention.SlidingAttention.apply, inputs)
+    assert {x.dtype for x in actual.values()} == {torch.bfloat16}
+    assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
+
+
+def test_an_offsets_gradient_is_summed_in_float32():
+    """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 600 equal blocks adds to it."""
+    window, blocks = 4, 600
+    block = [x.repeat(1, 1, blocks + 1, 1) for x in tile_inputs(1, 2, 1, window, 8, torch.bfloat16, "cpu")[:1] * 3]
+    inputs = [block[0][:, :, window:], *block[1:], tile_inputs(1, 2, 1, window, 8, torch.bfloat16, "cpu")[3]]
+    gradients = []
+    for attend, dtype in ((attention.sliding_attention_plain, torch.float64), (attention.SlidingAttention.apply, torch.bfloat16)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        attend(*leaves)[..., 0].sum().backward()
+        gradients.append({"doffset": leaves[3].grad})
+    assert_agree(*gradients, TOLERANCE["cpu", torch.bfloat16])
+
+
+def test_merging_heads_after_the_tiled_path_copies_nothing():
+    out = attention.SlidingAttention.apply(*tile_inputs(2, 3, 2, 4, 5, torch.float32, "cpu"))
+    assert merge_heads(out).data_ptr() == out.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("sizes", [(2, 3, 4, 5, 16), (1, 2, 1, 7, 32), (1, 1, 9, 33, 16), (2, 1, 3, 128, 64)])
+def test_flex_attention_equals_plain(sizes):
+    """Forward; on a CPU flex_attention has no backward pass."""
+    inputs = tile_inputs(*sizes, torch.float32, "cpu")
+    expected, actual = attention.sliding_attention_plain(*inputs), attention.sliding_attention_flex(*inputs)
+    assert_agree({"out": expected}, {"out": actual}, TOLERANCE["cpu", torch.float32])
+
+
+def test_flex_attention_skips_empty_blocks_and_builds_its_mask_once():
+    length, window = 4096, 512
+    blocks = attention.visible_blocks(length, window, torch.device("cpu"))
+    assert attention.visible_blocks(length, window, torch.device("cpu")) is blocks
+    distance = torch.arange(length)[:, None] + window - torch.arange(window + length)
+    seen = attention.window_mask(distance, window).unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).any(3).any(1)
+    assert (blocks.to_dense()[0, 0].bool() == seen).all() and seen.float().mean() < 0.15
+
+
+def test_flex_attention_is_one_graph():
+    inputs = tile_inputs(1, 2, 3, 4, 16, torch.float32, "cpu")
+    attend = functools.partial(attention.sliding_attention_flex, blocks=attention.visible_blocks(12, 4, inputs[0].device))
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    assert_agree({"out": attention.sliding_attention_plain(*inputs)}, {"out": compiled(*inputs)}, TOLERANCE["cpu", torch.float32])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
     batch=st.integers(1, 3), length=st.integers(1, 5), heads=st.integers(1, 3), width=st.integers(2, 6), parts=st.integers(2, 4)
@@ -56,9 +111,19 @@ def test_fast_head_projection_equals_plain(dtype, batch, length, heads, width, p
     assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
+@pytest.mark.parametrize("parts", [2, 4])
+def test_fast_head_projection_in_bfloat16(parts):
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 70, 48).bfloat16(), torch.randn(parts * 5 * 32, 48).bfloat16()
+    expected = outputs_and_gradients(lambda x, w: project_heads_plain(x, w, 5, parts), [x.double() for x in inputs])
+    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, 5, parts), inputs)
+    assert {x.dtype for x in actual.values()} == {torch.bfloat16}
+    assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
-    """On a CPU without dropout and autocast the tiled function runs, otherwise the plain one; on a GPU SDPA."""
+    """On a CPU without dropout the tiled function runs, in bfloat16 too, otherwise the plain one; on a GPU SDPA."""
     taken = []
     plain, tiled, fused = attention.sliding_attention_plain, attention.SlidingAttention.apply, attention.sliding_attention_sdpa
     monkeypatch.setattr(attention, "sliding_attention_sdpa", lambda *a: taken.append("sdpa") or fused(*a))
@@ -66,10 +131,9 @@ def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
     monkeypatch.setattr(attention.SlidingAttention, "apply", lambda *a: taken.append("tiled") or tiled(*a))
     inputs = tile_inputs(1, 2, 2, 3, 4, torch.float32, device)
     attention.sliding_attention(*inputs)
+    attention.sliding_attention(*(x.bfloat16() for x in inputs))
     attention.sliding_attention(*inputs, 0.5)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        attention.sliding_attention(*inputs)
-    assert taken == (["tiled", "plain", "plain"] if device == "cpu" else ["sdpa"] * 3)
+    assert taken == (["tiled", "tiled", "plain"] if device == "cpu" else ["sdpa"] * 3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -8,8 +8,7 @@ import torch
 
 from accelerated.bench import __main__ as bench
 from accelerated.bench import generation, horizons, timing
-from accelerated.bench.sizes import SIZES
-from accelerated.bench.timing import matmul_rate
+from accelerated.bench.timing import SIZES, matmul_rate
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.errors import InputError
@@ -42,7 +41,7 @@ BASELINES = {
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model, config in TINY.items():
-        monkeypatch.setitem(SIZES, (model, "cpu"), config)
+        monkeypatch.setitem(SIZES, model, config)
     monkeypatch.setattr(timing, "matmul_rate", lambda device, dtype: 1e6)
     monkeypatch.setattr(horizons, "HORIZONS", (1, 2))
     monkeypatch.setattr(horizons, "WINDOWS", (1, 2))

@@ -1,17 +1,23 @@
 """Continuing a text equals reading it, sampling draws from the right tokens, and text is written at once."""
 
+import contextlib
 import gc
 import itertools
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from documents import BYTES, MERGED, documents_of
 from hypothesis import example, given
 from hypothesis import strategies as st
-from variants import PAPERS, variant
+from torch.utils._python_dispatch import TorchDispatchMode
+from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.evaluation import generation
 from accelerated.evaluation.generation import (
+    GraphedStep,
     Sampling,
     continue_text,
     draw,
@@ -20,6 +26,7 @@ from accelerated.evaluation.generation import (
     prompt_from,
     read_prompt,
     show_text,
+    step_of,
     stream_text,
 )
 from accelerated.pretrained_recurrence import PretrainedRecurrence
@@ -78,6 +85,112 @@ def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode():
         for seed in (1, 1, 2)
     ]
     assert draws[0] == draws[1] != draws[2] and model.training
+
+
+class FakeGraph(TorchDispatchMode):
+    """A CUDA graph on a CPU: records operations with their tensors, and replays them at the same addresses."""
+
+    made: list = []  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.recorded, self.replays = [], 0
+        FakeGraph.made.append(self)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.recorded.append((function, args, kwargs or {}, out))
+        return out
+
+    def replay(self):
+        self.replays += 1
+        for function, args, kwargs, out in self.recorded:
+            again = function(*args, **kwargs)
+            if not any(result.alias_info for result in function._schema.returns):  # neither a view nor in place
+                for old, new in zip(tensors_in((out,)), tensors_in((again,)), strict=True):
+                    old.copy_(new)
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """torch.cuda's graphs, recorded on a CPU; generation takes them."""
+    queue = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {"Stream": lambda: queue, "current_stream": lambda: queue, "stream": lambda own: contextlib.nullcontext()}
+    for name, fake in (fakes | {"CUDAGraph": FakeGraph, "graph": lambda graph: graph}).items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(generation, "step_of", GraphedStep)
+    monkeypatch.setattr(FakeGraph, "made", [])
+
+
+@over(EVERY_VARIANT)
+def test_a_graphed_step_gives_the_same_text(paper, name, fake_cuda, monkeypatch):
+    """Prompt and continuation over several segments, two lanes: one capture, a replay per token; then from another document."""
+    config, rng = variant(paper, name), np.random.default_rng(3)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
+    prompt, count = torch.tensor(rng.integers(11, size=(2, config.segment + 1))), 3 * config.segment
+    texts = []
+    for step in (GraphedStep, lambda model: model.step):
+        monkeypatch.setattr(generation, "step_of", step)
+        drawn = continue_text(model, prompt, count, Sampling(), torch.Generator().manual_seed(1))
+        texts.append(torch.stack(list(drawn), 1))
+    assert torch.equal(*texts) and len(texts[0].unique()) > 3
+    [graph] = FakeGraph.made
+    assert graph.replays == count + getattr(config, "overlap", 0)  # the prompt's rest, and all tokens but the last
+
+
+@over(EVERY_VARIANT)
+def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
+    """Also if it goes on with another document's state, in the middle of a segment; no logits or streams are overwritten."""
+    config, rng = variant(paper, name), np.random.default_rng(3)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
+    graphed, found, given = GraphedStep(model), [], PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    tokens = torch.tensor(rng.integers(11, size=(2 * config.segment + 1, 2)))
+    before = [field.clone() for field in given]
+    for state in (given, model.initial_state(2), given):
+        plain = state
+        for token in tokens:
+            (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
+            found.append((expected, logits))
+            assert state.read == plain.read
+            assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
+    assert all(torch.equal(*pair) for pair in found) and len(FakeGraph.made) == 1
+    assert all(map(torch.equal, before, given))
+
+
+@over(ONE_OF_EACH)
+def test_a_graphed_step_leaves_the_stream_that_it_was_given(paper, name, fake_cuda):
+    """So that one stream can be continued several times, each time by a graph of its own."""
+    config = variant(paper, name)
+    model = PAPERS[paper].model(config).eval()
+    logits, stream = read_prompt(model, torch.randint(11, (1, config.segment + 2)))
+    before = [tensor.clone() for tensor in tensors_in(stream)]
+    for _ in range(2):
+        list(generation.generate(model, logits, stream, 2 * config.segment, Sampling(3.0)))
+    assert all(map(torch.equal, before, tensors_in(stream))) and len(FakeGraph.made) == 2
+
+
+def test_without_a_gpu_no_graph_is_made():
+    model = BlockRecurrent(SMALL)
+    assert step_of(model) == model.step
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 tensors."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        assert not any(tensor.dtype == torch.float64 for tensor in tensors_in((out,)))
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drawing_takes_no_float64(dtype):
+    """Apple's GPU has none. Logits in bfloat16 are drawn from as their values in float32."""
+    logits = torch.randn(5, 300, dtype=torch.float32).to(dtype)
+    for sampling in (Sampling(), Sampling(0.7, 20, 0.9), GREEDY):
+        with NoFloat64():
+            tokens = draw(logits, sampling, torch.Generator().manual_seed(3))
+        assert torch.equal(tokens, draw(logits.float(), sampling, torch.Generator().manual_seed(3)))
 
 
 def shares_of(probabilities, sampling, draws=4000):
@@ -156,7 +269,7 @@ def test_each_row_is_drawn_from_its_own_tokens():
 
 def test_without_limits_tokens_are_drawn_from_the_whole_softmax():
     logits = torch.randn(50, 300, dtype=torch.float32)
-    expected = torch.multinomial(logits.double().softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
+    expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
     for sampling in (Sampling(), Sampling(top_k=300), Sampling(top_k=301)):
         assert torch.equal(draw(logits, sampling, torch.Generator().manual_seed(3)), expected)
     assert Sampling() == (1.0, 0, 1.0) and GREEDY.temperature == 0

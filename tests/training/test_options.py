@@ -79,7 +79,7 @@ def test_options_override_presets():
         (["--train-bpe", "256"], "--train-bpe is 256; it must be 0 or at least 257"),
         (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
         (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
-        (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor"),
+        (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor, cudagraphs"),
         (["--keep", "0"], "--keep is 0; it must be at least 1"),
         (["--save-minutes", "-1"], "--save-minutes is -1.0; it must be at least 0"),
         (["--learning-rate", "inf"], "must be positive and finite"),

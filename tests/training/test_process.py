@@ -19,6 +19,14 @@ def test_a_missing_gpu_is_refused(monkeypatch):
         process.choose_device("cuda")
 
 
+def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
+    for kind, size in (("allocated", 41.23e9), ("reserved", 47e9)):
+        monkeypatch.setattr(torch.cuda, f"max_memory_{kind}", lambda device, size=size: size)
+    line = process.peak_memory(torch.device("cuda", 1))
+    assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
+    assert process.peak_memory(torch.device("cpu")) is process.peak_memory(torch.device("mps")) is None
+
+
 def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
     before = signal.getsignal(signal.SIGINT)
     with process.Interruption() as interruption:

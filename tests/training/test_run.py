@@ -10,8 +10,10 @@ import pytest
 import torch
 from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
 
+import train as training_script
 from accelerated.errors import InputError
 from accelerated.models import MODELS
+from accelerated.training import process
 from accelerated.training import run as opening
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -100,6 +102,35 @@ def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
     for _ in range(2):
         train("--data", text, *TINY, "--steps", 1, "--sample", 0, "--validation-segments", 1)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["block_recurrent-book-1", "block_recurrent-book-2"]
+
+
+def test_a_gpus_peak_memory_is_printed(tmp_path, monkeypatch, capsys):
+    options = [*TINY, "--data", "recall", "--recall-distance", 8, "--steps", 1, "--sample", 0, "--validation-segments", 1]
+    for line in ("peak memory: much", None):
+        monkeypatch.setattr(process, "peak_memory", lambda device, line=line: line)
+        train(*options, "--out", tmp_path / str(line))
+        assert ("peak memory" in capsys.readouterr().out) is bool(line)
+
+
+@pytest.mark.parametrize("options", [TINY, COMPRESSIVE, MEMFORMER, WINDOWED], ids=["tiny", "compressive", "slots", "windowed"])
+def test_groups_of_lanes_write_into_one_state(tmp_path, monkeypatch, options):
+    """No second state of all lanes exists, which for a long memory may take more than all else; a resumed run's is its own."""
+    found, forward_and_backward = [], training_script.forward_and_backward
+
+    def watched(run, *given):
+        places = [[field.untyped_storage().data_ptr() for field in run.state if field.numel()]]
+        loss = forward_and_backward(run, *given)
+        places.append([field.untyped_storage().data_ptr() for field in run.state if field.numel()])
+        found.append(places)
+        return loss
+
+    monkeypatch.setattr(training_script, "forward_and_backward", watched)
+    options = [*options, "--data", "recall", "--recall-distance", 128, "--sample", 0, "--validation-segments", 1]
+    train(*options, "--accumulate", 3, "--steps", 2, "--out", tmp_path / "run")
+    train("--resume", tmp_path / "run", "--steps", 4)
+    assert len(found) == 4
+    for before, after in found:
+        assert before == after and len(set(before)) == len(before)
 
 
 def test_a_checkpoint_is_due_after_its_minutes(monkeypatch):

@@ -39,6 +39,20 @@ def test_every_preset_is_possible(model):
     assert {"tiny", "small", "recall"} <= PRESETS[model].keys()
 
 
+def test_the_papers_sizes_fit_a_gpu():
+    """Their settings for it, and no other preset's; on several GPUs each process still has whole groups of lanes."""
+    chosen = {(model, name): preset_settings(model, name).training for model in MODELS for name in PRESETS[model]}
+    ours = {pair: (t.accumulate, t.checkpoint_layers) for pair, t in chosen.items() if t.dtype == "bfloat16"}
+    compressive = {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True)}
+    expected = {("compressive", name + xl): values for name, values in compressive.items() for xl in ("", "-xl")}
+    expected |= {("block_recurrent", "paper"): (2, False)}
+    assert ours == expected | {("memformer", name): (1, False) for name in ("wikitext-103", "decoder")}
+    for pair, t in chosen.items():
+        for processes in (1, 2, 4, 8):
+            assert pair not in ours or (t.batch % processes == 0 and t.batch // processes % t.accumulate == 0), pair
+        assert pair in ours or (t.accumulate, t.checkpoint_layers, t.dtype) == (1, False, "float32")
+
+
 def test_the_papers_sizes():
     """Section 4 of the Block-Recurrent Transformer."""
     chosen = preset_settings("block_recurrent", "paper")

@@ -1,0 +1,155 @@
+"""--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass, with the same gradients."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree, named
+from rollouts import random_segments
+from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
+from variants import ONE_OF_EACH, PAPERS, variant
+
+from accelerated import replay
+from accelerated.data.lanes import Segment
+from accelerated.evaluation import generation
+from accelerated.protocol import computing_in, state_from
+from accelerated.training import run as opening
+from accelerated.training.run import recompute_layers
+
+TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
+CASES = [
+    *ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback"), ("block_recurrent", "adjacent-recurrent-lstm"),
+    ("compressive", "conv-attention_reconstruction"), ("compressive", "conv-auto_encoding"), ("compressive", "most_used-none"),
+    ("memformer", "encoder-decoder-xl"), ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "at-every-layer"),
+]  # fmt: skip
+SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, WINDOWED]
+cases = pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])
+
+
+def setting(paper, name, dropout=0.3):
+    """(model in training mode, segments with a document start in the middle and tasks, a random state) of two lanes."""
+    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
+    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), []
+    for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
+        rows = (torch.tensor(array) for array in (tokens, targets, scored, np.array([False, number == 1])))
+        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
+    return model, segments, state
+
+
+def rows_of(method, model, segments, state):
+    """The loss, every parameter's gradient and the next state; with the global generator where it then stands."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    loss, after = replay.BACKPROP[method](model, segments, state)
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
+    return {name: row for name, row in rows.items() if row.numel()}
+
+
+@cases
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_the_gradients_are_the_same_with_dropout(paper, name, method):
+    given = setting(paper, name)
+    expected = rows_of(method, *given)
+    recompute_layers(given[0])
+    assert_agree(expected, rows_of(method, *given), TOLERANCE)
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_they_are_the_same_in_bfloat16(paper, name):
+    """The layer that is computed again has the same copies of the parameters."""
+    torch.set_default_dtype(torch.float32)
+    model, segments, state = setting(paper, name)
+    model, found = model.float(), []
+    with computing_in(model, torch.bfloat16):
+        state = state_from(model.initial_state(2), state)  # in its fields' own types
+    for change in (lambda model: None, recompute_layers):
+        change(model)
+        with computing_in(model, torch.bfloat16):
+            found.append(rows_of("through_time", model, segments, state))
+    assert_agree(*found, TOLERANCE)
+
+
+@pytest.mark.parametrize("paper,name", [("block_recurrent", "fixed-skip"), ("memformer", "decoder-only")])
+def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout(paper, name):
+    """As --compile has it, without its code generator."""
+    given = setting(paper, name)
+    expected = rows_of("through_time", *given)
+    recompute_layers(given[0])
+    given[0].read = torch.compile(given[0].read, backend="aot_eager", dynamic=False)
+    assert_agree(expected, rows_of("through_time", *given), TOLERANCE)
+
+
+def saved_bytes(model, segment, state):
+    """Bytes that are kept for the backward pass of a segment, and how often each layer computes, backward included."""
+    storages, calls, weights = {}, [], {p.untyped_storage()._cdata for p in model.parameters()}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    layers = [layer for module in model.modules() if isinstance(module, torch.nn.ModuleList) for layer in module]
+    norms = [next(m for m in layer.modules() if type(m).__name__ == "LayerNorm") for layer in layers]
+    hooks = [norm.register_forward_pre_hook(lambda module, given: calls.append(module)) for norm in norms]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        reading = model.read(segment, state)
+    (reading.hidden.sum() + sum(reading.auxiliary.values())).backward()
+    for hook in hooks:
+        hook.remove()
+    return sum(size for storage, size in storages.items() if storage not in weights), [calls.count(norm) for norm in norms]
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_only_the_layers_inputs_are_kept(paper, name):
+    """At sizes at which the layers' own activations dominate."""
+    config = dataclasses.replace(variant(paper, name), feed_forward=512, width=32 if paper != "memformer" else 40, dropout=0.1)
+    if paper != "pretrained_recurrence":
+        config = dataclasses.replace(config, head_width=16)
+    with torch.device("meta"):
+        model = PAPERS[paper].model(config).to("meta").train()
+    tokens, state = torch.zeros(2, config.segment, dtype=torch.long, device="meta"), model.initial_state(2)
+    whole, once = saved_bytes(model, tokens, state)
+    recompute_layers(model)
+    inputs, twice = saved_bytes(model, tokens, state)
+    assert inputs < 0.25 * whole
+    assert twice == [2 * count for count in once]
+
+
+@cases
+def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
+    """Evaluation and generation give the same, and checkpointing never begins."""
+    model, [segment, *_], state = setting(paper, name)
+
+    def read():
+        model.eval()
+        with torch.no_grad():
+            reading = model.read(*replay.inputs_of(segment, state))
+        prompt = segment.tokens[:, : model.config.segment]
+        tokens = generation.continue_text(model, prompt, 4, generation.Sampling(0.0))
+        return {"hidden": reading.hidden, "tokens": torch.stack([*tokens])} | named("state", reading.state)
+
+    expected = read()
+    recompute_layers(model)
+    monkeypatch.setattr(torch.utils.checkpoint._CheckpointFrame, "save_inputs", lambda *_: pytest.fail("a layer is checkpointed"))
+    found = read()
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "windowed"])
+def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
+    """In groups of lanes; the parameters are those of a run without it."""
+    options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--sample", 0,
+               "--validation-segments", 1, "--schedule", "constant"]  # fmt: skip
+    changed, recompute = [], functools.partial(recompute_layers)
+    monkeypatch.setattr(opening, "recompute_layers", lambda *given: changed.append(given) or recompute(*given))
+    train(*options, "--steps", 4, "--out", tmp_path / "plain")
+    train(*options, "--steps", 2, "--out", tmp_path / "run")
+    assert not changed
+    train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
+    assert len(changed) == 1 and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
+    train("--resume", tmp_path / "run", "--steps", 4, "--no-checkpoint-layers")
+    assert len(changed) == 1
+    assert_agree(saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE)

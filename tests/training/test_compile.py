@@ -1,0 +1,91 @@
+"""--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes what it computed before."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree
+from rollouts import random_segments, rows_of_state
+from variants import ONE_OF_EACH, PAPERS, variant
+
+from accelerated import replay
+from accelerated.data.lanes import Segment
+from accelerated.evaluation.score import evaluating
+from accelerated.training import run as training_run
+from accelerated.training.settings import TrainingConfig
+
+METHODS = ("through_time", "memory_replay")
+CASES = list(zip([*ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback")], 3 * METHODS, strict=True))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A list that grows by one for each graph that is compiled; without torch's code generator, which takes minutes."""
+    found, compile_whole = [], torch.compile
+
+    def without_generating(function, fullgraph, dynamic, mode):
+        assert fullgraph and not dynamic
+        return compile_whole(
+            function, backend=lambda graph, _: found.append(mode) or graph.forward, fullgraph=True, dynamic=False
+        )
+
+    monkeypatch.setattr(torch, "compile", without_generating)
+    torch._dynamo.reset()
+    return found
+
+
+def iterations(paper, name, count):
+    """Rollouts for two lanes; a document starts in the first, and in both lanes of the last."""
+    rng = np.random.default_rng(3)
+    for iteration in range(count):
+        segments = []
+        for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
+            start = number == 0 and iteration in (0, count - 1)
+            rows = (torch.tensor(array) for array in (tokens, targets, scored, np.array([start, start and iteration > 0])))
+            segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
+        yield segments
+
+
+def trained(paper, name, method, compiling, watch=lambda: None):
+    """The last gradients and state of a model after four rollouts; it is evaluated in between."""
+    config = dataclasses.replace(variant(paper, name), dropout=0.2)
+    model = PAPERS[paper].model(config, seed=9).train()
+    training_run.compile_read(model, TrainingConfig(backprop=method, compile=compiling))
+    state = model.initial_state(2)
+    for number, segments in enumerate(iterations(paper, name, 4)):
+        model.zero_grad()
+        torch.manual_seed(number)
+        loss, state = replay.BACKPROP[method](model, segments, state)
+        with evaluating(model), torch.no_grad():
+            for lanes in (2, 1):
+                model.read(segments[0].tokens[:lanes], model.initial_state(lanes))
+        watch()
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return {"loss": loss[None]} | grads | rows_of_state(state)
+
+
+@pytest.mark.parametrize("case,method", CASES, ids=[" ".join(case) for case, _ in CASES])
+def test_it_is_one_graph_which_is_not_compiled_again(case, method, graphs):
+    """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay needs one for all states."""
+    counts = []
+    actual = trained(*case, method, "inductor", lambda: counts.append(len(graphs)))
+    assert counts[0] >= 1 and counts[1] <= 3 and counts[1:] == counts[1:2] * 3
+    assert_agree(trained(*case, method, "none"), actual, 1e-12)
+
+
+def test_a_cuda_graphs_results_are_copied(monkeypatch):
+    """The next replay writes over its outputs; gradient passes through the copies."""
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **options: modes.append(mode) or function)
+    config, found = variant("compressive", "conv-attention_reconstruction"), []
+    model = PAPERS["compressive"].model(config).train()
+    read = model.read
+    model.read = lambda *given: found.append(read(*given)) or found[-1]
+    training_run.compile_read(model, TrainingConfig(compile="cudagraphs"))
+    reading = model.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
+    own, copies = ([r.hidden, *r.state, *r.auxiliary.values()] for r in (found[0], reading))
+    assert modes == ["reduce-overhead"] and reading.auxiliary.keys() == found[0].auxiliary.keys()
+    assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(own, copies, strict=True))
+    reading.hidden.sum().backward()
+    assert model.embedding.grad is not None
