@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accelerated import protocol
 from accelerated.attention.content import scaled_attention, sdpa
 from accelerated.attention.heads import (
     LayerNorm,
@@ -24,17 +25,7 @@ from accelerated.attention.heads import (
     unit_norm,
 )
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import (
-    Output,
-    Reading,
-    Stream,
-    check_lanes,
-    check_state,
-    initialise,
-    logits_of,
-    step,
-    with_logits,
-)
+from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.block_recurrent import Config, init_params
 
 
@@ -338,13 +329,7 @@ class BlockRecurrent(nn.Module):
 
     # The methods below are only for generation.
 
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
-        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
-
-        state is the previous step's Stream, or a State at the start of a block; a Stream's segment is a block. Raises ValueError
-        if it does not fit this model and B lanes.
-        """
-        return step(self, token, state)
+    step = protocol.step
 
     def stream(self, state: State) -> Stream:
         """The Stream at a block's start, with all that does not depend on the block's tokens."""

@@ -12,20 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accelerated import protocol
 from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
-from accelerated.protocol import (
-    Output,
-    Reading,
-    Stream,
-    check_lanes,
-    check_state,
-    initialise,
-    logits_of,
-    step,
-    with_logits,
-)
+from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -417,12 +408,7 @@ class Memformer(nn.Module):
 
     # The methods below are only for generation.
 
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
-        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
-
-        state is the previous step's Stream, or a State at the start of a segment. Raises ValueError as forward does.
-        """
-        return step(self, token, state)
+    step = protocol.step
 
     def stream(self, state: State) -> Stream:
         """The Stream at a segment's start, with what all tokens of the segment attend to."""

@@ -12,19 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from accelerated import protocol
 from accelerated.attention.content import causal_mask, content_attention, sdpa
 from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
-from accelerated.protocol import (
-    Output,
-    Reading,
-    Stream,
-    check_lanes,
-    check_state,
-    initialise,
-    logits_of,
-    step,
-    with_logits,
-)
+from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -249,13 +240,7 @@ class PretrainedRecurrence(nn.Module):
 
     # The methods below are only for generation.
 
-    def step(self, token: torch.Tensor, state: "State | Stream") -> tuple[torch.Tensor, Stream]:
-        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
-
-        state is the previous step's Stream, or a State at the start of a window. After a full window, the next one begins by
-        reading the last o tokens again. Raises ValueError if the state does not fit this model and B lanes.
-        """
-        return step(self, token, state)
+    step = protocol.step
 
     def stream(self, state: State) -> Stream:
         """The Stream at a window's start, with keys and values of the inserted vectors."""

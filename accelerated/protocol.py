@@ -76,47 +76,54 @@ def with_logits(model: nn.Module, reading: Reading) -> Output:
 
 
 class Copies(torch.autograd.Function):
-    """Copies of tensors in another type, by one operation for all of them; a gradient comes back in its tensor's own type."""
+    """Fills `copies`, of another type, by one operation for all of them; a gradient comes back in its tensor's own type."""
 
     @staticmethod
-    def forward(ctx, dtype, *tensors):
+    def forward(ctx, copies, *tensors):
         ctx.dtypes = [tensor.dtype for tensor in tensors]
         ctx.set_materialize_grads(False)  # what got no gradient keeps none
-        return Copies.of(tensors, [dtype] * len(tensors))
-
-    @staticmethod
-    def of(tensors, dtypes):
-        copies = tuple(torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True))
         torch._foreach_copy_(copies, tensors)
-        return copies
+        return tuple(copy.detach() for copy in copies)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        found = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        own = Copies.of([gradients[number] for number in found], [ctx.dtypes[number] for number in found])
-        copies = dict(zip(found, own, strict=True))
-        return None, *(copies.get(number) for number in range(len(gradients)))
+        found = [(number, gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+        own = {number: torch.empty_like(gradient, dtype=ctx.dtypes[number]) for number, gradient in found}
+        if own:
+            torch._foreach_copy_([*own.values()], [gradient for _, gradient in found])
+        return None, *(own.get(number) for number in range(len(gradients)))
 
 
 @contextlib.contextmanager
 def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Inside, the model's parameters and buffers are copies in dtype, so that it computes in dtype.
 
-    Gradients reach the parameters themselves, whose type stays as it is. The copies are made once: a parameter that is changed
-    inside keeps its old copy.
+    Gradients reach the parameters themselves, whose type stays as it is. The copies are made at the beginning: a parameter that
+    is changed inside keeps its old copy. Update parameters and clear gradients outside. The copies keep their memory, because
+    CUDA graphs read fixed addresses.
     """
     held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
     own = [(tensors, name, x) for tensors in held for name, x in tensors.items() if x is not None and x.is_floating_point()]
     own = [(tensors, name, x) for tensors, name, x in own if x.dtype != dtype]
     try:
         if own:
-            for (tensors, name, _), copy in zip(own, Copies.apply(dtype, *(x for *_, x in own)), strict=True):
+            originals = [x for *_, x in own]
+            copies = Copies.apply(memory_of_copies(model, dtype, originals), *originals)
+            for (tensors, name, _), copy in zip(own, copies, strict=True):
                 tensors[name] = copy
         yield
     finally:
         for tensors, name, x in own:
             tensors[name] = x
+
+
+def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors in dtype with the originals' shapes, always the same ones unless the model has been moved."""
+    kept = model.__dict__.setdefault("memory_of_copies", {})
+    if dtype not in kept or [x.device for x in kept[dtype]] != [x.device for x in originals]:
+        kept[dtype] = [torch.empty_like(x, dtype=dtype, requires_grad=False) for x in originals]
+    return kept[dtype]
 
 
 def initialise(module: nn.Module, params: dict[str, np.ndarray]) -> None:
@@ -158,10 +165,11 @@ def open_stream(model: nn.Module, token: torch.Tensor, state: tuple) -> Stream:
 
 @torch.no_grad()
 def step(model: nn.Module, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, Stream]:
-    """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
+    """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step. Every model's `step`.
 
-    state is the previous step's Stream, or a State at the start of a segment. Raises ValueError if it does not fit the model and
-    B lanes. The host counts the tokens of a segment, so it waits for the device only if the model itself does.
+    state is the previous step's Stream, or a State at the start of a segment; a segment of Block-Recurrent is a block here, one
+    of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts the tokens of a segment, so
+    it waits for the device only if the model itself does.
     """
     stream = open_stream(model, token, state)
     return model.read_token(token, token.new_full((1,), stream.read), stream.rows), model.next_stream(stream)

@@ -2,14 +2,15 @@
 
 import itertools
 
+import pytest
 import torch
 from comparison import assert_agree
 from test_contract import both_sides
 from test_questions import NoQuestions
-from variants import EVERY_VARIANT, ONE_OF_EACH, over
+from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over
 
-from accelerated.evaluation.generation import tensors_of
-from accelerated.protocol import computing_in
+from accelerated.evaluation.generation import GraphedStep, tensors_of
+from accelerated.protocol import computing_in, repeat_lane
 
 MORE_KINDS = [  # variants whose tokens read or write other rows
     *ONE_OF_EACH, ("block_recurrent", "slide"), ("block_recurrent", "lstm-dual-feedback"), ("compressive", "most_used-none"),
@@ -66,6 +67,33 @@ def test_an_earlier_stream_of_a_segment_can_be_continued(paper, name):
     read_on(model, first[:, span // 2 :], streams[-1])
     again, _ = read_on(model, other, streams[-1])
     assert torch.equal(again, whole[:, cut:])
+
+
+@over(ONE_OF_EACH)
+def test_streams_of_another_model_or_number_of_lanes_are_refused(paper, name):
+    """In the middle of a segment too, by `step` and in a CUDA graph."""
+    _, _, _, _, model, state = both_sides(paper, name)
+    token = torch.zeros(2, dtype=torch.long)
+    _, stream = model.step(token, state)
+    others = (PAPERS[other].model(PAPERS[other].small).eval() for other in PAPERS if other != paper)
+    strange = [other.step(token, other.initial_state(2))[1] for other in others]
+    for step in (model.step, GraphedStep(model)):
+        for given in ((token[:1], stream), (torch.cat([token, token]), stream), *((token, each) for each in strange)):
+            with pytest.raises(ValueError, match="the state"):
+                step(*given)
+
+
+@over(ONE_OF_EACH)
+def test_copies_of_a_lane_are_detached_and_share_no_memory(paper, name):
+    """So that no update keeps the graph of the state that a run began with, and lanes can be changed in place."""
+    _, _, _, _, model, _ = both_sides(paper, name)
+    one, state = model.initial_state(1), repeat_lane(model.initial_state(1), 3)
+    assert not any(field.requires_grad for field in state)
+    assert all(torch.equal(field, torch.cat([own] * 3)) for field, own in zip(state, one, strict=True))
+    fields = [field for field in state if field.numel()]
+    storages = {field.untyped_storage().data_ptr() for field in fields}
+    assert len(storages) == len(fields) and not storages & {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert all(field.untyped_storage().nbytes() == field.nbytes for field in fields)
 
 
 @over(MORE_KINDS)

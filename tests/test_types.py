@@ -7,9 +7,10 @@ import pytest
 import torch
 from comparison import assert_agree
 from torch.utils._python_dispatch import TorchDispatchMode
-from variants import ONE_OF_EACH, PAPERS, over, variant
+from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.attention.heads import look_up, unit_norm
+from accelerated.block_recurrent import GATES
 from accelerated.protocol import computing_in
 from accelerated.training.settings import preset_settings
 
@@ -50,6 +51,21 @@ def test_its_own_type_changes_nothing():
     model = Small()
     with computing_in(model, torch.float32):
         assert isinstance(model.w, torch.nn.Parameter) and model.w.is_leaf
+
+
+def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
+    """A CUDA graph reads fixed addresses; a backward pass through older copies would be wrong and is refused."""
+    model, addresses = Small(), []
+    for value in (1.0, 2.0):
+        model.w.data.fill_(value)
+        with computing_in(model, torch.bfloat16):
+            assert model.w.tolist() == [value, value]
+            addresses.append([tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())])
+            out = model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
+            stale = out if value == 1.0 else stale
+    assert addresses[0] == addresses[1] and list(model.state_dict()) == ["w", "unused", "index", "inner.b"]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stale.sum().backward()
 
 
 def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
@@ -118,6 +134,38 @@ def test_every_product_is_in_the_compute_type(paper, name):
         second = model.read(tokens, first.state)
         objective = second.hidden.float().sum() + sum({**first.auxiliary, **second.auxiliary}.values())
         objective.backward()
+
+
+@pytest.mark.parametrize("kind", GATES)
+@torch.no_grad()
+def test_a_gate_keeps_its_share_in_float32(kind):
+    """A sigmoid of 8 is 0.99966, which bfloat16 rounds to 1: nothing would ever be forgotten."""
+    gate = GATES[kind](4, 8).bfloat16()
+    for name, parameter in gate.named_parameters():
+        parameter.fill_({"bias_g": 8.0, "bias_f": 7.0}.get(name, 0.0))  # the LSTM gate adds 1
+    carry = torch.full((2, 3, 4), 0.7)
+    kept = gate(carry, torch.ones(2, 3, 8, dtype=torch.bfloat16))
+    assert kept.dtype == torch.float32
+    assert_agree({"states": carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()}, {"states": kept.double()}, 1e-6)
+
+
+@over(EVERY_VARIANT)
+@torch.no_grad()
+def test_a_states_types_are_those_of_the_initial_state(paper, name):
+    """After `read`, `advance` and a segment of steps, so that lanes that start are written into it and no graph is made again."""
+    config = variant(paper, name)
+    model, tokens = PAPERS[paper].model(config).eval(), torch.zeros(2, 2 * config.segment, dtype=torch.long)
+    with computing_in(model, torch.bfloat16):
+        state = stream = model.initial_state(2)
+        for token in tokens.unbind(1):
+            _, stream = model.step(token, stream)
+        segment = tokens[:, : config.segment]
+        found = [state, model.read(segment, state).state, model.advance(segment, state), stream.state]
+    exact = {"block_recurrent": {"states"}, "memformer": {"memory"}}.get(paper, set())
+    for after in found:
+        for field, value in after._asdict().items():
+            if value.is_floating_point():
+                assert value.dtype == (torch.float32 if field in exact else torch.bfloat16), field
 
 
 # relative distance of any field; the comment is the largest measured

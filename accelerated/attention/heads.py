@@ -34,7 +34,7 @@ class LayerNorm(nn.Module):
 def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
     """Rows (..., D) of embedding (V, D). A frequent token's gradient is a long sum: it is added up in float32 or better.
 
-    A GPU's kernel does so itself.
+    A GPU's kernel adds up the longest part in float32 itself.
     """
     table = at_least_float32(embedding) if embedding.device.type == "cpu" else embedding
     return functional.embedding(tokens, table).to(embedding.dtype)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.attention.heads import at_least_float32
+from accelerated.evaluation.generation import step_of
 from accelerated.evaluation.score import evaluating
 from accelerated.models import MODELS
 from accelerated.protocol import computing_in
@@ -21,6 +22,7 @@ TOLERANCE = {
     ("cuda", torch.float32): 1e-4,
     ("cuda", torch.bfloat16): 3e-2,
 }
+COMPILED_FLEX = torch.compile(sliding_window.sliding_attention_flex)
 DIRECTION = 1e-3  # 1 - cosine of all gradients of a model together, in bfloat16; 1.1e-4
 SMALL = {  # to compare with the CPU; in larger ones a rounding error may cross a ReLU's kink
     "block_recurrent": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "window": 32, "segment": 128, "states": 32,
@@ -48,9 +50,9 @@ def outputs_and_gradients(function: Callable, inputs: dict[str, torch.Tensor]) -
 
 
 def compiled_flex(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """sliding_attention_flex, compiled: only so it is fast."""
+    """sliding_attention_flex, compiled, because only then is it fast."""
     blocks = sliding_window.visible_blocks(query.shape[2], offset.shape[1], query.device)
-    return torch.compile(sliding_window.sliding_attention_flex)(query, keys, values, offset, blocks)
+    return COMPILED_FLEX(query, keys, values, offset, blocks)
 
 
 def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict]]:
@@ -110,9 +112,9 @@ def model_results(model: str, config: Any, device: torch.device, dtype: torch.dt
         (loss + sum(first.auxiliary.values())).backward()
         found = {"logits": second.logits} | {f"state: {k}": x for k, x in second.state._asdict().items() if x.numel()}
         with evaluating(network), torch.no_grad():
-            stream, stepped = network.advance(tokens[0], network.initial_state(2)), []
+            stream, step, stepped = network.advance(tokens[0], network.initial_state(2)), step_of(network), []
             for token in tokens[1, :, :32].unbind(1):
-                logits, stream = network.step(token, stream)
+                logits, stream = step(token, stream)
                 stepped.append(logits)
     gradients = torch.cat([p.grad.double().flatten().cpu() for p in network.parameters() if p.grad is not None])
     return found | {"gradients": gradients, "generation": torch.stack(stepped, 1)}

@@ -15,12 +15,13 @@ import weakref
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -30,6 +31,7 @@ from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import PRESETS, SEGMENTS, objective_of, paper_settings, print_table, reader_of
 from accelerated.models import MODELS
 from accelerated.protocol import computing_in, detach
+from accelerated.training.run import recompute_layers
 
 aten = torch.ops.aten
 ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")  # beginnings of what starts no kernel
@@ -71,16 +73,12 @@ def rms_norm(x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, 
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
-class AsOnAGPU(TorchFunctionMode):
-    """Inside, meta tensors take the kernels that a GPU chooses; the meta device itself would take several small ones."""
+def as_on_a_gpu(attention: Callable = memory_efficient) -> AbstractContextManager:
+    """Inside, meta tensors take the kernels that a GPU chooses; the meta device itself would take several small ones.
 
-    def __init__(self, attention: Callable = memory_efficient):
-        super().__init__()
-        attend = functional.scaled_dot_product_attention
-        self.kernels = {attend: attention, functional.dropout: native_dropout, functional.rms_norm: rms_norm}
-
-    def __torch_function__(self, function, types, arguments=(), options=None):
-        return self.kernels.get(function, function)(*arguments, **(options or {}))
+    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
+    """
+    return patch.multiple(functional, scaled_dot_product_attention=attention, dropout=native_dropout, rms_norm=rms_norm)
 
 
 class Memory(NamedTuple):
@@ -196,7 +194,7 @@ def counted_step(
     """What forward and backward of `segments` segments dispatch, with gradient through the state between them."""
     network = model_on_meta(model, config)
     tokens = torch.empty(lanes, config.segment, dtype=torch.long, device="meta")
-    with Dispatched() as dispatched, AsOnAGPU(attention), computing_in(network, dtype):
+    with Dispatched() as dispatched, as_on_a_gpu(attention), computing_in(network, dtype):
         dispatched.given(*network.parameters(), *network.buffers())
         with torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor):
             state = detach(network.initial_state(lanes))
@@ -214,19 +212,21 @@ def optimizer_bytes(network: torch.nn.Module, optimizer: str) -> int:
 def training_bytes(model: str, config: Any, training: Any) -> tuple[int, int]:
     """(bytes of parameters, gradients, optimiser and all lanes' states; most bytes beside them in one group of lanes).
 
-    The second is of a rollout in bfloat16 by the preset's back-propagation, with batch / accumulate lanes. Of a long horizon
-    with stored states only the states are added.
+    The second is of a rollout by the preset's back-propagation, with batch / accumulate lanes. Of a long horizon with stored
+    states only the states are added.
     """
     network = model_on_meta(model, config)
+    if training.checkpoint_layers:
+        recompute_layers(network)
     for parameter in network.parameters():
         parameter.grad = torch.empty_like(parameter)
-    with computing_in(network, torch.bfloat16):
+    with computing_in(network, getattr(torch, training.dtype)):
         state = sum(field.numel() * field.element_size() for field in network.initial_state(training.batch))
     held = sum(8 * p.numel() for p in network.parameters()) + optimizer_bytes(network, training.optimizer) + state
-    lanes = Namespace(device=torch.device("meta"), batch=training.batch // training.accumulate, dtype="bfloat16")
+    lanes = Namespace(device=torch.device("meta"), batch=training.batch // training.accumulate, dtype=training.dtype)
     horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
     rollout = rollout_variant("", network, training.backprop, horizon, lanes)
-    with Dispatched() as dispatched, AsOnAGPU():
+    with Dispatched() as dispatched, as_on_a_gpu():
         rollout.step()
     return held, dispatched.peak + (training.horizon - horizon) * state // training.accumulate
 
@@ -241,10 +241,10 @@ def report(options: Namespace) -> None:
             sizes = (f"{found.saved_bytes / 1e6:,.0f}", f"{found.moved_bytes / 1e9:.1f}", f"{found.peak / 1e6:,.0f}")
             rows.append((name, f"{len(found.names):,}", f"{found.casts:,}", *sizes, f"{found.flops / 1e12:.2f}"))
     print_table(*rows)
-    rows = [("preset", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")]
+    rows = [("preset", "type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")]
     for model, preset in ((model, preset) for model, presets in PRESETS.items() for preset in presets):
         config, training = paper_settings(model, preset)
         parts = training_bytes(model, config, training)
-        how = (f"{training.batch}", f"{training.accumulate}", f"{training.horizon}", training.backprop)
+        how = (training.dtype, f"{training.batch}", f"{training.accumulate}", f"{training.horizon}", training.backprop)
         rows.append((f"{model} {preset}", *how, *(f"{size / 1e9:.1f}" for size in (*parts, sum(parts)))))
     print_table(*rows)

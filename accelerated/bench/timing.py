@@ -22,8 +22,8 @@ from accelerated.replay import summed_nats
 from accelerated.training.settings import TrainingConfig, preset_settings
 
 PRESETS = {  # of the papers, the first of a model for a GPU
-    "block_recurrent": ("paper",), "compressive": ("wikitext-103", "enwik8", "pg19"), "memformer": ("wikitext-103", "decoder"),
-    "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+    "block_recurrent": ("paper",), "compressive": ("wikitext-103", "enwik8", "pg19", "pg19-xl"),
+    "memformer": ("wikitext-103", "decoder"), "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
 }  # fmt: skip
 SIZES = {  # without dropout
     "block_recurrent": BlockRecurrent.Config(
@@ -132,11 +132,11 @@ def counted_flops(step: Callable[[], object]) -> int:
 
 def seconds(function: Callable[[], object], device: torch.device) -> float:
     """Wall-clock time of one call."""
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
-    synchronize(device)
+    wait = {"cuda": torch.cuda.synchronize, "mps": torch.mps.synchronize}.get(device.type, lambda: None)
+    wait()
     begun = time.perf_counter()
     function()
-    synchronize(device)
+    wait()
     return time.perf_counter() - begun
 
 

@@ -72,13 +72,13 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
             old.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dict:
-    """The contents of a checkpoint; raises InputError if it is missing, broken, or not this project's."""
+def load_checkpoint(path: str | Path) -> dict:
+    """The contents of a checkpoint, on the CPU; raises InputError if it is missing, broken, or not this project's."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
     try:
-        contents = torch.load(path, map_location=device, weights_only=True)
+        contents = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise InputError(

@@ -307,8 +307,8 @@ def check_together(settings: Settings) -> None:
     training = settings.training
     if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
         raise InputError(
-            f"--compile cudagraphs needs each segment's backward pass before the next is read, and --horizon {training.horizon} by "
-            f"--backprop {training.backprop} reads all of them first; give --horizon 1 or --backprop memory_replay"
+            f"--compile cudagraphs needs a segment's backward pass before the next is read, and --backprop {training.backprop} "
+            f"reads all {training.horizon} of --horizon first; give --horizon 1 or --backprop memory_replay"
         )
     if data.tokenizer != "bytes" and data.train_bpe:
         raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")

@@ -132,7 +132,7 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
         raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile")
     if training.checkpoint_layers and settings.model_config.dropout and device.type == "mps":
         raise InputError(
-            "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat random numbers; give one or neither"
+            "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat it; give that or omit --checkpoint-layers"
         )
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")

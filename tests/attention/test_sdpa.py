@@ -17,7 +17,8 @@ from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import block_recurrent, replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.bench.counts import AsOnAGPU, Dispatched
+from accelerated.bench import counts
+from accelerated.bench.counts import Dispatched
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.protocol import computing_in
@@ -397,7 +398,7 @@ def test_a_gpu_gives_what_the_cpu_gives(kind, dtype):
 
 def cost(function, inputs, weights=()):
     """(bytes saved for backward beside what is given, operations forward and backward, bytes of the largest tensor saved)."""
-    with Dispatched() as found, AsOnAGPU(), torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
+    with Dispatched() as found, counts.as_on_a_gpu(), torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
         out = function(*inputs)
         torch.autograd.grad(out, [*inputs, *weights], torch.empty_like(out), allow_unused=True)
     return found.saved_bytes, len(found.names), max(piece.bytes for piece in found.saved.values())

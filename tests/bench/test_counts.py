@@ -75,7 +75,7 @@ def test_attention_on_meta_takes_one_kernel(offset):
     given = {None: None, "mask": torch.ones(64, 64, device="meta", dtype=torch.bool), "numbers": query.new_empty(64, 64)}[offset]
     names = {}
     for attention in (counts.memory_efficient, counts.written_out):
-        with counts.Dispatched() as found, counts.AsOnAGPU(attention):
+        with counts.Dispatched() as found, counts.as_on_a_gpu(attention):
             functional.scaled_dot_product_attention(query, query, query, given, 0.1)
             functional.dropout(query, 0.1), functional.rms_norm(query, (32,)), functional.dropout(query, 0.1, training=False)
         names[attention] = found.names
@@ -100,7 +100,7 @@ def test_initial_values_are_not_drawn():
 def test_memory_of_a_preset():
     """Fewer lanes at once take less, in proportion; the optimiser's state is its own."""
     config, training = paper_settings("pretrained_recurrence")
-    config, training = dataclasses.replace(config, layers=2), dataclasses.replace(training, horizon=4)
+    config, training = dataclasses.replace(config, layers=2), dataclasses.replace(training, horizon=4, dtype="bfloat16")
     parameters = sum(p.numel() for p in counts.model_on_meta("pretrained_recurrence", config).parameters())
     held, whole = counts.training_bytes("pretrained_recurrence", config, training)
     state = training.batch * (2 * config.width + 1)  # in bfloat16, and a boolean
@@ -110,6 +110,12 @@ def test_memory_of_a_preset():
     assert whole > 1.4 * half > 1.4 * 1.4 * quarter
     longer = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, horizon=104))
     assert longer == (held, whole + 100 * state)
+    recomputed = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, checkpoint_layers=True))
+    assert recomputed[0] == held and recomputed[1] < 0.95 * whole
+    exact = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, dtype="float32"))
+    assert (
+        exact[0] - held == training.batch * 2 * config.width and exact[1] < whole
+    )  # this small, copies take more than they save
     adafactor = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, optimizer="adafactor"))
     assert held - 8 * parameters < adafactor[0] < held - 7.9 * parameters
 
