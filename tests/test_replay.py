@@ -19,7 +19,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
 from accelerated.protocol import Reading, computing_in, detach, replace_lanes, require_gradient, state_from, with_logits
-from accelerated.training.run import compile_read
+from accelerated.training.run import compile_model
 from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-11  # float64, relative
@@ -232,13 +232,13 @@ def test_processes_draw_different_dropout_from_the_same_generator(method):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("name", ["pretrained_recurrence one-layer-one-head"])
-def test_a_compiled_read_drops_out_what_the_uncompiled_first_pass_does(name):
+def test_both_compiled_passes_drop_out_what_uncompiled_ones_do(name):
     """Otherwise memory replay would not recompute the states that it stored, and its gradients would be wrong."""
     model_class, config = EVERY_MODEL[name]
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
     segments, state = random_rollout(config, 3), detach(model.initial_state(3))
     expected = rows_of(replay.memory_replay, model, segments, state)
-    compile_read(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
+    compile_model(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
     assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
 
 

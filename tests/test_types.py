@@ -6,12 +6,18 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_agree
+from scripts import COMPRESSIVE, TINY, WINDOWED, train
 from torch.utils._python_dispatch import TorchDispatchMode
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
-from accelerated.attention.heads import look_up, unit_norm
+from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
+from accelerated.attention.relative_shift import relative_attention, relative_attention_plain
 from accelerated.block_recurrent import GATES
+from accelerated.compressive import mean_square
+from accelerated.data.lanes import Segment
+from accelerated.evaluation.score import evaluating, predictions
 from accelerated.protocol import computing_in
+from accelerated.training import run as opening
 from accelerated.training.settings import preset_settings
 
 
@@ -55,17 +61,16 @@ def test_its_own_type_changes_nothing():
 
 def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
     """A CUDA graph reads fixed addresses; a backward pass through older copies would be wrong and is refused."""
-    model, addresses = Small(), []
+    model, addresses, outputs = Small(), [], []
     for value in (1.0, 2.0):
         model.w.data.fill_(value)
         with computing_in(model, torch.bfloat16):
             assert model.w.tolist() == [value, value]
             addresses.append([tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())])
-            out = model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
-            stale = out if value == 1.0 else stale
+            outputs.append(model(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)))
     assert addresses[0] == addresses[1] and list(model.state_dict()) == ["w", "unused", "index", "inner.b"]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        stale.sum().backward()
+        outputs[0].sum().backward()
 
 
 def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
@@ -112,6 +117,40 @@ def test_a_unit_norm_is_computed_in_float32():
     found = unit_norm(x)
     assert found.dtype == torch.bfloat16
     assert_agree({"x": x.double() / x.double().norm(dim=-1, keepdim=True)}, {"x": found.double()}, 2**-7)
+
+
+def test_a_cpus_heads_are_divided_by_lengths_in_float32():
+    """A length that bfloat16 rounds, and its square, which it rounds again, would change most numbers."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 50, 16, generator=draw).bfloat16(), torch.randn(2 * 64, 16, generator=draw).bfloat16()
+    rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
+    expected = rows * (rows.double().square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt().bfloat16()
+    assert (project_heads(x, weight, 2, 2)[0] == expected).double().mean() > 0.99
+
+
+def test_a_mean_square_and_a_mean_attention_are_float32():
+    """In bfloat16 they would be rounded to 8 bits."""
+    x, y = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
+    loss = mean_square(x, y)
+    assert loss.dtype == torch.float32
+    assert_agree({"loss": (x.double() - y.double()).square().mean()[None]}, {"loss": loss.double()[None]}, 1e-6)
+    given = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((1, 3, 200, 4), *[(1, 3, 250, 4)] * 2, (3, 250, 4))]
+    biases = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
+    expected, usage = (attend(*given, *biases, 0.0, True)[1] for attend in (relative_attention_plain, relative_attention))
+    assert usage.dtype == torch.float32
+    assert_agree({"usage": expected.double()}, {"usage": usage.double()}, 1e-6)
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_scores_are_float64_on_the_host(paper, name):
+    """Sums over millions of tokens are made of them."""
+    config = variant(paper, name)
+    model, tokens = PAPERS[paper].model(config), torch.zeros(2, config.segment, dtype=torch.long)
+    segment = Segment(tokens, tokens, tokens == 0, tokens[:, 0] == 0)
+    for dtype in (torch.float32, torch.bfloat16):
+        with computing_in(model, dtype), evaluating(model), torch.no_grad():
+            found = predictions(model, model.read(tokens, model.initial_state(2)).hidden, segment)
+        assert found.nats.dtype == np.float64
 
 
 class OneType(TorchDispatchMode):
@@ -166,6 +205,17 @@ def test_a_states_types_are_those_of_the_initial_state(paper, name):
         for field, value in after._asdict().items():
             if value.is_floating_point():
                 assert value.dtype == (torch.float32 if field in exact else torch.bfloat16), field
+
+
+@pytest.mark.parametrize("options", [TINY, COMPRESSIVE, WINDOWED], ids=["tiny", "compressive", "windowed"])
+def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch, options):
+    """A new run and a resumed one: rows of float32 would make the first segment compute in float32."""
+    opened, keep = [], opening.keep_auxiliary
+    monkeypatch.setattr(opening, "keep_auxiliary", lambda run: opened.append((run, run.state)) or keep(run))
+    train(*options, "--data", text, "--dtype", "bfloat16", "--steps", 1, "--out", tmp_path / "run")
+    train("--resume", tmp_path / "run", "--steps", 2)
+    kinds = [[field.dtype for field in state] for run, first in opened for state in (first, run.state)]
+    assert len(kinds) == 4 and kinds == kinds[:1] * 4 and torch.bfloat16 in kinds[0]
 
 
 # relative distance of any field; the comment is the largest measured

@@ -18,7 +18,7 @@ from accelerated.bench import timing
 from accelerated.bench.counts import counted_step, random_model, written_out
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import SEGMENTS, Variant, sizes_line
-from accelerated.training.run import compile_read
+from accelerated.training.run import compile_model
 from accelerated.training.settings import TrainingConfig
 
 
@@ -31,7 +31,7 @@ def step_variant(name: str, config: Any, options: Namespace, compiler: str = "no
         state = model.initial_state(options.batch)
         for tokens, _ in segments:
             state = model.advance(tokens, state)
-    compile_read(model, TrainingConfig(compile=compiler))
+    compile_model(model, TrainingConfig(compile=compiler))
     step = timing.training_step(model, timing.reader_of(model), segments, state, options)
     return Variant(name, step)
 

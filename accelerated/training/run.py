@@ -6,12 +6,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.data.corpus import Corpus, check_length, default_data_dir, load_corpus, open_source
@@ -21,7 +22,7 @@ from accelerated.data.tokenizers import check_package, open_tokenizer, run_token
 from accelerated.data.windows import overlap_of
 from accelerated.errors import InputError, disk_errors
 from accelerated.models import MODELS
-from accelerated.protocol import Reading, computing_in, repeat_lane, state_from
+from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import checkpoint_path, load_parameters, save_in_run
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
@@ -220,7 +221,7 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     beginning.resumed = beginning.initial = None  # frees their tensors
     if training.checkpoint_layers:
         recompute_layers(model)
-    compile_read(model, training)
+    compile_model(model, training)
     keep_auxiliary(run)
     return run
 
@@ -289,34 +290,35 @@ def recompute_layers(model: torch.nn.Module) -> None:
             layer.forward = partial(again, layer.forward)
 
 
-def compile_read(model: torch.nn.Module, training: TrainingConfig) -> None:
+def compile_model(model: torch.nn.Module, training: TrainingConfig) -> None:
     """Compile the model's `read`, all of a training step except the loss, with torch.compile, if --compile says so.
 
-    It is one graph, compiled at most three times, all in the first two iterations: for a state with gradient, for one without
-    and for one that documents begin. Evaluation is not compiled: its lanes end one after another, and each number of lanes would
-    be compiled again. Memory replay's first pass, `advance`, is not compiled and needs the same dropout masks as the compiled
-    `read`. So compiled code must then draw its random numbers as uncompiled code does, which is slower than its own generator.
+    With memory replay its first pass, `advance`, is compiled too. Both must drop the same, so compiled code then draws its random
+    numbers as uncompiled code does, which is slower than its own generator.
     """
     if training.compile == "none":
         return
-    torch._inductor.config.fallback_random = training.backprop == "memory_replay"
-    read, graphs = model.read, training.compile == "cudagraphs"
-    mode = "reduce-overhead" if graphs else None
-    compiled = torch.compile(read, fullgraph=True, dynamic=False, mode=mode)
+    replays = training.backprop == "memory_replay"
+    torch._inductor.config.fallback_random = replays
+    for name in ("read", "advance") if replays else ("read",):
+        setattr(model, name, compiled_in_training(model, getattr(model, name), graphs=training.compile == "cudagraphs"))
 
-    def read_by_mode(*given):
+
+def compiled_in_training(model: torch.nn.Module, function: Callable, graphs: bool) -> Callable:
+    """The function, compiled as one graph while the model is in training mode.
+
+    It is compiled at most three times, all in the first two iterations: for a state with gradient, for one without and for one
+    that documents begin. Evaluation is not compiled: its lanes end one after another, and each number of lanes would be compiled
+    again. A CUDA graph writes its next results where it wrote the last ones, so its results are copied.
+    """
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None)
+
+    def by_mode(*given):
         if not model.training:
-            return read(*given)
-        reading = compiled(*given)
-        return copied(reading) if graphs else reading
+            return function(*given)
+        return tree_map(torch.clone, compiled(*given)) if graphs else compiled(*given)
 
-    model.read = read_by_mode
-
-
-def copied(reading: Reading) -> Reading:
-    """A Reading whose tensors are copies: a CUDA graph writes its next results where it wrote these."""
-    state = type(reading.state)(*(field.clone() for field in reading.state))
-    return Reading(reading.hidden.clone(), state, {name: loss.clone() for name, loss in reading.auxiliary.items()})
+    return by_mode
 
 
 def keep_auxiliary(run: Run) -> None:

@@ -77,14 +77,15 @@ def test_greedy_continuation_takes_the_most_probable_token_each_time():
     assert text.shape[1] == 27
 
 
-def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode():
-    model = BlockRecurrent(SMALL).train()
+@pytest.mark.parametrize("training", [True, False])
+def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode(training):
+    model = BlockRecurrent(SMALL).train(training)
     prompt = torch.randint(11, (1, 3))
     draws = [
         [t.item() for t in continue_text(model, prompt, 30, Sampling(), torch.Generator().manual_seed(seed))]
         for seed in (1, 1, 2)
     ]
-    assert draws[0] == draws[1] != draws[2] and model.training
+    assert draws[0] == draws[1] != draws[2] and model.training == training
 
 
 class FakeGraph(TorchDispatchMode):

@@ -118,6 +118,18 @@ def test_only_the_layers_inputs_are_kept(paper, name):
     assert twice == [2 * count for count in once]
 
 
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypatch):
+    """To read a GPU's generator for each layer takes time, and Apple's has no way back."""
+    model, [segment, *_], state = setting(paper, name, dropout)
+    asked, ask = [], torch.get_rng_state
+    recompute_layers(model)
+    monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(model) or ask())
+    model.read(*replay.inputs_of(segment, state))
+    assert bool(asked) == (dropout > 0)
+
+
 @cases
 def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     """Evaluation and generation give the same, and checkpointing never begins."""

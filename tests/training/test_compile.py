@@ -56,7 +56,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between."""
     config = dataclasses.replace(variant(paper, name), dropout=0.2)
     model = PAPERS[paper].model(config, seed=9).train()
-    training_run.compile_read(model, TrainingConfig(backprop=method, compile=compiling))
+    training_run.compile_model(model, TrainingConfig(backprop=method, compile=compiling))
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
     for number, segments in enumerate(iterations(paper, name, 4)):
@@ -91,7 +91,7 @@ def test_a_cuda_graphs_results_are_copied(monkeypatch):
     model = PAPERS["compressive"].model(config).train()
     read = model.read
     model.read = lambda *given: found.append(read(*given)) or found[-1]
-    training_run.compile_read(model, TrainingConfig(compile="cudagraphs"))
+    training_run.compile_model(model, TrainingConfig(compile="cudagraphs"))
     reading = model.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
     own, copies = ([r.hidden, *r.state, *r.auxiliary.values()] for r in (found[0], reading))
     assert modes == ["reduce-overhead"] and reading.auxiliary.keys() == found[0].auxiliary.keys()
@@ -102,12 +102,14 @@ def test_a_cuda_graphs_results_are_copied(monkeypatch):
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
-    """There the uncompiled `advance` must draw the same dropout masks; elsewhere inductor's own generator is faster."""
+    """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's own generator is faster."""
     model = PAPERS["block_recurrent"].model(variant("block_recurrent", "slide"))
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    names = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: names.append(function.__name__) or function)
     with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
-        training_run.compile_read(model, TrainingConfig(backprop=method, compile="inductor"))
+        training_run.compile_model(model, TrainingConfig(backprop=method, compile="inductor"))
         assert torch._inductor.config.fallback_random == (method == "memory_replay")
+    assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
 
 
 @pytest.mark.parametrize(
