@@ -469,13 +469,9 @@ class Memformer(nn.Module):
         if rows.distance_keys:
             biases = (attention.content_bias, attention.distance_bias)
             out = transformer_xl_attention(query, keys, values, rows.distance_keys[number], *biases, index, unread)
-            return functional.linear(merge_heads(out), attention.output, attention.output_bias)
-        positions = functional.embedding(index[0], attention.positions)  # (N', E)
-        query = query.flatten(0, 2) * query.shape[-1] ** -0.5  # (BH, E)
-        by_key = functional.pad((query @ positions.t()).masked_fill(unread, -math.inf), (slots, 0))  # (BH, S + N')
-        weights = torch.baddbmm(by_key[:, None], query[:, None], keys.flatten(0, 1).transpose(1, 2)).softmax(-1)
-        out = torch.bmm(weights, values.flatten(0, 1))[:, 0] + weights[:, 0, slots:] @ positions  # (BH, E), Eqs. 2-4
-        return functional.linear(out.view(len(x), 1, -1), attention.output, attention.output_bias)
+        else:
+            out = simplified_attention(query, keys, values, attention.positions, index, unread)
+        return functional.linear(merge_heads(out), attention.output, attention.output_bias)
 
     def next_stream(self, stream: Stream) -> Stream:
         """The Stream after one more token. After a segment's last token the next segment begins."""

@@ -39,11 +39,13 @@ def setting(paper, name, dropout=0.3):
     return model, segments, state
 
 
-def rows_of(method, model, segments, state):
-    """The loss, every parameter's gradient and the next state; with the global generator where it then stands."""
+def rows_of(method, model, segments, state, dtype=torch.float64):
+    """The loss, every parameter's gradient and the next state, in dtype; with the global generator where it then stands."""
     model.zero_grad()
     torch.manual_seed(11)
-    loss, after = replay.BACKPROP[method](model, segments, state)
+    with computing_in(model, dtype):
+        loss, after = replay.BACKPROP[method](model, segments, state)
+    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
     return {name: row for name, row in rows.items() if row.numel()}
@@ -68,8 +70,7 @@ def test_they_are_the_same_in_bfloat16(paper, name):
         state = state_from(model.initial_state(2), state)  # in its fields' own types
     for change in (lambda model: None, recompute_layers):
         change(model)
-        with computing_in(model, torch.bfloat16):
-            found.append(rows_of("through_time", model, segments, state))
+        found.append(rows_of("through_time", model, segments, state, torch.bfloat16))
     assert_agree(*found, TOLERANCE)
 
 
