@@ -12,6 +12,7 @@ from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
 from accelerated.attention.relative_shift import relative_attention, relative_attention_plain
+from accelerated.attention.sliding_window import position_bucket, score_offset, tile_distance, window_mask
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
 from accelerated.data.lanes import Segment
@@ -109,6 +110,16 @@ def test_a_frequent_tokens_gradient_is_added_up_in_float32():
     assert rows.dtype == torch.bfloat16
     rows.backward(torch.ones_like(rows))
     assert embedding.grad.tolist() == [[0, 0], [4000, 4000], [0, 0]]
+
+
+def test_a_position_biass_gradient_is_added_up_in_float32():
+    """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
+    distance = tile_distance(64)
+    mask, bucket = window_mask(distance, 64), position_bucket(distance, 4, 64)
+    bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
+    score_offset(bias, torch.ones(1, dtype=torch.bfloat16), bucket, mask).backward(mask[None].bfloat16())
+    pairs = torch.bincount(bucket[mask], minlength=4)
+    assert pairs.max() > 1000 and torch.equal(bias.grad[0], pairs.bfloat16())
 
 
 def test_a_unit_norm_is_computed_in_float32():

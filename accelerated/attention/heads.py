@@ -31,13 +31,17 @@ class LayerNorm(nn.Module):
         return functional.layer_norm(x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon)
 
 
-def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-    """Rows (..., D) of embedding (V, D). A frequent token's gradient is a long sum: it is added up in float32 or better.
+def to_be_indexed(x: torch.Tensor) -> torch.Tensor:
+    """x, but on a CPU in float32 or better: an entry's gradient is the sum over all places that read it.
 
-    A GPU's kernel adds up the longest part in float32 itself.
+    A CPU adds it up in x's type, where 4,000 ones in bfloat16 would stop at 256. A GPU's kernels use float32 themselves.
     """
-    table = at_least_float32(embedding) if embedding.device.type == "cpu" else embedding
-    return functional.embedding(tokens, table).to(embedding.dtype)
+    return at_least_float32(x) if x.device.type == "cpu" else x
+
+
+def look_up(tokens: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    """Rows (..., D) of embedding (V, D)."""
+    return functional.embedding(tokens, to_be_indexed(embedding)).to(embedding.dtype)
 
 
 def unit_norm(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from accelerated.attention.content import sdpa, takes_sdpa
+from accelerated.attention.heads import look_up
 
 
 def distance_index(length: int, lowest: int, highest: int) -> torch.Tensor:
@@ -50,7 +51,7 @@ def simplified_attention(
     query (B, H, N, E); key and value (B, H, K, E), where only the last N' have positions; index (N, N') of rows of table (R, E);
     mask, true if a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
     """
-    positions = functional.embedding(index, table)  # (N, N', E)
+    positions = look_up(index, table)  # (N, N', E)
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)

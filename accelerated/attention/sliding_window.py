@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
-from accelerated.attention.heads import on_plain_cpu
+from accelerated.attention.heads import on_plain_cpu, to_be_indexed
 
 
 def tile_distance(window: int) -> torch.Tensor:
@@ -35,7 +35,8 @@ def score_offset(position_bias: torch.Tensor, scale: torch.Tensor, bucket: torch
 
     (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
     """
-    return (position_bias * scale[:, None])[:, bucket].masked_fill(~mask, -math.inf)
+    by_bucket = to_be_indexed(position_bias * scale[:, None])
+    return by_bucket[:, bucket].to(position_bias.dtype).masked_fill(~mask, -math.inf)
 
 
 def sliding_attention_plain(

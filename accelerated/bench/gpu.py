@@ -338,7 +338,7 @@ def report(options: Namespace) -> None:
     What is measured is kept if it is stopped.
     """
     if not torch.cuda.is_available():
-        raise InputError("gpu measures a CUDA GPU, and torch finds none here")
+        raise InputError("gpu measures a CUDA GPU, and torch finds none here; the table counts needs none")
     path = Path(options.out)
     try:
         file = path.open("x")  # before the ten minutes of measuring

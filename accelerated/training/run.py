@@ -135,6 +135,10 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
         raise InputError(
             "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat it; give that or omit --checkpoint-layers"
         )
+    if training.compile == "inductor" and training.dtype == "bfloat16" and device.type == "cpu":
+        raise InputError(
+            "--compile inductor with --dtype bfloat16 crashed on a CPU: torch 2.13 writes beyond its memory; give one of them"
+        )
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
 

@@ -134,3 +134,15 @@ def test_cuda_graphs_are_refused_on_other_devices(device, tmp_path, monkeypatch)
     with pytest.raises(InputError, match=f"cudagraphs needs --device cuda, and this is {device}; give inductor or none"):
         train(*TINY, "--data", "stdlib", "--compile", "cudagraphs", "--out", tmp_path / "run")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device,works", [("cpu", False), ("cuda", True)])
+def test_inductor_in_bfloat16_is_refused_on_a_cpu(device, works, monkeypatch):
+    """torch 2.13's code for it writes beyond its memory."""
+    monkeypatch.setattr(process, "choose_device", lambda *given: torch.device(device))
+    options = parse_training([*map(str, TINY), "--compile", "inductor", "--dtype", "bfloat16"])
+    if works:
+        training_run.check_before_reading(*options[:2])
+    else:
+        with pytest.raises(InputError, match="--compile inductor with --dtype bfloat16 crashed on a CPU"):
+            training_run.check_before_reading(*options[:2])
