@@ -10,6 +10,8 @@ from comparison import assert_agree, named
 from tolerances import LADDER
 from variants import PAPERS, random_task
 
+from accelerated import replay
+from accelerated.data.lanes import Segment
 from accelerated.protocol import replace_lanes, require_gradient
 
 RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
@@ -27,6 +29,28 @@ def random_segments(paper, name, rng):
         tokens, targets = rng.integers(config.vocabulary, size=(2, 2, length))
         segments.append((tokens, targets, rng.random(tokens.shape) < 0.7, *task))
     return segments
+
+
+def torch_segments(paper, segments, starts):
+    """[Segment] of segments in arrays; starts (2,) of each are true in lanes where a document starts."""
+    found = []
+    for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
+        rows = (torch.tensor(array) for array in (tokens, targets, scored, begins))
+        found.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
+    return found
+
+
+def check_back_propagation(model, segments, state):
+    """The three methods agree on loss, gradients and next state, whatever dropout drops."""
+    found = {}
+    for method, propagate in replay.BACKPROP.items():
+        model.train().zero_grad()
+        torch.manual_seed(11)
+        loss, after = propagate(model, segments, state)
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+        found[method] = {"loss": loss[None]} | grads | rows_of_state(after)
+    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
+    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
 
 
 def by_lane(first, second):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_agree, named
-from rollouts import check_rollout, dropout_from, filled, random_segments, rows_of_state
+from rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, rows_of_state, torch_segments
 from tolerances import LADDER, TOLERANCE
 from variants import (
     EVERY_VARIANT,
@@ -19,8 +19,6 @@ from variants import (
     variant,
 )
 
-from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.models import MODELS
 from accelerated.protocol import computing_in, detach, keep_lanes
 
@@ -96,19 +94,9 @@ def test_evaluation_has_no_dropout(paper, name):
 def test_the_three_ways_of_back_propagation_agree(paper, name):
     """With dropout, tasks if the model reads them, and document starts inside: loss, gradients, next state."""
     _, rng, _, _, model, state = both_sides(paper, name, dropout=0.3)
-    segments = []
-    for tokens, targets, scored, *task in random_segments(paper, name, rng):
-        rows = [torch.tensor(array) for array in (tokens, targets, scored, rng.random(2) < 0.4)]
-        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-    found = {}
-    for method, propagate in replay.BACKPROP.items():
-        model.train().zero_grad()
-        torch.manual_seed(11)
-        loss, after = propagate(model, segments, state)
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-        found[method] = {"loss": loss[None]} | grads | rows_of_state(after)
-    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
-    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+    segments = random_segments(paper, name, rng)
+    starts = [rng.random(2) < 0.4 for _ in segments]
+    check_back_propagation(model, torch_segments(paper, segments, starts), state)
 
 
 NO_CHOICE = [  # they have a softmax over a single entry, which has no gradient

@@ -5,14 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from rollouts import random_segments
+from rollouts import random_segments, torch_segments
 from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, train
 from torch.utils._python_dispatch import TorchDispatchMode
 from variants import ONE_OF_EACH, PAPERS, variant
 
 import train as training_script
 from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.training import optimization
 
 aten = torch.ops.aten
@@ -52,12 +51,11 @@ def setting(paper, name):
     """(model in training mode with dropout, segments, state): a document starts in the middle, a lane ends in padding."""
     rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=0.3)
     model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
-    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), []
-    for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
+    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), random_segments(paper, name, rng)
+    for _, _, scored, *_ in segments:
         scored[1, len(scored[1]) // 2 :] = False
-        rows = (torch.tensor(array) for array in (tokens, targets, scored, np.array([False, number == 1])))
-        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-    return model, segments, state
+    starts = [np.array([False, number == 1]) for number in range(len(segments))]
+    return model, torch_segments(paper, segments, starts), state
 
 
 @pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])

@@ -7,9 +7,10 @@ import torch
 from comparison import assert_agree
 from test_contract import both_sides
 from test_questions import NoQuestions
+from torch.utils._pytree import tree_leaves
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over
 
-from accelerated.evaluation.generation import GraphedStep, tensors_of
+from accelerated.evaluation.generation import GraphedStep
 from accelerated.protocol import computing_in, repeat_lane
 
 MORE_KINDS = [  # variants whose tokens read or write other rows
@@ -44,15 +45,15 @@ def test_the_rows_keep_their_shapes_and_are_shared_within_a_segment(paper, name)
     config, rng, _, _, model, state = both_sides(paper, name)
     before = [field.clone() for field in state]
     logits, streams = read_on(model, text_of(config, rng, 3 * span_of(model)), state)
-    shapes = {tuple((tensor.shape, tensor.dtype) for tensor in tensors_of(stream.rows)) for stream in streams}
+    shapes = {tuple((tensor.shape, tensor.dtype) for tensor in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1 and not logits.requires_grad
     for earlier, later in itertools.pairwise(streams):
-        pairs = zip(tensors_of(earlier.rows), tensors_of(later.rows), strict=True)
+        pairs = zip(tree_leaves(earlier.rows), tree_leaves(later.rows), strict=True)
         shared = [a.data_ptr() == b.data_ptr() for a, b in pairs if a.numel()]
         assert all(shared) if later.read == earlier.read + 1 else not any(shared)
     assert all(torch.equal(a, b) for a, b in zip(before, state, strict=True))
     for stream in streams:
-        own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(stream.rows) if tensor.numel()}
+        own = {tensor.untyped_storage().data_ptr() for tensor in tree_leaves(stream.rows) if tensor.numel()}
         assert not own & {field.untyped_storage().data_ptr() for field in stream.state if field.numel()}
 
 
@@ -104,7 +105,7 @@ def test_a_token_asks_the_device_for_nothing(paper, name):
     with NoQuestions():
         read_on(model, tokens, state)
         logits, streams = read_on(model.to("meta"), tokens.to("meta"), type(state)(*(field.to("meta") for field in state)))
-    assert logits.is_meta and all(tensor.is_meta for tensor in tensors_of(streams[-1].rows))
+    assert logits.is_meta and all(tensor.is_meta for tensor in tree_leaves(streams[-1].rows))
 
 
 @over(MORE_KINDS)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import Module, functional
+from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.attention.heads import at_least_float32
 from accelerated.data.sources import read_errors
@@ -27,11 +28,6 @@ class Sampling(NamedTuple):
     temperature: float = 1.0  # 0 takes the most probable token; top_k and top_p then have no effect
     top_k: int = 0  # how many of the most probable tokens; 0 for all
     top_p: float = 1.0  # total probability of the nucleus; 1 for all tokens
-
-
-def tensors_of(rows: tuple) -> list[torch.Tensor]:
-    """The tensors of a Stream's rows."""
-    return [tensor for field in rows for tensor in (field if isinstance(field, tuple) else (field,))]
 
 
 class GraphedStep:
@@ -52,7 +48,7 @@ class GraphedStep:
         if self.graph is None:
             self.capture(token, stream)
         if stream.rows is not self.rows:
-            torch._foreach_copy_(tensors_of(self.rows), tensors_of(stream.rows))
+            torch._foreach_copy_(tree_leaves(self.rows), tree_leaves(stream.rows))
         self.token.copy_(token)
         self.position.fill_(stream.read)
         self.graph.replay()
@@ -61,8 +57,7 @@ class GraphedStep:
     def capture(self, token: torch.Tensor, stream: Stream) -> None:
         """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
         self.token, self.position = token.clone(), token.new_full((1,), stream.read)
-        copies = (tuple(x.clone() for x in field) if isinstance(field, tuple) else field.clone() for field in stream.rows)
-        self.rows = type(stream.rows)(*copies)
+        self.rows = tree_map(torch.clone, stream.rows)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

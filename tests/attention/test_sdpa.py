@@ -10,16 +10,15 @@ import torch
 from comparison import assert_agree, named
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_rollout, dropout_from, filled, random_segments, rows_of_state
+from rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
 from tolerances import LADDER, TOLERANCE
 from torch.nn import functional
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
-from accelerated import block_recurrent, replay
+from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.bench import counts
 from accelerated.bench.counts import Dispatched
-from accelerated.data.lanes import Segment
 from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.protocol import computing_in
 
@@ -239,21 +238,11 @@ def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
 def test_back_propagation_agrees_with_dropout_in_sdpa(paper, name, as_on_a_gpu):
     """Memory replay and checkpointing compute a segment twice, and both passes must drop the same weights."""
     config, rng = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5)
-    params, found = PAPERS[paper].random_params(config, rng), {}
-    model = PAPERS[paper].model_with(params, config).train()
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
     state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    segments = []
-    for tokens, targets, scored, *task in random_segments(paper, name, rng):
-        rows = [torch.tensor(array) for array in (tokens, targets, scored, rng.random(2) < 0.4)]
-        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-    for method, propagate in replay.BACKPROP.items():
-        model.zero_grad()
-        torch.manual_seed(11)
-        loss, after = propagate(model, segments, state)
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-        found[method] = {"loss": loss[None]} | grads | rows_of_state(after)
-    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
-    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+    segments = random_segments(paper, name, rng)
+    starts = [rng.random(2) < 0.4 for _ in segments]
+    check_back_propagation(model, torch_segments(paper, segments, starts), state)
 
 
 @over(ONE_OF_EACH)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_agree, named
-from rollouts import random_segments
+from rollouts import random_segments, torch_segments
 from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.evaluation import generation
 from accelerated.protocol import computing_in, state_from
 from accelerated.training import run as opening
@@ -32,11 +31,9 @@ def setting(paper, name, dropout=0.3):
     """(model in training mode, segments with a document start in the middle and tasks, a random state) of two lanes."""
     rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout)
     model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
-    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), []
-    for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
-        rows = (torch.tensor(array) for array in (tokens, targets, scored, np.array([False, number == 1])))
-        segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-    return model, segments, state
+    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), random_segments(paper, name, rng)
+    starts = [np.array([False, number == 1]) for number in range(len(segments))]
+    return model, torch_segments(paper, segments, starts), state
 
 
 def rows_of(method, model, segments, state, dtype=torch.float64):

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_agree
-from rollouts import random_segments, rows_of_state
+from rollouts import random_segments, rows_of_state, torch_segments
 from scripts import TINY, train
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.errors import InputError
 from accelerated.evaluation.score import evaluating
 from accelerated.protocol import computing_in, detach
@@ -44,12 +43,10 @@ def iterations(paper, name, count):
     """Rollouts for two lanes; a document starts in the first, and in both lanes of the last."""
     rng = np.random.default_rng(3)
     for iteration in range(count):
-        segments = []
-        for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
-            start = number == 0 and iteration in (0, count - 1)
-            rows = (torch.tensor(array) for array in (tokens, targets, scored, np.array([start, start and iteration > 0])))
-            segments.append(Segment(*rows, *(PAPERS[paper].to_torch(each) for each in task)))
-        yield segments
+        segments = random_segments(paper, name, rng)
+        starts = [np.zeros(2, bool) for _ in segments]
+        starts[0][:] = iteration in (0, count - 1), iteration == count - 1
+        yield torch_segments(paper, segments, starts)
 
 
 def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
