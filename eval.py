@@ -10,15 +10,17 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.corpus import check_carry_over, check_data, load_corpus
+from accelerated.data.config import check_carry_over, check_data
+from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import SPLITS, lengths_of
-from accelerated.errors import InputError, option_name, run_program
 from accelerated.evaluation import dynamic, frequency, generation, memories, overlap, positions, score
 from accelerated.evaluation.report import TrainedRun, at_least
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError, option_name, run_program
 from accelerated.protocol import computing_in
-from accelerated.training.checkpoint import chosen_checkpoint, load_checkpoint, load_parameters
+from accelerated.training.checkpoint import load_checkpoint, load_parameters
+from accelerated.training.folder import chosen_checkpoint
 from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir
 from accelerated.training.process import choose_device
@@ -213,4 +215,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("eval.py", main)
+    run_program("eval.py", main, sys.argv[1:])

@@ -9,14 +9,15 @@ The loop is in `train`. A Run holds all that the loop needs; accelerated/trainin
 """
 
 import math
+import sys
 
 import torch
 from tqdm import tqdm
 
 from accelerated import protocol, replay
 from accelerated.data.recall import CHANCE
-from accelerated.errors import run_program
 from accelerated.evaluation import generation, score
+from accelerated.program.errors import run_program
 from accelerated.training import optimization, process
 from accelerated.training.options import parse_training
 from accelerated.training.run import Run, open_run, save
@@ -204,4 +205,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("train.py", main)
+    run_program("train.py", main, sys.argv[1:])

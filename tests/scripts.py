@@ -4,7 +4,8 @@ from pathlib import Path
 
 import eval as evaluation_script
 import train as training_script
-from accelerated.training.checkpoint import checkpoint_path, load_checkpoint
+from accelerated.training.checkpoint import load_checkpoint
+from accelerated.training.folder import checkpoint_path
 
 ROOT = Path(__file__).parent.parent
 

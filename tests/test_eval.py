@@ -18,10 +18,10 @@ import eval as evaluation_script
 from accelerated import compressive
 from accelerated.attention import heads
 from accelerated.data import named_sets
-from accelerated.errors import InputError, run_program
 from accelerated.evaluation import dynamic
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.training.checkpoint import checkpoint_path
+from accelerated.program.errors import InputError, run_program
+from accelerated.training.folder import checkpoint_path
 
 BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]
 
@@ -214,11 +214,11 @@ def test_running_out_of_memory_is_one_line(capsys):
         torch.empty(2**50, dtype=torch.float32)
 
     with pytest.raises(SystemExit) as caught:
-        run_program("eval.py", fill)
+        run_program("eval.py", fill, [])
     line = capsys.readouterr().err
     assert caught.value.code == 2 and line.startswith("eval.py: out of memory; give a smaller --batch") and line.count("\n") == 1
     with pytest.raises(RuntimeError, match="other"):
-        run_program("eval.py", lambda argv: (_ for _ in ()).throw(RuntimeError("other")))
+        run_program("eval.py", lambda argv: (_ for _ in ()).throw(RuntimeError("other")), [])
 
 
 # score

@@ -10,6 +10,7 @@ FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path
 SCRIPTS = {name: ast.parse((ROOT / name).read_text()) for name in ("train.py", "eval.py")}
 ROOMS = {  # what each room may import besides itself; the models, protocol and replay are "accelerated"
     "reference": set(),
+    "program": set(),
     "accelerated": {"attention", "reference"},
     "attention": {"reference"},
     "data": set(),
@@ -30,7 +31,7 @@ def room_of(file):
         return "reference"
     if parts[0] != "accelerated":
         return "scripts" if file in SCRIPTS else None
-    if parts[1:] == ["errors"]:
+    if parts[1:2] == ["program"]:
         return None
     return parts[1] if len(parts) > 1 and (ROOT / "accelerated" / parts[1]).is_dir() else "accelerated"
 
@@ -88,7 +89,7 @@ def test_no_circles_between_files():
 
 def test_rooms_hold_at_most_nine_files():
     folders = [ROOT / "accelerated", *(path for path in (ROOT / "accelerated").rglob("*") if path.is_dir())]
-    counts = {folder.name: len(list(folder.glob("*.py"))) for folder in folders}
+    counts = {folder.name: len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) for folder in folders}
     assert not {name: count for name, count in counts.items() if count > 9}
 
 

@@ -14,7 +14,7 @@ import eval as evaluation_script
 import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training import process
 
 SCRIPTS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "pretrained_recurrence": WINDOWED}

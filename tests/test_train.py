@@ -13,10 +13,11 @@ from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, save
 
 import train as training_script
 from accelerated import replay
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training import optimization, process
 from accelerated.training import run as opening
-from accelerated.training.checkpoint import checkpoint_path, numbered_checkpoints, save_checkpoint
+from accelerated.training.checkpoint import save_checkpoint
+from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 from accelerated.training.log import read_metrics
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]

@@ -11,13 +11,14 @@ variants equally. A printed ratio is the median over pairs.
 """
 
 import argparse
+import sys
 
 import torch
 
 from accelerated.bench import counts, generation, gpu, horizons, steps
 from accelerated.bench.timing import BATCH, config_for
-from accelerated.errors import InputError, run_program
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError, run_program
 from accelerated.training.options import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
@@ -66,4 +67,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    run_program("bench", main)
+    run_program("bench", main, sys.argv[1:])

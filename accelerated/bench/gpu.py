@@ -23,9 +23,9 @@ from accelerated.bench import horizons, steps, timing
 from accelerated.bench.agreement import SMALL, attentions, compiled_flex, errors_of_attention, errors_of_model
 from accelerated.bench.counts import random_model
 from accelerated.bench.timing import SEGMENTS, SIZES, Variant, paper_settings, sizes_line
-from accelerated.errors import InputError
 from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError
 from accelerated.protocol import computing_in
 from accelerated.training.process import choose_device
 from accelerated.training.settings import COMPILERS

@@ -3,9 +3,7 @@
 train.py, eval.py and the bench load it.
 """
 
-import difflib
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -21,15 +19,16 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from accelerated.data.named_sets import DATASETS, HUB, hub_set
+from accelerated.data.config import HUB, check_data
+from accelerated.data.named_sets import OPENERS, hub_set
 from accelerated.data.recall import RecallConfig, RecallDocuments
 from accelerated.data.sources import Source, Text, read_bytes, source_of_path, standard_library
 from accelerated.data.windows import SPLITS, WHITE_SPACE, Document, Documents, lengths_of
-from accelerated.errors import InputError, disk_errors, written_whole
+from accelerated.program.errors import InputError
+from accelerated.program.files import disk_errors, written_whole
 
 FORMAT = 4  # of the cached files and of the choice of splits; raise it to tokenise everything again
 IN_A_WORD = bytes(byte not in WHITE_SPACE for byte in range(256))  # (256,) 1 if that byte is part of a word
-CORPORA = ("stdlib", "recall", *DATASETS)
 
 
 class Corpus(NamedTuple):
@@ -158,40 +157,13 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
     return read_cache(folder, state)
 
 
-def default_data_dir() -> Path:
-    """The default of --data-dir, in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
-
-
-def check_data(data: str, documents: str = "files") -> None:
-    """Raise InputError unless data names a corpus or an existing path; documents "folders" needs a folder."""
-    if data.startswith(HUB):
-        if importlib.util.find_spec("datasets") is None:
-            raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    elif data not in CORPORA and not os.path.exists(data):
-        near = difflib.get_close_matches(data, CORPORA, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
-        raise InputError(f"--data {data}: no such file or folder; {advice}")
-    if documents == "folders" and (data in CORPORA or not os.path.isdir(data)):
-        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
-
-
-def check_carry_over(data: str, carry_over: bool) -> None:
-    """Raise InputError for --carry-over-documents with --data recall: each document there has questions of its own."""
-    if data == "recall" and carry_over:
-        raise InputError(
-            "--carry-over-documents joins documents into one text, and each document of --data recall has questions of its own; "
-            "leave one of them out"
-        )
-
-
 def open_source(data: str, data_dir: Path, documents: str = "files") -> Source:
     """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data, documents)
     if data == "stdlib":
         return standard_library()
-    if data in DATASETS:
-        return DATASETS[data](Path(data_dir) / data)
+    if data in OPENERS:
+        return OPENERS[data](Path(data_dir) / data)
     if data.startswith(HUB):
         return hub_set(data)
     return source_of_path(data, documents)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from accelerated.data.windows import Document, Documents, Window, check_overlap, count_windows, cut, lengths_of, window_at
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 
 def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int:

@@ -22,11 +22,11 @@ from typing import IO, NamedTuple
 from tqdm import tqdm
 from tqdm.contrib.concurrent import thread_map
 
+from accelerated.data.config import HUB
 from accelerated.data.sources import Source, Text, read_errors, splits_named, with_missing_splits
 from accelerated.data.windows import SPLITS, count_words
-from accelerated.errors import InputError, disk_errors
-
-HUB = "hf:"  # prefix of the name of a hub set
+from accelerated.program.errors import InputError
+from accelerated.program.files import disk_errors
 
 
 class Archive(NamedTuple):
@@ -195,7 +195,7 @@ def hub_set(data: str) -> Source:
     return Source(data, files, lambda: with_missing_splits({split: functools.partial(rows, split) for split in given}))
 
 
-DATASETS = {"enwik8": enwik8, "wikitext-103": wikitext_103, "pg19": pg19}
+OPENERS = {"enwik8": enwik8, "wikitext-103": wikitext_103, "pg19": pg19}
 
 
 def file_checksum(path: Path, kind: str = "sha256") -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.windows import SPLITS
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "",

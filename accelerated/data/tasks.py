@@ -7,61 +7,14 @@ In segment i of a document the encoder reads segment i - 1. Continuation predict
 which the encoder reads with masked spans; recall predicts segment i - 2. Without such a segment the lane continues the text.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from accelerated.data.config import TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment, move
-
-TASKS = ("continuation", "infilling", "recall")
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """Which tasks a model is trained on; an impossible value raises a ValueError that names the field.
-
-    Fields:
-        infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration
-        recall: fraction of lanes that recall the segment before the one that the encoder reads; the others continue the text
-        masked: fraction of a segment's tokens that infilling masks
-        span: mean length of a masked span in tokens (Poisson distribution)
-    """
-
-    infilling: float = 0.0
-    recall: float = 0.0
-    masked: float = 0.3
-    span: float = 3.5
-
-    def __post_init__(self):
-        for name in ("infilling", "recall"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
-        if self.infilling + self.recall > 1:
-            raise ValueError(f"infilling {self.infilling} and recall {self.recall} add up to more than 1; make one smaller")
-        if not 0 < self.masked < 1:
-            raise ValueError(
-                f"masked is {self.masked}; it must be above 0, which masks nothing, and below 1, which masks everything"
-            )
-        if not 0.1 <= self.span < math.inf:
-            raise ValueError(f"span is {self.span}; it must be at least 0.1 and finite")
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """Fractions of lanes, in the order of TASKS."""
-        return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
-
-    @property
-    def continuation_alone(self) -> bool:
-        """Whether all lanes always continue the text."""
-        return self.infilling == self.recall == 0
-
-    def budget(self, length: int) -> int:
-        """How many tokens infilling masks in a text of that length."""
-        return round(self.masked * length)
 
 
 class Task(NamedTuple):

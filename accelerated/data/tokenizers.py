@@ -23,8 +23,10 @@ from types import ModuleType
 import numpy as np
 import tiktoken
 
+from accelerated.data.config import ENCODINGS
 from accelerated.data.sources import Source, read_bytes
-from accelerated.errors import InputError, written_whole
+from accelerated.program.errors import InputError
+from accelerated.program.files import written_whole
 
 ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its cached files by the hash of their addresses
 FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
@@ -32,10 +34,6 @@ FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
     "p50k_edit": ("encodings/p50k_base.tiktoken",),
     "o200k_harmony": ("encodings/o200k_base.tiktoken",),
 }
-ENCODINGS = {  # {tiktoken's name: number of ids}
-    "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277, "o200k_base": 200019,
-    "o200k_harmony": 201088,
-}  # fmt: skip
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # all ENCODINGS end a piece there
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
@@ -128,10 +126,9 @@ def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
     try:
         text = Path(path).read_bytes()
     except OSError as error:
-        names = ("bytes", *ENCODINGS)
-        nearest = difflib.get_close_matches(str(path), names, n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(str(path), ENCODINGS, n=1, cutoff=0.0)[0]
         raise InputError(
-            f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(names)} "
+            f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(ENCODINGS)} "
             f"(nearest: {nearest})"
         ) from None
     ranks = {}
@@ -154,7 +151,7 @@ def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
 
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer that --tokenizer names: bytes, one of ENCODINGS, or a ranks file."""
+    """The tokenizer that --tokenizer names: one of ENCODINGS, or a ranks file."""
     if name == "bytes":
         return ByteTokenizer()
     if name not in ENCODINGS:
@@ -180,11 +177,6 @@ def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
     """Write a BPE's ranks to a run folder."""
     with written_whole(Path(run) / RANKS, "give another --out") as path:
         path.write_bytes(show_ranks(tokenizer.spellings))
-
-
-def vocabulary_of(name: str) -> int:
-    """The number of ids that --tokenizer has; fetches nothing."""
-    return 256 if name == "bytes" else ENCODINGS.get(name) or tokenizer_of_file(name).vocabulary
 
 
 def byte_of_symbol() -> dict[str, int]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, number
 from accelerated.evaluation.score import Score, add_segment, evaluate, read, score_lines, score_record
+from accelerated.program.errors import InputError
 from accelerated.replay import through_time
 from accelerated.training.optimization import average_and_clip, make_optimizer, set_learning_rate
 

@@ -11,9 +11,9 @@ import numpy as np
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Joined
 from accelerated.data.windows import WHITE_SPACE, Document
-from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, as_cell
 from accelerated.evaluation.score import Score, token_nats
+from accelerated.program.errors import InputError
 from accelerated.training.log import new_figure, save_figure
 
 PIECE = 1 << 20  # tokens of a document that are decoded at a time

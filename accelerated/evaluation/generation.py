@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from accelerated.attention.heads import at_least_float32
 from accelerated.data.sources import read_errors
 from accelerated.data.windows import Document, overlap_of
-from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, at_least, number
 from accelerated.evaluation.score import evaluating
+from accelerated.program.errors import InputError
 from accelerated.protocol import Stream, open_stream
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, at_least
 from accelerated.evaluation.score import read
+from accelerated.program.errors import InputError
 from accelerated.protocol import keep_lanes
 from accelerated.training.options import changed
 from reference.compressive import Config

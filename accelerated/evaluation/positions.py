@@ -9,9 +9,9 @@ from torch.nn import Module
 
 from accelerated.data.lanes import longest_document
 from accelerated.data.windows import lengths_of, overlap_of
-from accelerated.errors import InputError
 from accelerated.evaluation.report import Report, TrainedRun, as_cell, at_least
 from accelerated.evaluation.score import Score, add_segment, carries_nothing, read, score_record, token_nats
+from accelerated.program.errors import InputError
 from accelerated.training.log import new_figure, save_figure
 
 

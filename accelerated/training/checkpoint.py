@@ -11,33 +11,15 @@ from pathlib import Path
 
 import torch
 
-from accelerated.errors import InputError, written_whole
+from accelerated.program.errors import InputError
+from accelerated.program.files import written_whole
+from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 
 FORMAT = "palimpsest"
 VERSION = 1
 FIELDS = (
     "model", "model_config", "training_config", "data_config", "parameters", "optimizer", "state", "lanes", "random", "step",
 )  # fmt: skip
-
-
-def checkpoint_path(run: str | Path) -> Path:
-    """The path of a run folder's last checkpoint."""
-    return Path(run) / "checkpoint.pt"
-
-
-def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
-    """Return {step: path} of each step-N.pt in a run folder, sorted by step."""
-    found = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
-    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
-
-
-def chosen_checkpoint(run: str | Path, name: str) -> Path:
-    """The path of a run folder's checkpoint `name`: last, best or step-N. If it is missing, InputError lists those that exist."""
-    path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
-    if not path.is_file() and checkpoint_path(run).is_file():
-        others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
-        raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}; give one of these")
-    return path
 
 
 def save_checkpoint(path: str | Path, contents: dict) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from accelerated.errors import InputError, option_name
+from accelerated.program.errors import InputError, option_name
 from accelerated.training.settings import GPT2_SIZES
 from reference.pretrained_recurrence import Config
 

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from accelerated.errors import InputError, disk_errors, written_whole
+from accelerated.program.errors import InputError
+from accelerated.program.files import disk_errors, written_whole
 
 REDRAW = 30.0  # seconds
 ADVICE = "free some space, then --resume"

@@ -5,10 +5,7 @@ from typing import Any
 
 import torch
 
-from accelerated.errors import InputError
-
-OPTIMIZERS = ("adamw", "adam", "adafactor")
-SCHEDULES = ("cosine", "inverse_square_root", "constant")
+from accelerated.program.errors import InputError
 
 
 def learning_rate(step: int, config: Any) -> float:

@@ -12,12 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accelerated.data.corpus import check_carry_over, check_data, default_data_dir
-from accelerated.data.tasks import TaskConfig
-from accelerated.errors import InputError, option_name
-from accelerated.models import MODELS
-from accelerated.training.checkpoint import checkpoint_path, load_checkpoint
+from accelerated.data.config import ENCODINGS, DataConfig, TaskConfig, check_carry_over, check_data, default_data_dir
+from accelerated.program.errors import InputError, check_choice, option_name
+from accelerated.training.folder import checkpoint_path
 from accelerated.training.settings import (
+    CONFIGS,
     DEFAULT_MODEL,
     GPT2_MODEL,
     PREFIXES,
@@ -25,7 +24,6 @@ from accelerated.training.settings import (
     TASK_MODEL,
     Settings,
     by_config,
-    check_choice,
     preset_settings,
     settings_from,
 )
@@ -145,13 +143,17 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     """Return (Settings before options change them, contents of the checkpoint of --resume or --init, or None)."""
     path = checkpoint_path(first.resume or first.init or "")
-    saved = load_checkpoint(path) if first.resume or (first.init and path.is_file()) else None
+    saved = None
+    if first.resume or (first.init and path.is_file()):
+        from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch, which takes seconds
+
+        saved = load_checkpoint(path)
     held = saved and settings_from(saved, path)
     if first.resume:
         return held, saved
     implied = held.model if held else GPT2_MODEL if first.init else DEFAULT_MODEL
     model = first.model or implied
-    check_choice("--model", model, MODELS, InputError)
+    check_choice("--model", model, CONFIGS, InputError)
     if held and model != implied:
         raise InputError(f"--init {first.init} holds a {implied}; leave --model {model} out, or --init")
     if first.init and model != implied:
@@ -172,7 +174,7 @@ def training_parser(defaults: Settings) -> OptionParser:
         description="Train a long-memory Transformer, validate it with and without its memory, and sample from it.",
         epilog="Defaults depend on --model, --preset and --data: give these with --help to see other defaults.",
     )  # fmt: skip
-    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(MODELS)} (default {DEFAULT_MODEL})")
+    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(CONFIGS)} (default {DEFAULT_MODEL})")
     parser.add_argument(
         "--preset",
         help=f"one of {', '.join(PRESETS[defaults.model])} "
@@ -200,7 +202,7 @@ def training_parser(defaults: Settings) -> OptionParser:
 def options_elsewhere(defaults: Settings) -> dict[str, str]:
     """Return {option: model} for options that another model has and this one does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
-    others = [(name, field.name) for name, model in MODELS.items() for field in dataclasses.fields(model.Config)]
+    others = [(name, field.name) for name, config in CONFIGS.items() for field in dataclasses.fields(config)]
     elsewhere = {option_name(field): name for name, field in others if field not in own}
     if defaults.model != TASK_MODEL:
         elsewhere |= {f"--task-{field.name}": TASK_MODEL for field in dataclasses.fields(TaskConfig)}
@@ -219,7 +221,7 @@ def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
         check_initial(options.init, defaults.model_config, asked)
     adjust(asked)
     if not saved:
-        asked["model_config"]["vocabulary"] = changed(defaults.data, asked["data"]).vocabulary
+        asked["model_config"]["vocabulary"] = vocabulary_of(changed(defaults.data, asked["data"]))
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
     settings = Settings(defaults.model, *parts)
     check_idle(settings, asked)
@@ -227,6 +229,15 @@ def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
     if options.resume:
         return settings, Beginning(Path(options.resume), options.data_dir, resumed=saved)
     return settings, Beginning(new_folder(options.out, settings), options.data_dir, init=options.init, initial=saved)
+
+
+def vocabulary_of(data: DataConfig) -> int:
+    """How many ids the tokenizer of a DataConfig has; fetches nothing."""
+    if data.train_bpe or data.tokenizer in ENCODINGS:
+        return data.train_bpe or ENCODINGS[data.tokenizer]
+    from accelerated.data.tokenizers import tokenizer_of_file  # here: it imports tiktoken
+
+    return tokenizer_of_file(data.tokenizer).vocabulary
 
 
 def adjust(asked: dict[str, dict]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 import torch.distributed
 
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 PATIENCE = datetime.timedelta(hours=24)  # the others wait while the first process tokenises or validates
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt

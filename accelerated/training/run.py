@@ -15,16 +15,19 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
-from accelerated.data.corpus import Corpus, check_length, default_data_dir, load_corpus, open_source
+from accelerated.data.config import default_data_dir
+from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
 from accelerated.data.windows import overlap_of
-from accelerated.errors import InputError, disk_errors
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError
+from accelerated.program.files import disk_errors
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import checkpoint_path, load_parameters, save_in_run
+from accelerated.training.checkpoint import load_parameters, save_in_run
+from accelerated.training.folder import checkpoint_path
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
 from accelerated.training.log import Log, figure_class
 from accelerated.training.optimization import check_finite, make_optimizer

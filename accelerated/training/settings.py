@@ -1,36 +1,37 @@
 """All settings of a run with their defaults, and all presets.
 
-options.py makes the command line of train.py from them; checkpoints store them; eval.py and the bench read them.
+options.py makes the command line of train.py from them; checkpoints store them; eval.py and the bench read them. It does not
+import torch, so that a wrong option is answered at once.
 """
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
-from accelerated.data.tasks import TaskConfig
-from accelerated.data.tokenizers import ENCODINGS, vocabulary_of
-from accelerated.errors import InputError
-from accelerated.models import MODELS
-from accelerated.replay import BACKPROP
-from accelerated.training.optimization import OPTIMIZERS, SCHEDULES
+from accelerated.program.errors import InputError, check_choice
+from reference.block_recurrent import Config as BlockRecurrentConfig
+from reference.compressive import Config as CompressiveConfig
+from reference.memformer import Config as MemformerConfig
+from reference.pretrained_recurrence import Config as PretrainedRecurrenceConfig
 
+CONFIGS = {  # of the models by the names that --model takes; models.py has the models, which need torch
+    "block_recurrent": BlockRecurrentConfig,
+    "compressive": CompressiveConfig,
+    "memformer": MemformerConfig,
+    "pretrained_recurrence": PretrainedRecurrenceConfig,
+}
 DEFAULT_MODEL = "block_recurrent"
 TASK_MODEL = "memformer"  # the only model with training tasks
 GPT2_MODEL = "pretrained_recurrence"  # the only model that takes GPT-2's weights
+BACKPROP = ("through_time", "checkpointed", "memory_replay")  # the functions of replay.py
+OPTIMIZERS = ("adamw", "adam", "adafactor")
+SCHEDULES = ("cosine", "inverse_square_root", "constant")
 COMPILERS = ("none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
-
-
-def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
-    """Raise an error that names the nearest choice, unless value is one of choices."""
-    if value not in choices:
-        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
-        raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
 
 
 @dataclass(frozen=True)
@@ -119,47 +120,10 @@ class TrainingConfig:
             raise ValueError(f"beta2 is {self.beta2}; it must be at least 0 and below 1")
         if self.seed >= 2**63:
             raise ValueError(f"seed is {self.seed}; it must be below 2^63")
-        choices = {"backprop": tuple(BACKPROP), "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "device": DEVICES,
+        choices = {"backprop": BACKPROP, "optimizer": OPTIMIZERS, "schedule": SCHEDULES, "device": DEVICES,
                    "dtype": ("float32", "bfloat16", "float64"), "compile": COMPILERS}  # fmt: skip
         for name, possible in choices.items():
             check_choice(name, getattr(self, name), possible)
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which text a model reads, and as which tokens.
-
-    Fields:
-        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103 or pg19
-            (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra datasets), a text file, a .jsonl
-            (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and test/ are the splits
-        documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format
-        train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
-        carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
-            lane (see --batch), and memory is reset only where a part begins
-    """
-
-    data: str = "stdlib"
-    documents: str = "files"
-    tokenizer: str = "bytes"
-    train_bpe: int = 0
-    carry_over_documents: bool = False
-
-    def __post_init__(self):
-        check_choice("documents", self.documents, ("files", "folders"))
-        if self.train_bpe and self.train_bpe < 257:
-            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
-
-    @property
-    def vocabulary(self) -> int:
-        """How many ids the tokenizer has."""
-        return self.train_bpe or vocabulary_of(self.tokenizer)
-
-    @property
-    def own_ranks(self) -> bool:
-        """Whether the run folder holds the tokenizer's ranks (its tokens, in order)."""
-        return bool(self.train_bpe) or self.tokenizer not in ("bytes", *ENCODINGS)
 
 
 class Settings(NamedTuple):
@@ -322,7 +286,7 @@ PRESETS["compressive"]["enwik8-xl"]["memory"] = 2304
 
 def by_config(model: str, values: dict) -> dict[str, dict]:
     """Sort {option's name: value} into {field of Settings: {field of its config: value}}."""
-    classes = (MODELS[model].Config, TrainingConfig, DataConfig, RecallConfig, TaskConfig)
+    classes = (CONFIGS[model], TrainingConfig, DataConfig, RecallConfig, TaskConfig)
     return {
         part: {f.name: values[prefix + f.name] for f in dataclasses.fields(config_class) if prefix + f.name in values}
         for (part, prefix), config_class in zip(PREFIXES.items(), classes, strict=True)
@@ -337,7 +301,7 @@ def known_fields(config_class: type, values: dict) -> Any:
 def assembled(model: str, model_config: dict, training: dict, data: dict, recall: dict, tasks: dict) -> Settings:
     """The Settings of these values. All of model_config must be known, because it decides what the model computes."""
     configs = zip((TrainingConfig, DataConfig, RecallConfig, TaskConfig), (training, data, recall, tasks), strict=True)
-    return Settings(model, MODELS[model].Config(**model_config), *(known_fields(*pair) for pair in configs))
+    return Settings(model, CONFIGS[model](**model_config), *(known_fields(*pair) for pair in configs))
 
 
 def preset_settings(model: str, preset: str) -> Settings:
@@ -356,8 +320,8 @@ def settings_contents(settings: Settings) -> dict:
 
 def settings_from(contents: dict, path: Any) -> Settings:
     """The Settings in a checkpoint's contents; raises InputError if this program cannot use them."""
-    if contents["model"] not in MODELS:
-        raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(MODELS)}")
+    if contents["model"] not in CONFIGS:
+        raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(CONFIGS)}")
     training, data = dict(contents["training_config"]), contents["data_config"]
     if training.get("compile") in ("eager", "aot_eager"):  # earlier releases had them; they compute the same as none
         training["compile"] = "none"

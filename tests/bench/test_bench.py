@@ -11,9 +11,9 @@ from accelerated.bench import generation, horizons, timing
 from accelerated.bench.timing import SIZES, matmul_rate
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.errors import InputError
 from accelerated.memformer import Memformer
 from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.program.errors import InputError
 
 TINY = {
     "block_recurrent": BlockRecurrent.Config(

@@ -11,7 +11,7 @@ from accelerated.attention import content
 from accelerated.bench import __main__ as bench
 from accelerated.bench import agreement, gpu, steps, timing
 from accelerated.bench.timing import Variant
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training.settings import COMPILERS
 
 CPU = torch.device("cpu")

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import corpus as token_cache
-from accelerated.data.corpus import cache_folder, check_data, check_length, load_corpus, pieces_of, tokenised
+from accelerated.data.config import check_data
+from accelerated.data.corpus import cache_folder, check_length, load_corpus, pieces_of, tokenised
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS, count_words, lengths_of
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 BYTES, SMALL = ByteTokenizer(), BpeTokenizer("small", small_encoding())
 WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
@@ -170,7 +171,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
         tokenised(source_of_path(folder), BYTES, tmp_path / "cache")
     assert caches(tmp_path) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write .*; free some space, or give another --data-dir"):
+    with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
         tokenised(source_of_path(folder), BYTES, tmp_path / "file")
 
 

@@ -20,7 +20,7 @@ from accelerated.data.lanes import (
     one_pass,
 )
 from accelerated.data.windows import Documents, count_windows, cut, lengths_of
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 
 def read_lanes(segments, lanes):

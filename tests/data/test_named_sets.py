@@ -13,12 +13,13 @@ from documents import as_zip, content
 from loopback import serving
 
 from accelerated.data import named_sets
-from accelerated.data.corpus import check_data, load_corpus
-from accelerated.data.named_sets import DATASETS, Archive, articles, fetch, file_checksum, hub_set
+from accelerated.data.config import check_data
+from accelerated.data.corpus import load_corpus
+from accelerated.data.named_sets import OPENERS, Archive, articles, fetch, file_checksum, hub_set
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 ARTICLES = {
@@ -52,7 +53,7 @@ def server(monkeypatch):
 def read(name, tmp_path):
     """Return {split: [bytes]} of a named set, in order."""
     found = {split: [] for split in SPLITS}
-    for split, text in DATASETS[name](tmp_path / "data" / name).texts():
+    for split, text in OPENERS[name](tmp_path / "data" / name).texts():
         found[split].append(content(text))
     return found
 
@@ -224,7 +225,7 @@ def test_a_missing_file_and_a_missing_server_are_refused(file_server, tmp_path):
 
 def test_a_folder_that_cannot_be_written_to(file_server, tmp_path):
     (tmp_path / "folder").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot write .*; free some space, or give another --data-dir"):
+    with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
         fetch(file_server.address + "/file", tmp_path / "folder" / "file", SHA256)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from accelerated.data.sources import Text, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.windows import SPLITS
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 
 
 def read(path, documents="files"):

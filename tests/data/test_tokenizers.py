@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import tokenizers as tokenizer
+from accelerated.data.config import ENCODINGS, DataConfig
 from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, open_tokenizer, show_ranks, train_bpe
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
+from accelerated.training.options import vocabulary_of
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_gpt2_tokens(gpt2):
     ids = gpt2.encode("the anthem thé")
     assert gpt2.decode(ids) == "the anthem thé".encode() and len(ids) < len("the anthem thé".encode())
     assert ids.dtype == np.uint16 and gpt2.token_bytes[gpt2.encode(" the")].tolist() == [4]
-    assert tokenizer.vocabulary_of("gpt2") == 50257
+    assert vocabulary_of(DataConfig(tokenizer="gpt2")) == 50257
     assert gpt2.encode("<|endoftext|>").max() < gpt2.encoding.n_vocab - 1, "text is never a special token"
 
 
@@ -91,7 +93,7 @@ def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
     tokens = open_tokenizer(str(path))
     text = "the anthem thé <|endoftext|>".encode()
     assert tokens.encode(text).tolist() == gpt2.encode(text).tolist() and tokens.decode(tokens.encode(text)) == text
-    assert tokens.vocabulary == tokenizer.vocabulary_of(str(path)) == 261 and tokens.dtype == np.uint16
+    assert tokens.vocabulary == vocabulary_of(DataConfig(tokenizer=str(path))) == 261 and tokens.dtype == np.uint16
     assert tokens.fingerprint == tokenizer.tokenizer_of_ranks("other name", ranks_of(small_encoding())).fingerprint
     swapped = ranks_of(small_encoding()) | {b"th": 258, b" the": 256}
     assert tokens.fingerprint != tokenizer.tokenizer_of_ranks("small", swapped).fingerprint
@@ -138,14 +140,14 @@ def test_ranks_need_every_byte(tmp_path):
 def test_encodings_have_as_many_ids_as_our_table_says():
     """The vocabulary must be known before anything is fetched; tiktoken 0.14's own counts."""
     for name, constructor in tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.items():
-        if name in tokenizer.ENCODINGS:
+        if name in ENCODINGS:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *a, **k: {})
                 patch.setattr(tiktoken_ext.openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *a, **k: {})
                 found = constructor()
             special = max(found["special_tokens"].values())
-            assert tokenizer.ENCODINGS[name] == found.get("explicit_n_vocab", special + 1), name
-    assert tokenizer.ENCODINGS.keys() == tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.keys()
+            assert ENCODINGS[name] == found.get("explicit_n_vocab", special + 1), name
+    assert ENCODINGS.keys() - {"bytes"} == tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.keys()
 
 
 @given(text=st.text(alphabet="aé字😀", max_size=6), cut=st.integers(0, 24))

@@ -11,8 +11,8 @@ from documents import BYTES, documents_of, text_document
 from variants import PAPERS, variant
 
 from accelerated.compressive import Compressive
-from accelerated.errors import InputError
 from accelerated.evaluation import memories
+from accelerated.program.errors import InputError
 
 SMALL = PAPERS["compressive"].small
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from variants import PAPERS
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.errors import InputError
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import (
     PositionRow,
@@ -24,6 +23,7 @@ from accelerated.evaluation.positions import (
     position_lines,
     temporal_range,
 )
+from accelerated.program.errors import InputError
 
 CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 

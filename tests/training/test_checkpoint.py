@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training import checkpoint
 from accelerated.training.checkpoint import (
     FIELDS,

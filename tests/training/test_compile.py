@@ -11,8 +11,8 @@ from scripts import TINY, train
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated import replay
-from accelerated.errors import InputError
 from accelerated.evaluation.score import evaluating
+from accelerated.program.errors import InputError
 from accelerated.protocol import computing_in, detach
 from accelerated.training import process
 from accelerated.training import run as training_run

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.errors import InputError
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
+from accelerated.program.errors import InputError
 from accelerated.training.gpt2_weights import (
     check_described,
     check_gpt2,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training import log
 from accelerated.training.log import Log, check_figure, read_metrics
 

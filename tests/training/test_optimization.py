@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training.optimization import (
     average_and_clip,
     check_finite,

@@ -4,9 +4,10 @@ import dataclasses
 
 import pytest
 
-from accelerated.errors import InputError
 from accelerated.models import MODELS
-from accelerated.training.checkpoint import checkpoint_path, save_checkpoint
+from accelerated.program.errors import InputError
+from accelerated.training.checkpoint import save_checkpoint
+from accelerated.training.folder import checkpoint_path
 from accelerated.training.options import parse_training
 from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from accelerated.errors import InputError
+from accelerated.program.errors import InputError
 from accelerated.training import process
 
 

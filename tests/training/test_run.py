@@ -11,8 +11,8 @@ import torch
 from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
 
 import train as training_script
-from accelerated.errors import InputError
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError
 from accelerated.training import process
 from accelerated.training import run as opening
 

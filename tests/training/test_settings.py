@@ -6,8 +6,8 @@ import pytest
 
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tasks import TaskConfig
-from accelerated.errors import InputError
 from accelerated.models import MODELS
+from accelerated.program.errors import InputError
 from accelerated.training.options import field_help
 from accelerated.training.settings import (
     PRESETS,

@@ -1,0 +1,122 @@
+"""The settings of what a model reads, and checks of --data that read nothing; importing it takes no time."""
+
+import difflib
+import importlib.util
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from accelerated.program.errors import InputError, check_choice
+
+DATASETS = ("enwik8", "wikitext-103", "pg19")  # named_sets.py opens them
+CORPORA = ("stdlib", "recall", *DATASETS)
+HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
+TASKS = ("continuation", "infilling", "recall")
+ENCODINGS = {  # {name of a tokenizer: number of ids}; all except bytes are tiktoken's
+    "bytes": 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
+    "o200k_base": 200019, "o200k_harmony": 201088,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text a model reads, and as which tokens.
+
+    Fields:
+        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103 or pg19
+            (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra datasets), a text file, a .jsonl
+            (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and test/ are the splits
+        documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format
+        train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
+        carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
+            lane (see --batch), and memory is reset only where a part begins
+    """
+
+    data: str = "stdlib"
+    documents: str = "files"
+    tokenizer: str = "bytes"
+    train_bpe: int = 0
+    carry_over_documents: bool = False
+
+    def __post_init__(self):
+        check_choice("documents", self.documents, ("files", "folders"))
+        if self.train_bpe and self.train_bpe < 257:
+            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
+
+    @property
+    def own_ranks(self) -> bool:
+        """Whether the run folder holds the tokenizer's ranks (its tokens, in order)."""
+        return bool(self.train_bpe) or self.tokenizer not in ENCODINGS
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Which tasks a model is trained on; an impossible value raises a ValueError that names the field.
+
+    Fields:
+        infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration
+        recall: fraction of lanes that recall the segment before the one that the encoder reads; the others continue the text
+        masked: fraction of a segment's tokens that infilling masks
+        span: mean length of a masked span in tokens (Poisson distribution)
+    """
+
+    infilling: float = 0.0
+    recall: float = 0.0
+    masked: float = 0.3
+    span: float = 3.5
+
+    def __post_init__(self):
+        for name in ("infilling", "recall"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+        if self.infilling + self.recall > 1:
+            raise ValueError(f"infilling {self.infilling} and recall {self.recall} add up to more than 1; make one smaller")
+        if not 0 < self.masked < 1:
+            raise ValueError(
+                f"masked is {self.masked}; it must be above 0, which masks nothing, and below 1, which masks everything"
+            )
+        if not 0.1 <= self.span < math.inf:
+            raise ValueError(f"span is {self.span}; it must be at least 0.1 and finite")
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Fractions of lanes, in the order of TASKS."""
+        return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
+
+    @property
+    def continuation_alone(self) -> bool:
+        """Whether all lanes always continue the text."""
+        return self.infilling == self.recall == 0
+
+    def budget(self, length: int) -> int:
+        """How many tokens infilling masks in a text of that length."""
+        return round(self.masked * length)
+
+
+def default_data_dir() -> Path:
+    """The default of --data-dir, in the user's cache folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
+
+
+def check_data(data: str, documents: str = "files") -> None:
+    """Raise InputError unless data names a corpus or an existing path; documents "folders" needs a folder."""
+    if data.startswith(HUB):
+        if importlib.util.find_spec("datasets") is None:
+            raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
+    elif data not in CORPORA and not os.path.exists(data):
+        near = difflib.get_close_matches(data, CORPORA, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
+        raise InputError(f"--data {data}: no such file or folder; {advice}")
+    if documents == "folders" and (data in CORPORA or not os.path.isdir(data)):
+        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
+
+
+def check_carry_over(data: str, carry_over: bool) -> None:
+    """Raise InputError for --carry-over-documents with --data recall: each document there has questions of its own."""
+    if data == "recall" and carry_over:
+        raise InputError(
+            "--carry-over-documents joins documents into one text, and each document of --data recall has questions of its own; "
+            "leave one of them out"
+        )

@@ -1,0 +1,89 @@
+"""The error that a user sees in one line, and how a program ends with it; every file may raise it."""
+
+import contextlib
+import difflib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells expect it
+
+
+class InputError(Exception):
+    """Raised for input that cannot work; the message says what is wrong, what was expected and what to do."""
+
+
+def option_name(field: str) -> str:
+    """The command-line option that sets a field of the settings, for messages."""
+    return "--" + field.replace("_", "-")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
+    """Raise an error that names the nearest choice, unless value is one of choices."""
+    if value not in choices:
+        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
+        raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+
+
+def begin_program(name: str, parse: Callable[[list[str]], Any]) -> Any:
+    """Return parse(the command line); a script calls it before it imports torch, which takes seconds.
+
+    So a wrong option and --help are answered at once. From here to run_program, Ctrl-C ends the program with one line.
+    """
+    signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
+    with errors_in_one_line(name):
+        return parse(sys.argv[1:])
+
+
+def run_program(name: str, main: Callable, *given: Any) -> None:
+    """Run main(*given); an InputError prints one line to stderr and exits with code 2, Ctrl-C with 130."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with errors_in_one_line(name):
+        main(*given)
+        sys.stdout.flush()  # here, where a full disk is still answered in one line
+
+
+@contextlib.contextmanager
+def errors_in_one_line(name: str) -> Iterator[None]:
+    """Inside, errors that a user can mend end the program with one line."""
+    try:
+        yield
+    except InputError as error:
+        end(name, str(error))
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a subclass of it
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
+            raise
+        advice = "give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
+        end(name, f"out of memory; {advice}")
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(name, str(interrupt))
+    except BrokenPipeError:  # the output was closed, as in: python eval.py RUN | head
+        leave_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is not None:  # of a file, not of the output
+            raise
+        leave_output()
+        end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
+
+
+def end(name: str, message: str) -> None:
+    """Print the message in one line and exit with code 2."""
+    sys.stderr.write(f"{name}: {' '.join(message.split())}\n")
+    sys.exit(2)
+
+
+def end_interrupted(name: str, advice: str = "") -> None:
+    """Say that the program was interrupted, and end it at once: threads of libraries may still be at work."""
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    sys.stderr.write(f"\n{name}: interrupted{advice and '; '}{advice}\n")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
+
+
+def leave_output() -> None:
+    """Send what is still to be printed nowhere, so that Python does not report it again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

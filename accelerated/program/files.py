@@ -1,0 +1,87 @@
+"""Files that are written completely or not at all, their checksums, and folders that one process writes at a time."""
+
+import contextlib
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from accelerated.program.errors import InputError
+
+WRITING = ".writing"  # ends the name of a file that is not complete
+READ_SIZE = 1 << 20  # bytes
+DATA_ADVICE = "give another --data-dir"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def cannot_write(path: Path, error: Exception, advice: str) -> InputError:
+    """The InputError of a failed write: it advises to free space only if that is what is missing."""
+    full = getattr(error, "errno", None) in FULL or isinstance(error, RuntimeError)  # torch.save's error if the disk is full
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return InputError(f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}")
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
+    """Turn the OSError of a full or read-only disk into an InputError that ends with the advice."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error, advice) from None
+
+
+@contextlib.contextmanager
+def written_whole(path: Path, advice: str = DATA_ADVICE) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` at the end: the file appears complete or not at all.
+
+    If writing fails, an older file stays, the temporary file is deleted, and a disk error becomes an InputError.
+    """
+    path = Path(path)
+    temporary = path.with_name(path.name + WRITING)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())  # so that it is complete even after a power failure
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise cannot_write(path, error, advice) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what processes that were killed left half-written in a folder; call it only while the folder is locked."""
+    for path in Path(folder).glob(f"*{WRITING}"):
+        path.unlink(missing_ok=True)
+
+
+def file_checksum(path: Path, kind: str = "sha256") -> str:
+    """The checksum of a file, in hexadecimal."""
+    state = hashlib.new(kind)
+    with open(path, "rb") as file:
+        while piece := file.read(READ_SIZE):
+            state.update(piece)
+    return state.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file at path inside the block; raise InputError(refusal) if another process holds it.
+
+    The kernel releases the lock when its process ends, however it ends.
+    """
+    from filelock import FileLock, Timeout  # here: a wrong option is answered without it
+
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InputError(refusal) from None
+    except OSError as error:
+        raise cannot_write(path, error, "give another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()

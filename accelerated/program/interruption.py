@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM in work that can be saved: the first asks for a stop, a second stops at once."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
+
+
+class Left(BaseException):
+    """Raised by a signal inside Interruption.leaves, and caught there."""
+
+
+class Interruption:
+    """Inside the block, the first SIGINT or SIGTERM only sets `signal` to its name and says so; a second stops at once.
+
+    `told`: whether this process says so; one of several is enough.
+    """
+
+    def __init__(self, told: bool = True):
+        self.signal, self.told, self.leaving = None, told, False
+
+    def __enter__(self):
+        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number, frame):
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number).name
+        if self.told:
+            with contextlib.suppress(OSError):
+                os.write(2, MESSAGE)  # not print: the signal may have come in the middle of one
+        if self.leaving:
+            raise Left
+
+    @contextlib.contextmanager
+    def leaves(self) -> Iterator[None]:
+        """The first signal inside this block also leaves the block at once. The block must change nothing before its end."""
+        self.leaving = True
+        with contextlib.suppress(Left):
+            yield
+        self.leaving = False

@@ -1,0 +1,73 @@
+"""Progress with the time left: a bar in a terminal, plain lines every few seconds elsewhere."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+SECONDS = 5.0  # between plain lines
+
+
+class Progress(tqdm):
+    """A tqdm on stderr that leaves nothing behind; if stderr is no terminal it prints a line every few seconds instead.
+
+    total: how much there is to do, None if that is unknown. done: how much was done before. Work that takes less than a
+    line's seconds prints nothing where there is no terminal. Processes other than the first show nothing.
+    """
+
+    def __init__(self, title: str, total: int | None = None, unit: str = "token", done: int = 0, show: bool = True):
+        self.lines = not sys.stderr.isatty()
+        how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS} if self.lines else {"mininterval": 0.5}
+        scaled = unit in ("token", "B")
+        super().__init__(
+            desc=title, total=total, unit=unit, initial=done, unit_scale=scaled, leave=False, disable=not show, **how
+        )
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Show the state: the bar, or a line."""
+        if not self.lines:
+            super().display(msg, pos)
+        elif msg is None:
+            self.fp.write(f"{self.line()}\n")
+            self.fp.flush()
+
+    def line(self) -> str:
+        """The state as a plain line."""
+        shown = self.format_dict
+        count = tqdm.format_sizeof if self.unit_scale else str
+        of_total = f" of {count(self.total)}" if self.total else ""
+        units = self.unit if self.unit == "B" else f"{self.unit}s"
+        text = f"{self.desc}: {count(self.n)}{of_total} {units}, {tqdm.format_interval(shown['elapsed'])} so far"
+        done = self.n - self.initial
+        if self.total and done > 0:
+            left = (self.total - self.n) * shown["elapsed"] / done
+            text += f", {tqdm.format_interval(left)} left"
+        return text + (f", {self.postfix}" if self.postfix else "")
+
+    def close(self) -> None:
+        """End: a bar disappears."""
+        if self.lines and not self.disable:
+            self.disable = True
+            self._decr_instances(self)
+        else:
+            super().close()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the time inside the block out of the rate and of the time left."""
+        began = time.time()
+        try:
+            yield
+        finally:
+            if not self.disable:
+                elapsed = time.time() - began
+                self.start_t += elapsed
+                self.last_print_t += elapsed
+
+    @staticmethod
+    def say(text: str) -> None:
+        """Print a line above the bars that are shown."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
