@@ -1,13 +1,15 @@
 """The settings of what a model reads, and checks of --data that read nothing; importing it takes no time."""
 
+import codecs
 import difflib
 import importlib.util
 import math
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from accelerated.program.errors import InputError, check_choice
+from accelerated.program.errors import InputError, check_choice, option_name
 
 DATASETS = ("enwik8", "wikitext-103", "pg19")  # named_sets.py opens them
 CORPORA = ("stdlib", "recall", *DATASETS)
@@ -17,6 +19,8 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except bytes are tikt
     "bytes": 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
     "o200k_base": 200019, "o200k_harmony": 201088,
 }  # fmt: skip
+SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
+OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,10 @@ class DataConfig:
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
+        encoding: of text files, such as latin-1 or utf-16; a .jsonl is always UTF-8
+        skip_undecodable: leave out files that are not in --encoding, and say how many
+        suffixes: which files of a folder or .zip to read, such as .rs,.go, instead of the usual ones
+        unpacked_limit: gigabytes (10^9 bytes) that a .gz or .zip may unpack to, archives inside it included
     """
 
     data: str = "stdlib"
@@ -39,9 +47,19 @@ class DataConfig:
     tokenizer: str = "bytes"
     train_bpe: int = 0
     carry_over_documents: bool = False
+    encoding: str = "utf-8"
+    skip_undecodable: bool = False
+    suffixes: str = ""
+    unpacked_limit: float = 20.0
 
     def __post_init__(self):
         check_choice("documents", self.documents, ("files", "folders"))
+        if not is_text_encoding(self.encoding):
+            raise ValueError(f"encoding is {self.encoding!r}; it must be a text encoding of Python, such as utf-8 or latin-1")
+        if not SUFFIXES.fullmatch(self.suffixes):
+            raise ValueError(f"suffixes is {self.suffixes!r}; it must be suffixes joined by commas, such as .rs,.go")
+        if not self.unpacked_limit > 0:
+            raise ValueError(f"unpacked_limit is {self.unpacked_limit}; it must be above 0 gigabytes")
         if self.train_bpe and self.train_bpe < 257:
             raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
 
@@ -100,8 +118,18 @@ def default_data_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
 
 
-def check_data(data: str, documents: str = "files") -> None:
-    """Raise InputError unless data names a corpus or an existing path; documents "folders" needs a folder."""
+def is_text_encoding(name: str) -> bool:
+    """Whether Python has a codec of that name that decodes text piece by piece."""
+    try:
+        codecs.getincrementaldecoder(name)
+        return "a".encode(name).decode(name) == "a"  # an error for hex, base64 and other codecs of bytes
+    except (LookupError, ValueError):
+        return False
+
+
+def check_data(config: DataConfig) -> None:
+    """Raise InputError unless data names a corpus or an existing path, and the other fields say something about it."""
+    data = config.data
     if data.startswith(HUB):
         if importlib.util.find_spec("datasets") is None:
             raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
@@ -109,8 +137,13 @@ def check_data(data: str, documents: str = "files") -> None:
         near = difflib.get_close_matches(data, CORPORA, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
-    if documents == "folders" and (data in CORPORA or not os.path.isdir(data)):
+    named = data in CORPORA or data.startswith(HUB)
+    if config.documents == "folders" and (named or not os.path.isdir(data)):
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
+    defaults = {field.name: field.default for field in fields(config)}
+    for name in OF_FILES:
+        if named and getattr(config, name) != defaults[name]:
+            raise InputError(f"{option_name(name)} says how files are read, and --data {data} has its own way; leave it out")
 
 
 def check_carry_over(data: str, carry_over: bool) -> None:

@@ -4,6 +4,7 @@ Training and evaluation use it. The documents may be joined into one text first;
 """
 
 import functools
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -21,22 +22,11 @@ def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int
 
 
 class Parts(Documents):
-    """The documents, with the longest cut into equal parts until there are `count` parts; each part is read as a document.
+    """Parts of documents, each read as a document: predictions start .. stop - 1 of document `number` for each of the spans."""
 
-    So no two lanes read the same text, even if there are fewer documents than lanes, as with a single book.
-    """
-
-    def __init__(self, documents: Sequence, count: int):
-        self.documents, lengths = documents, lengths_of(documents)
-        parts_of = np.minimum(lengths, 1)  # parts of each document; an empty one has none
-        while 0 < parts_of.sum() < count and (parts_of < lengths).any():
-            parts_of[np.argmax(np.where(parts_of, lengths / np.maximum(parts_of, 1), 0))] += 1
-        self.spans = [
-            (number, length * part // parts, length * (part + 1) // parts)
-            for number, (length, parts) in enumerate(zip(lengths.tolist(), parts_of.tolist(), strict=True))
-            for part in range(parts)
-        ]
-        self.lengths = np.array([stop - start for _, start, stop in self.spans])
+    def __init__(self, documents: Sequence, spans: list[tuple[int, int, int]]):
+        self.documents, self.spans = documents, spans
+        self.lengths = np.array([stop - start for _, start, stop in spans], np.int64)
 
     def __getitem__(self, index):
         number, start, stop = self.spans[index]
@@ -45,9 +35,48 @@ class Parts(Documents):
         return Document(f"{document.name}:{start}", *fields)
 
 
+def equal_spans(lengths: list[int], parts_of: list[int]) -> list[tuple[int, int, int]]:
+    """The spans (number, start, stop) that cut documents of these lengths into so many equal parts each, in order."""
+    return [
+        (number, length * part // parts, length * (part + 1) // parts)
+        for number, (length, parts) in enumerate(zip(lengths, parts_of, strict=True))
+        for part in range(parts)
+    ]
+
+
 def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
-    """The documents, cut into parts if there are fewer documents than lanes."""
-    return documents if np.count_nonzero(lengths_of(documents)) >= lanes else Parts(documents, lanes)
+    """The documents; if there are fewer than lanes, the longest are cut into equal parts until every lane has one of its own.
+
+    So no two lanes read the same text, as with a single book. A part has at least one prediction.
+    """
+    lengths = lengths_of(documents).tolist()
+    parts_of = [min(length, 1) for length in lengths]  # an empty document has none
+    longest = [(-length, number) for number, length in enumerate(lengths) if length]  # a heap of the parts' lengths
+    heapq.heapify(longest)
+    for _ in range(min(lanes, sum(lengths)) - len(longest)):
+        _, number = longest[0]
+        parts_of[number] += 1
+        heapq.heapreplace(longest, (-lengths[number] / parts_of[number], number))
+    return Parts(documents, equal_spans(lengths, parts_of)) if sum(parts_of) > np.count_nonzero(lengths) else documents
+
+
+def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
+    """The documents, or if they have more predictions than `tokens`, about so many of them from all over the documents.
+
+    Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter ones stay whole. Of these
+    pieces every so many is taken, always the same ones.
+    """
+    lengths = lengths_of(documents)
+    if lengths.sum() <= tokens:
+        return documents
+    share, owed, taken = tokens / lengths.sum(), 0.0, []
+    for span in equal_spans(lengths.tolist(), (-(-lengths // longest)).tolist()):
+        size = span[2] - span[1]
+        owed += share * size
+        if owed >= size / 2:
+            taken.append(span)
+            owed -= size
+    return Parts(documents, taken)
 
 
 class Stretch:
@@ -119,7 +148,7 @@ class Joined(Documents):
 
 def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -> Parts:
     """The documents as one text, shuffled if there is a seed, and cut into one equal part per lane."""
-    return Parts(Joined(documents, seed), lanes)
+    return cut_for_lanes(lanes, Joined(documents, seed))
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -5,7 +5,6 @@ corpus.py opens them; eval.py uses their official word counts for perplexity per
 
 import base64
 import functools
-import hashlib
 import http.client
 import io
 import json
@@ -15,18 +14,18 @@ import urllib.request
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from tqdm import tqdm
-from tqdm.contrib.concurrent import thread_map
-
 from accelerated.data.config import HUB
-from accelerated.data.sources import Source, Text, read_errors, splits_named, with_missing_splits
+from accelerated.data.sources import Source, Text, read_errors, size_of, splits_named, with_missing_splits
 from accelerated.data.windows import SPLITS, count_words
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors
+from accelerated.program.files import disk_errors, file_checksum
+from accelerated.program.progress import Progress
+from accelerated.program.sharing import make_shared_folder, share
 
 
 class Archive(NamedTuple):
@@ -147,7 +146,14 @@ def fetch_books(folder: Path) -> None:
             f"of {PG19_BOOKS} into {folder}/train, /validation and /test"
         ) from None
     missing = [(PG19_BOOKS + name, folder / name, md5) for name, md5 in books if not (folder / name).exists()]
-    thread_map(lambda book: fetch(*book, "md5", quiet=True), missing, max_workers=CONNECTIONS, desc="pg19", unit="book")
+    pool = ThreadPoolExecutor(CONNECTIONS)
+    try:
+        with Progress("fetching pg19", len(missing), "book") as bar:
+            for fetched in as_completed([pool.submit(fetch, *book, "md5", quiet=True) for book in missing]):
+                fetched.result()
+                bar.update()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C or an error
 
 
 def pg19(folder: Path) -> Source:
@@ -161,7 +167,8 @@ def pg19(folder: Path) -> Source:
         if counts[split] != count:
             raise InputError(f"{folders[split]} has {counts[split]} books, PG-19 has {count}; keep exactly those there")
     texts = [(split, Text(path.name, (functools.partial(open, path, "rb"),))) for split, path in books]
-    return Source("pg19", tuple(path for _, path in books), lambda: texts)
+    paths = tuple(path for _, path in books)
+    return Source("pg19", paths, lambda: texts, size_of(paths))
 
 
 def hub_set(data: str) -> Source:
@@ -198,16 +205,7 @@ def hub_set(data: str) -> Source:
 OPENERS = {"enwik8": enwik8, "wikitext-103": wikitext_103, "pg19": pg19}
 
 
-def file_checksum(path: Path, kind: str = "sha256") -> str:
-    """The checksum of a file, in hexadecimal."""
-    state = hashlib.new(kind)
-    with open(path, "rb") as file:
-        while piece := file.read(DOWNLOAD_SIZE):
-            state.update(piece)
-    return state.hexdigest()
-
-
-def continue_download(address: str, file: io.FileIO, bar: tqdm) -> None:
+def continue_download(address: str, file: io.FileIO, show: bool) -> None:
     """Append to file the part of address that it lacks, over one connection; raises OSError if that breaks."""
     have = file.tell()
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
@@ -221,12 +219,13 @@ def continue_download(address: str, file: io.FileIO, bar: tqdm) -> None:
         if response.status != 206:  # the server sends the whole file
             have = file.truncate(0)
         length = response.headers.get("Content-Length")
-        bar.n, bar.total = have, int(length) + have if length else None
-        while piece := response.read(DOWNLOAD_SIZE):
-            with disk_errors(file.name):
-                bar.update(file.write(piece))
-    if length and file.tell() < bar.total:
-        raise ConnectionError(f"{file.tell()} of {bar.total} bytes arrived")
+        total = int(length) + have if length else None
+        with Progress(f"fetching {Path(file.name).stem}", total, "B", done=have, show=show) as bar:
+            while piece := response.read(DOWNLOAD_SIZE):
+                with disk_errors(file.name):
+                    bar.update(file.write(piece))
+    if length and file.tell() < total:
+        raise ConnectionError(f"{file.tell()} of {total} bytes arrived")
 
 
 def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: bool = False) -> None:
@@ -238,12 +237,12 @@ def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: 
     part = path.with_name(path.name + ".part")
     by_hand = f"or put a copy of {address} ({kind} {checksum}) at {path}"
     with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_shared_folder(path.parent)
         file = part.open("ab", buffering=0)
-    with file, tqdm(desc=path.name, unit="B", unit_scale=True, disable=quiet, leave=False) as bar:
+    with file:
         for attempt in range(ATTEMPTS):
             try:
-                continue_download(address, file, bar)
+                continue_download(address, file, not quiet)
                 break
             except (OSError, http.client.HTTPException) as error:
                 if attempt == ATTEMPTS - 1:
@@ -253,4 +252,5 @@ def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: 
     if found != checksum:
         part.unlink()
         raise InputError(f"the file from {address} has {kind} {found}, expected {checksum}; try again, {by_hand}")
+    share(part)
     part.rename(path)

@@ -3,6 +3,7 @@
 corpus.py tokenises them; named_sets.py adds the papers' sets and those of the Hugging Face hub.
 """
 
+import codecs
 import contextlib
 import functools
 import gzip
@@ -13,16 +14,19 @@ import lzma
 import math
 import os
 import struct
+import sys
 import sysconfig
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
+from accelerated.data.config import DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
+from accelerated.program.unpacking import RecodedFile, Unpacked
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "",
@@ -30,10 +34,20 @@ TEXT_SUFFIXES = (
 ARCHIVE_SUFFIXES = (".jsonl", ".gz", ".zip")
 SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 READ_SIZE = 1 << 20  # bytes read at a time
+DEEPEST = 8  # archives inside one another
+NAMED = 10  # files that an error names
 CONTINUING = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
 ARCHIVE_ERRORS = (
     gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError,
 )  # fmt: skip
+
+
+class Undecodable(InputError):
+    """Raised for a text that is not in its encoding; the message names it and, if that is known, the place."""
+
+    def __init__(self, name: str, place: str = ""):
+        super().__init__(name + place)
+        self.name = name
 
 
 class Text(NamedTuple):
@@ -52,6 +66,9 @@ class Source(NamedTuple):
     name: str  # identifies the source, together with the state of its files
     files: tuple  # paths
     texts: Callable  # texts() yields (split, Text); read each Text before asking for the next
+    size: int | None = None  # bytes of all texts, if that is known without reading
+    whole: Callable = tuple  # whole() yields each Text that may be in another encoding, before texts are cut or joined
+    encoding: str = "UTF-8"  # that these must be in
 
 
 @contextlib.contextmanager
@@ -59,6 +76,8 @@ def read_errors(name: str) -> Iterator[None]:
     """Turn errors of reading a file or an archive into InputError."""
     try:
         yield
+    except UnicodeError:
+        raise Undecodable(name) from None
     except ARCHIVE_ERRORS as error:
         raise InputError(f"{name} is corrupt or not an archive ({error}); fetch it again, or leave it out") from None
     except OSError as error:
@@ -70,11 +89,52 @@ def read_bytes(text: Text, size: int = READ_SIZE) -> Iterator[bytes]:
     skip, left = text.start, text.stop - text.start
     for open_file in text.files:
         with read_errors(text.name), open_file() as file:
-            if skip:
+            if skip and file.seekable():
                 skip -= file.seek(min(skip, file.seek(0, io.SEEK_END)))
+            while skip and (piece := file.read(min(size, skip))):
+                skip -= len(piece)
             while left and (piece := file.read(min(size, left))):
                 yield piece
                 left -= len(piece)
+
+
+def decoded(text: Text, size: int = READ_SIZE) -> Iterator[tuple[str, int]]:
+    """Yield (string, its bytes) for every piece of a text; raises Undecodable if it must be UTF-8 and is not."""
+    decoder, at = codecs.getincrementaldecoder("utf-8")("strict" if text.must_be_utf8 else "ignore"), 0
+    for piece in chain(read_bytes(text, size), [b""]):
+        begun, _ = decoder.getstate()  # a character that the last piece cut off
+        try:
+            string = decoder.decode(piece, final=not piece)
+        except UnicodeDecodeError as error:
+            place = f" (byte {text.start + at - len(begun) + error.start})"
+            raise Undecodable(text.name, place) from None
+        yield string, len(piece)
+        at += len(piece)
+
+
+def undecodable(texts: Iterable[Text]) -> Iterator[Undecodable]:
+    """Yield the error of each text that is not in its encoding; reads them all."""
+    for text in texts:
+        try:
+            for _ in decoded(text):
+                pass
+        except Undecodable as error:
+            yield error
+
+
+@contextlib.contextmanager
+def naming_all_undecodable(source: Source) -> Iterator[None]:
+    """Turn Undecodable into an InputError that names all such files of the source, so that they can be mended at once."""
+    try:
+        yield
+    except Undecodable as first:
+        names = [str(error) for error in undecodable(source.whole())] or [str(first)]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        what = "1 file is" if len(names) == 1 else f"{len(names):,} files are"
+        raise InputError(
+            f"{what} not {source.encoding} text: {', '.join(names[:NAMED])}{more}; give --encoding NAME, or --skip-undecodable "
+            "to leave such files out"
+        ) from None
 
 
 def split_of(name: str) -> str:
@@ -123,12 +183,27 @@ def splits_named(names: Iterable[str], data: str) -> dict[str, str]:
     return found
 
 
-def holds_text(name: str) -> bool:
+def holds_text(name: str, suffixes: tuple = (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)) -> bool:
     """Whether to read a file with this name from a folder or archive; not hidden files or macOS's additions to archives."""
     if any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts):
         return False
     suffix = Path(name).suffix.lower()
-    return holds_text(Path(name).stem) if suffix == ".gz" else suffix in (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)
+    return holds_text(Path(name).stem, suffixes) if suffix == ".gz" else suffix in suffixes
+
+
+class Reading(NamedTuple):
+    """How a file and the archives inside it are read."""
+
+    suffixes: tuple
+    encoding: str
+    unpacked: Unpacked
+    depth: int = 0  # of the archives around
+
+    def deeper(self, name: str) -> "Reading":
+        """The same inside an archive with that name; raises InputError if that is too deep."""
+        if self.depth == DEEPEST:
+            raise InputError(f"{name} holds more than {DEEPEST} archives inside one another; unpack it")
+        return self._replace(depth=self.depth + 1)
 
 
 def lines_of_json(name: str, open_file: Callable) -> Iterator[Text]:
@@ -140,31 +215,55 @@ def lines_of_json(name: str, open_file: Callable) -> Iterator[Text]:
                 continue
             try:
                 content = json.loads(line)["text"].encode(errors="replace")  # JSON can hold half a surrogate pair
-            except (ValueError, KeyError, TypeError, AttributeError):
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 raise InputError(f"{name}, line {number}: not a JSON object with a string field `text`; correct it") from None
             count += 1
             yield Text(f"{name}:{count}", (functools.partial(io.BytesIO, content),))
 
 
-def texts_in(name: str, open_file: Callable, kind: str | None = None) -> Iterator[Text]:
+def texts_in(name: str, open_file: Callable, reading: Reading, kind: str | None = None) -> Iterator[Text]:
     """Yield the texts of a file: lines of a .jsonl, members of a .gz or .zip, or itself, by the suffix of `kind` or else name."""
     kind = kind or name
     suffix = Path(kind).suffix.lower()
     if suffix == ".gz":
-        inside = Path(kind).stem
-        if not holds_text(Path(kind).name):
-            raise InputError(f"{name} holds a {Path(inside).suffix} file; give text, .jsonl or .zip in a .gz")
-        yield from texts_in(name, lambda: gzip.GzipFile(fileobj=open_file()), inside)
+        inside, part = Path(kind).stem, (name, kind)
+        if not holds_text(Path(kind).name, (*reading.suffixes, *ARCHIVE_SUFFIXES)):
+            raise InputError(
+                f"{name} holds a {Path(inside).suffix} file; give text, .jsonl or .zip in a .gz, or name it in --suffixes"
+            )
+        unpack = functools.partial(open_gzip, open_file, reading.unpacked, part)
+        yield from texts_in(name, unpack, reading.deeper(name), inside)
     elif suffix == ".zip":
-        with read_errors(name):
-            archive = zipfile.ZipFile(open_file())  # stays open until its last text is deleted
-            members = sorted(info.filename for info in archive.infolist() if not info.is_dir())
-        for member in filter(holds_text, members):
-            yield from texts_in(f"{name}:{member}", functools.partial(archive.open, member), member)
+        yield from texts_in_zip(name, open_file, reading.deeper(name))
     elif suffix == ".jsonl":
         yield from lines_of_json(name, open_file)
+    elif reading.encoding != "utf-8":
+        yield Text(name, (lambda: io.BufferedReader(RecodedFile(open_file(), reading.encoding)),))
     else:
         yield Text(name, (open_file,))
+
+
+def texts_in_zip(name: str, open_file: Callable, reading: Reading) -> Iterator[Text]:
+    """Yield the texts of a .zip, in the order of its members' names; nothing is written to the disk."""
+    with read_errors(name):
+        archive = zipfile.ZipFile(open_file())  # stays open until its last text is deleted
+        members = sorted(archive.infolist(), key=lambda member: member.filename)
+    members = [member for member in members if not member.is_dir() and holds_text(member.filename, reading.suffixes)]
+    for number, member in enumerate(members):
+        reading.unpacked.count((name, number), member.file_size)
+    for number, member in enumerate(members):
+        unpack = functools.partial(open_member, archive, member, reading.unpacked, (name, number))
+        yield from texts_in(f"{name}:{member.filename}", unpack, reading, member.filename)
+
+
+def open_gzip(open_file: Callable, unpacked: Unpacked, part: tuple) -> IO[bytes]:
+    """Open what is in a .gz for reading; its bytes are counted."""
+    return unpacked.open(gzip.GzipFile(fileobj=open_file()), part)
+
+
+def open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, unpacked: Unpacked, part: tuple) -> IO[bytes]:
+    """Open a member of a .zip for reading; its bytes are counted."""
+    return unpacked.open(archive.open(member), part)
 
 
 def joined_by_folder(texts: Iterable[Text], depth: int) -> Iterator[Text]:
@@ -187,30 +286,91 @@ def folders_with_splits(folder: Path, files: list[Path]) -> dict[str, str]:
     return found
 
 
-def source_of_path(data: str, documents: str = "files") -> Source:
+def files_below(folder: Path, suffixes: tuple) -> list[Path]:
+    """The files below a folder that hold text, sorted; a subfolder that cannot be read raises InputError."""
+
+    def refuse(error):
+        raise InputError(f"cannot read {error.filename}: {error.strerror}; make it readable, or move it out of --data") from None
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = (name for name in folders if not name.startswith("."))
+        found += [Path(parent, name) for name in names if holds_text(name, suffixes)]
+    with read_errors(folder):
+        return sorted(path for path in found if path.is_file() and holds_text(path.relative_to(folder), suffixes))
+
+
+def chosen_suffixes(data: DataConfig) -> tuple:
+    """The suffixes of the files to read from folders and archives."""
+    return tuple(data.suffixes.lower().split(",")) if data.suffixes else (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)
+
+
+def chosen_encoding(data: DataConfig) -> str:
+    """Python's own name for --encoding."""
+    return codecs.lookup(data.encoding).name
+
+
+def name_of_path(data: DataConfig) -> str:
+    """What identifies a file or folder and how its texts are read."""
+    encoding = chosen_encoding(data)
+    how = {
+        "by folders": data.documents == "folders", f"as {encoding}": encoding != "utf-8",
+        "without undecodable files": data.skip_undecodable, f"only {data.suffixes}": data.suffixes,
+    }  # fmt: skip
+    return " ".join([os.path.realpath(data.data), *(words for words, chosen in how.items() if chosen)])
+
+
+def texts_of_files(files: Iterable[Path], data: DataConfig) -> Iterator[Text]:
+    """Yield the texts of the files of --data, neither cut nor joined."""
+    root, suffixes, encoding = Path(data.data), chosen_suffixes(data), chosen_encoding(data)
+    for file in files:
+        name = root.name if file == root else str(file.relative_to(root))
+        reading = Reading(suffixes, encoding, Unpacked(name, data.unpacked_limit))
+        yield from texts_in(name, functools.partial(open, file, "rb"), reading)
+
+
+def names_left_out(files: Iterable[Path], data: DataConfig) -> frozenset[str]:
+    """The names of the texts that --skip-undecodable leaves out; reads all texts if it is given, and says how many there are."""
+    names = [error.name for error in undecodable(texts_of_files(files, data))] if data.skip_undecodable else []
+    if names:
+        what = "1 file that is" if len(names) == 1 else f"{len(names):,} files that are"
+        print(f"left out {what} not {chosen_encoding(data).upper()} text; the first is {names[0]}", file=sys.stderr)
+    return frozenset(names)
+
+
+def source_of_path(data: DataConfig) -> Source:
     """The Source of a file or of a folder of files.
 
     One text is split 90/5/5 by position, several texts by their names. Subfolders train/, valid/ (or validation/, val/, dev/)
     and test/ of a folder are its splits. documents "folders" makes each subfolder one document.
     """
-    path = Path(data)
-    name = os.path.realpath(path) + (" by folders" if documents == "folders" else "")
-    if path.is_file():
-        read = functools.partial(texts_in, path.name, functools.partial(open, path, "rb"))
-        return Source(name, (path,), lambda: with_missing_splits({"train": read}))
-    files = sorted(p for p in path.rglob("*") if p.is_file() and holds_text(p.relative_to(path)))
+    path, suffixes = Path(data.data), chosen_suffixes(data)
+    files = [path] if path.is_file() else files_below(path, suffixes)
     if not files:
-        known = " ".join(suffix for suffix in (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES) if suffix)
-        raise InputError(f"--data {data}: no text files in this folder; names should end in one of {known} or have no dot")
-    splits = folders_with_splits(path, files)
+        or_none = "" if data.suffixes else " or have no dot"
+        known = " ".join(filter(None, suffixes)) + or_none
+        raise InputError(f"--data {data.data}: no text files in this folder; names should end in one of {known}; see --suffixes")
+    splits = {} if path.is_file() else folders_with_splits(path, files)
+    left_out = functools.cache(functools.partial(names_left_out, files, data))
 
     def texts_below(folder: Path) -> Iterator[Text]:
         below = (file for file in files if file.is_relative_to(folder))
-        texts = (text for file in below for text in texts_in(str(file.relative_to(path)), functools.partial(open, file, "rb")))
-        return joined_by_folder(texts, depth=2 if splits else 1) if documents == "folders" else texts
+        texts = (text for text in texts_of_files(below, data) if text.name not in left_out())
+        return joined_by_folder(texts, depth=2 if splits else 1) if data.documents == "folders" else texts
 
     given = {split: functools.partial(texts_below, path / below) for split, below in (splits or {"train": ""}).items()}
-    return Source(name, tuple(files), lambda: with_missing_splits(given))
+    packed = any(file.suffix.lower() in ARCHIVE_SUFFIXES for file in files)
+    return Source(
+        name_of_path(data), tuple(files), texts=lambda: with_missing_splits(given),
+        size=None if packed or chosen_encoding(data) != "utf-8" else size_of(files),
+        whole=functools.partial(texts_of_files, files, data), encoding=chosen_encoding(data).upper(),
+    )  # fmt: skip
+
+
+def size_of(files: Iterable[Path]) -> int:
+    """The bytes of files together."""
+    with read_errors("the files of --data"):
+        return sum(path.stat().st_size for path in files)
 
 
 def standard_library(root: Path | None = None) -> Source:
@@ -227,4 +387,5 @@ def standard_library(root: Path | None = None) -> Source:
             files.setdefault(name, []).append(path)
     opened = {name: tuple(functools.partial(open, path, "rb") for path in paths) for name, paths in files.items()}
     texts = [(split_of(name), Text(name, parts, must_be_utf8=False)) for name, parts in opened.items()]
-    return Source("stdlib", tuple(path for paths in files.values() for path in paths), lambda: texts)
+    paths = tuple(path for paths in files.values() for path in paths)
+    return Source("stdlib", paths, lambda: texts, size_of(paths))

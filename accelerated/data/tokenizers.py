@@ -16,17 +16,21 @@ import codecs
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import tiktoken
 
 from accelerated.data.config import ENCODINGS
-from accelerated.data.sources import Source, read_bytes
+from accelerated.data.sources import Source, decoded, naming_all_undecodable
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
+from accelerated.program.progress import Progress
 
 ADDRESS = "https://openaipublic.blob.core.windows.net/"  # tiktoken names its cached files by the hash of their addresses
 FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
@@ -38,6 +42,7 @@ WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # all ENCODINGS end a piece there
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
+LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut between any two characters
 
 
@@ -131,6 +136,11 @@ def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
             f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(ENCODINGS)} "
             f"(nearest: {nearest})"
         ) from None
+    return tokenizer_of_ranks(str(path), read_ranks(text, f"--tokenizer {path}"))
+
+
+def read_ranks(text: bytes, name: str) -> dict[bytes, int]:
+    """The {token: rank} of a ranks file's contents; raises InputError that begins with the name."""
     ranks = {}
     for number, line in enumerate(text.splitlines(), start=1):
         if not line:
@@ -139,15 +149,13 @@ def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
-            raise InputError(
-                f"--tokenizer {path}, line {number}: not a token in base64 and its rank; give a tiktoken file"
-            ) from None
+            raise InputError(f"{name}, line {number}: not a token in base64 and its rank; give a tiktoken file") from None
     if sorted(ranks.values()) != list(range(len(ranks))):
-        raise InputError(f"--tokenizer {path}: the ranks of its {len(ranks)} tokens are not 0..{len(ranks) - 1}, each once")
+        raise InputError(f"{name}: the ranks of its {len(ranks)} tokens are not 0..{len(ranks) - 1}, each once")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
-        raise InputError(f"--tokenizer {path} has no token for byte {missing[0]}; a byte-level BPE has all 256")
-    return tokenizer_of_ranks(str(path), ranks)
+        raise InputError(f"{name} has no token for byte {missing[0]}; a byte-level BPE has all 256")
+    return ranks
 
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
@@ -169,8 +177,25 @@ def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
 
 
 def run_tokenizer(run: Path, data: object) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer of a run folder with this DataConfig."""
-    return tokenizer_of_file(Path(run) / RANKS) if data.own_ranks else open_tokenizer(data.tokenizer)
+    """The tokenizer of a run folder with this DataConfig; raises InputError unless the file is exactly as save_ranks writes it.
+
+    A damaged file that is still in that form has another fingerprint than the run's checkpoint says.
+    """
+    if not data.own_ranks:
+        return open_tokenizer(data.tokenizer)
+    path = Path(run) / RANKS
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; restore it from a copy of the run") from None
+    damaged = InputError(f"{path} is damaged; restore it from a copy of the run")
+    try:
+        ranks = read_ranks(text, str(path))
+    except InputError:
+        raise damaged from None
+    if show_ranks(sorted(ranks, key=ranks.get)) != text:
+        raise damaged
+    return tokenizer_of_ranks(str(path), ranks)
 
 
 def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
@@ -222,8 +247,43 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate([bytes([byte]) for byte in range(256)] + merged)}
 
 
+def in_background(work: Callable[[], Any]) -> Future:
+    """Begin work() in a thread that does not keep the program alive; returns its Future.
+
+    A library that computes for minutes keeps Ctrl-C from the thread that called it.
+    """
+    future = Future()
+
+    def run():
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whoever asks for the result gets it
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
-    """Learn a tokenizer of `vocabulary` tokens from a source's training split; ignores bytes that are not UTF-8."""
-    texts = (text for split, text in source.texts() if split == "train")
-    pieces = (piece.decode(errors="ignore") for text in texts for piece in read_bytes(text))
-    return tokenizer_of_ranks("bpe", learn_ranks(pieces, vocabulary))
+    """Learn a tokenizer of `vocabulary` tokens from a source's training split; all splits are checked to be in their encoding."""
+    all_read, title = threading.Event(), f"learning {vocabulary:,} tokens"
+
+    def pieces(bar: Progress) -> Iterator[str]:
+        for split, text in source.texts():
+            for string, size in decoded(text, LEARNING_PIECE):
+                bar.update(size)
+                if split == "train":
+                    yield string
+        all_read.set()
+
+    with Progress(f"{title}: reading", source.size, "B") as bar:
+        learned = in_background(lambda: learn_ranks(pieces(bar), vocabulary))
+        while not (learned.done() or all_read.is_set()):
+            wait([learned], 0.1)
+    with Progress(f"{title}: merging") as bar:  # the library does not say how far it is
+        bar.bar_format = "{desc}, {elapsed} so far"
+        while not learned.done():
+            wait([learned], 0.1)
+            bar.update(0)
+    with naming_all_undecodable(source):
+        return tokenizer_of_ranks("bpe", learned.result())

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from accelerated.program.errors import InputError
@@ -57,12 +57,14 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def file_checksum(path: Path, kind: str = "sha256") -> str:
-    """The checksum of a file, in hexadecimal."""
-    state = hashlib.new(kind)
+def file_checksum(path: Path, kind: str = "sha256", end: int = 0, told: Callable[[int], object] = bool) -> str:
+    """The checksum of a file without its last `end` bytes, in hexadecimal; `told` is called with the size of each piece read."""
+    state, left = hashlib.new(kind), Path(path).stat().st_size - end
     with open(path, "rb") as file:
-        while piece := file.read(READ_SIZE):
+        while left > 0 and (piece := file.read(min(READ_SIZE, left))):
             state.update(piece)
+            left -= len(piece)
+            told(len(piece))
     return state.hexdigest()
 
 

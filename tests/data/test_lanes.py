@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from documents import documents_of
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from accelerated.data.lanes import (
@@ -18,6 +18,7 @@ from accelerated.data.lanes import (
     joined_for_lanes,
     longest_document,
     one_pass,
+    spread,
 )
 from accelerated.data.windows import Documents, count_windows, cut, lengths_of
 from accelerated.program.errors import InputError
@@ -172,7 +173,8 @@ def test_a_segment_names_the_place_of_every_row(ns, lanes, length, data):
 def test_parts_are_the_documents_cut_evenly(ns, count):
     """At least `count` parts if the tokens suffice, none empty, nothing lost, the longest document cut first."""
     documents = documents_of(ns)
-    parts, predictions = Parts(documents, count), sum(max(n - 1, 0) for n in ns)
+    parts, predictions = cut_for_lanes(count, documents), sum(max(n - 1, 0) for n in ns)
+    assume(parts is not documents)
     assert sum(len(d.targets) for d in parts) == predictions
     assert all(len(d.inputs) == n > 0 for d, n in zip(parts, parts.lengths, strict=True))
     assert len(parts) >= min(count, predictions)
@@ -186,6 +188,36 @@ def test_parts_are_the_documents_cut_evenly(ns, count):
     if len(parts) > len(documents):
         whole = max((len(documents[n].targets) for n, pieces in joined.items() if len(pieces) == 1), default=0)
         assert whole <= 2 * max(len(piece) for pieces in joined.values() if len(pieces) > 1 for _, piece in pieces) + 1
+
+
+@given(ns=lengths, tokens=st.integers(1, 60), longest=st.integers(1, 20))
+def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
+    """Always the same pieces, in order, none twice; whole documents unless they are long; about as many tokens as asked for."""
+    documents = documents_of(ns)
+    total = sum(max(n - 1, 0) for n in ns)
+    taken = spread(documents, tokens, longest)
+    if total <= tokens:
+        assert taken is documents
+        return
+    assert taken.spans == spread(documents, tokens, longest).spans == sorted(set(taken.spans))
+    assert all(stop - start <= longest for _, start, stop in taken.spans)
+    for number, start, stop in taken.spans:
+        whole = len(documents[number].targets)
+        assert (start, stop) == (0, whole) if whole <= longest else stop - start >= longest // 2
+    assert abs(int(taken.lengths.sum()) - tokens) <= longest
+    before = np.cumsum([0, *(max(n - 1, 0) for n in ns)])  # predictions before each document
+    read = np.zeros(total)
+    for number, start, stop in taken.spans:
+        read[before[number] + start : before[number] + stop] = 1
+    error = np.cumsum(read) - np.arange(1, total + 1) * tokens / total
+    assert np.abs(error).max() <= longest, "no stretch of the text is read more than another, but for one piece"
+
+
+def test_a_single_book_is_read_at_its_beginning_middle_and_end():
+    [book] = documents_of([101])
+    parts = spread([book], tokens=20, longest=5)
+    assert parts.spans == [(0, 10, 15), (0, 35, 40), (0, 60, 65), (0, 85, 90)]
+    assert [part.targets.tolist() for part in parts] == [book.targets[a:b].tolist() for _, a, b in parts.spans]
 
 
 def test_documents_are_cut_only_if_there_are_too_few():

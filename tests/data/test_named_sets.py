@@ -5,6 +5,8 @@ import importlib.util
 import io
 import json
 import logging
+import os
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,13 +15,15 @@ from documents import as_zip, content
 from loopback import serving
 
 from accelerated.data import named_sets
-from accelerated.data.config import check_data
+from accelerated.data.config import DataConfig, check_data
 from accelerated.data.corpus import load_corpus
-from accelerated.data.named_sets import OPENERS, Archive, articles, fetch, file_checksum, hub_set
+from accelerated.data.named_sets import OPENERS, Archive, articles, fetch, hub_set
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
+from accelerated.program import progress
 from accelerated.program.errors import InputError
+from accelerated.program.files import file_checksum
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 ARTICLES = {
@@ -178,6 +182,23 @@ def test_a_file_is_fetched_whole(file_server, tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
 
 
+def test_what_is_fetched_is_readable_by_the_group(file_server, tmp_path):
+    before = os.umask(0o077)
+    try:
+        fetch(file_server.address + "/file", tmp_path / "deep" / "file", SHA256)
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "deep", tmp_path / "deep" / "file")]
+    assert modes == [0o750, 0o640]
+
+
+def test_a_download_shows_its_progress(file_server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS", 0.0)
+    monkeypatch.setattr(named_sets, "DOWNLOAD_SIZE", 10_000)
+    fetch(file_server.address + "/file", tmp_path / "file", SHA256)
+    assert re.search(r"fetching file: \S+ of 100k B, 00:00 so far, 00:00 left\n", capsys.readouterr().err)
+
+
 def test_an_interrupted_download_is_continued(file_server, tmp_path):
     """In the same call and in the next: every connection ends after 30,000 bytes."""
     file_server.break_after = 30_000
@@ -265,7 +286,7 @@ def hub(tmp_path, monkeypatch):
 
 def rows_of(data, tmp_path):
     """Return {split: [bytes]} of a set, read back from the cache of tokens."""
-    corpus = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data")
+    corpus = load_corpus(DataConfig(data), ByteTokenizer(), RecallConfig(), tmp_path / "data")
     return {
         split: [bytes([*document.inputs[:1], *document.targets]) for document in documents]
         for split, documents in corpus.splits.items()
@@ -279,7 +300,7 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
         f"train.{suffix}": ["one é", "", {"text": None}, "two\n"], f"validation.{suffix}": ["three"],
         f"test.{suffix}": ["four", "five"],
     })  # fmt: skip
-    check_data(data)
+    check_data(DataConfig(data))
     assert [(split, text.name, content(text)) for split, text in hub_set(data).texts() if split == "train"] == [
         ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
     ]
@@ -329,4 +350,4 @@ def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
 def test_hub_sets_without_their_package_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"--data hf:a/b needs the package datasets; install the extra: .*datasets"):
-        check_data("hf:a/b")
+        check_data(DataConfig("hf:a/b"))

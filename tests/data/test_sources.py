@@ -10,15 +10,21 @@ from documents import as_zip, content
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelerated.data.config import DataConfig
 from accelerated.data.sources import Text, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 
 
-def read(path, documents="files"):
+def source(path, **options):
+    """The Source of a path, with these fields of DataConfig."""
+    return source_of_path(DataConfig(str(path), **options))
+
+
+def read(path, **options):
     """Return {split: [(name, bytes)]} of a source."""
     found = {split: [] for split in SPLITS}
-    for split, text in source_of_path(path, documents).texts():
+    for split, text in source(path, **options).texts():
         found[split].append((text.name, content(text)))
     return found
 
@@ -43,11 +49,11 @@ def test_standard_library_is_one_document_per_package(tmp_path):
         "site-packages/p.py": "no", "_sysconfigdata_x.py": "no", "c.txt": "no",
     }  # fmt: skip
     write(tmp_path, texts)
-    source = standard_library(tmp_path)
-    assert [(split, text.name, content(text)) for split, text in source.texts()] == [
+    library = standard_library(tmp_path)
+    assert [(split, text.name, content(text)) for split, text in library.texts()] == [
         (split_of("a"), "a", b"initwhyzed"), (split_of("b"), "b", b"bee"),
     ]  # fmt: skip
-    assert [path.name for path in source.files] == ["__init__.py", "y.py", "z.py", "b.py"]
+    assert [path.name for path in library.files] == ["__init__.py", "y.py", "z.py", "b.py"]
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=4), start=st.integers(0, 30), length=st.integers(0, 30))
@@ -212,7 +218,7 @@ def test_a_folder_train_without_other_splits_is_not_a_split(tmp_path):
 def test_ambiguous_splits_are_refused(tmp_path, others, words):
     write(tmp_path / "in", {"train/a.txt": "a", "test/d.txt": "d"} | others)
     with pytest.raises(InputError, match=words) as caught:
-        source_of_path(tmp_path / "in")
+        source(tmp_path / "in")
     assert "\n" not in str(caught.value)
 
 
@@ -227,17 +233,19 @@ def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
     expected = {"a": b"xy1", "a-b": b"2", "b": b"a\xe9mnz", "c.txt": b"c"}
     if splits:
         write(tmp_path / "in", {"valid/d/e.txt": "e", "valid/d/f.txt": "f", "test/g/h.txt": "h"})
-        assert read(tmp_path / "in", "folders") == {
+        assert read(tmp_path / "in", documents="folders") == {
             "train": [(f"train/{name}", text) for name, text in expected.items()], "valid": [("valid/d", b"ef")],
             "test": [("test/g", b"h")],
         }  # fmt: skip
     else:
-        texts = {name.partition(":")[0]: b"" for found in read(tmp_path / "in", "folders").values() for name, _ in found}
-        for found in read(tmp_path / "in", "folders").values():
+        texts = {
+            name.partition(":")[0]: b"" for found in read(tmp_path / "in", documents="folders").values() for name, _ in found
+        }
+        for found in read(tmp_path / "in", documents="folders").values():
             for name, text in found:
                 texts[name.partition(":")[0]] += text
         assert texts == expected
-    assert not any(text.must_be_utf8 for _, text in source_of_path(tmp_path / "in", "folders").texts())
+    assert not any(text.must_be_utf8 for _, text in source(tmp_path / "in", documents="folders").texts())
 
 
 def test_given_splits_keep_their_texts():

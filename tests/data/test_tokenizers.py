@@ -1,6 +1,7 @@
 """Tokenizers: any bytes survive; ranks are read, saved and learned; a missing encoding is refused with advice."""
 
 import hashlib
+import random
 import sys
 from types import SimpleNamespace
 
@@ -109,6 +110,34 @@ def test_a_run_keeps_its_ranks(tmp_path, gpt2):
         tokenizer.save_ranks(tmp_path / "nowhere", learned)
 
 
+def test_a_flipped_bit_of_a_runs_ranks_is_noticed(tmp_path):
+    """By the file's form, or else by the fingerprint, which a checkpoint keeps."""
+    learned = tokenizer.tokenizer_of_ranks("bpe", ranks_of(small_encoding()))
+    tokenizer.save_ranks(tmp_path, learned)
+    path, run = tmp_path / tokenizer.RANKS, SimpleNamespace(own_ranks=True)
+    right, rng = path.read_bytes(), random.Random(0)
+    for bit in (0, 8 * len(right) - 1, *(rng.randrange(8 * len(right)) for _ in range(100))):
+        content = bytearray(right)
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        try:
+            assert tokenizer.run_tokenizer(tmp_path, run).fingerprint != learned.fingerprint, bit
+        except InputError as error:
+            assert str(error) == f"{path} is damaged; restore it from a copy of the run"
+
+
+def test_a_runs_ranks_have_one_form(tmp_path):
+    """A file that --tokenizer names may have any that tiktoken reads."""
+    lines = show_ranks(list(ranks_of(small_encoding()))).splitlines(keepends=True)
+    for other in (b"".join(reversed(lines)), b"".join(lines) + b"\n", b"".join(lines)[:-1], b"".join(lines).replace(b" ", b"  ")):
+        (tmp_path / tokenizer.RANKS).write_bytes(other)
+        assert open_tokenizer(str(tmp_path / tokenizer.RANKS)).vocabulary == 261
+        with pytest.raises(InputError, match="is damaged; restore it from a copy of the run"):
+            tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=True))
+    with pytest.raises(InputError, match=r"cannot read .*nowhere.*No such file.*; restore it from a copy of the run"):
+        tokenizer.run_tokenizer(tmp_path / "nowhere", SimpleNamespace(own_ranks=True))
+
+
 @pytest.mark.parametrize(
     "line,words",
     [
@@ -183,7 +212,7 @@ def test_long_text_without_words_is_cut_anyway(monkeypatch, gpt2):
 def test_a_bpe_is_learned(tmp_path):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     (tmp_path / "a.txt").write_bytes("the anthem of the hour, thé; ".encode() * 99)
-    source = source_of_path(tmp_path / "a.txt")
+    source = source_of_path(DataConfig(str(tmp_path / "a.txt")))
     learned = train_bpe(source, 262)
     assert learned.vocabulary == 262 and learned.spellings[:256] == [bytes([byte]) for byte in range(256)]
     assert b"th" in learned.spellings[256:259] and all(len(text) > 1 for text in learned.spellings[256:])
@@ -209,7 +238,7 @@ def test_only_the_training_split_is_learned_from(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("aaaa bbbb " * 900 + "zqzqzq " * 100)
     pieces, learn = [], tokenizer.learn_ranks
     monkeypatch.setattr(tokenizer, "learn_ranks", lambda some, size: learn(pieces.append(list(some)) or pieces[0], size))
-    train_bpe(source_of_path(tmp_path / "a.txt"), 257)
+    train_bpe(source_of_path(DataConfig(str(tmp_path / "a.txt"))), 257)
     assert "".join(pieces[0]).encode() == (tmp_path / "a.txt").read_bytes()[: 9700 * 90 // 100]
 
 
