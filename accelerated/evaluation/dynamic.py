@@ -1,14 +1,12 @@
 """eval.py dynamic: the model keeps training on the text that it is scored on; each token is scored before training on it."""
 
 import argparse
-import math
 from collections.abc import Sequence
 
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from accelerated.evaluation.report import Report, TrainedRun, number
-from accelerated.evaluation.score import Score, add_segment, evaluate, read, score_lines, score_record
+from accelerated.evaluation.score import Score, TrainedRun, add_segment, check_score, evaluate, read, score_lines, score_record
 from accelerated.program.errors import InputError
 from accelerated.replay import through_time
 from accelerated.training.optimization import average_and_clip, make_optimizer, set_learning_rate
@@ -25,7 +23,7 @@ def evaluate_dynamically(
     """
     model.zero_grad()  # old gradients belong to another text
     score, device = Score(), next(model.parameters()).device
-    for segment, _, state, found in read(model, documents, lanes):
+    for segment, _, state, found in read(model, documents, lanes, title="dynamic evaluation"):
         score = add_segment(score, found, segment, tokenizer)
         if segment.count_scored:
             through_time(model, [segment.to(device)], state)
@@ -35,15 +33,9 @@ def evaluate_dynamically(
     return score
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    rate = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
-    text = "constant learning rate of the run's optimiser (required); try a tenth of the run's own first"
-    parser.add_argument("--learning-rate", type=rate, metavar="RATE", required=True, help=text)
-
-
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The score with the run's weights, and with weights that keep training on what was scored."""
-    words, rate = run.words(), options.learning_rate
+    words, total, rate = run.words(), run.count_predictions(), options.learning_rate
     optimizer = make_optimizer(run.model, run.settings.training)
     try:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
@@ -51,11 +43,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         raise InputError("dynamic continues with the run's optimiser, which needs the run's own sizes; leave sizes out") from None
     set_learning_rate(optimizer, rate)
     read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
-    static = evaluate(*read_by)
+    static = check_score(evaluate(*read_by))
     dynamic = evaluate_dynamically(*read_by, optimizer, run.settings.training.clip)
-    lines = ["with the weights as they are:", *score_lines(static, words), f"with dynamic evaluation at {rate:g}:"]
-    return {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}, lines + score_lines(dynamic, words)
-
-
-HELP = "the score when training continues on the text that is scored"
-REPORT = Report(HELP, "RUN --learning-rate 2e-4", report, add_options, exact=True)  # bfloat16 would round small steps away
+    lines = ["with the weights as they are:", *score_lines(static, words, total), f"with dynamic evaluation at {rate:g}:"]
+    record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
+    return record, lines + score_lines(dynamic, words, total)

@@ -10,10 +10,10 @@ import numpy as np
 
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Joined
-from accelerated.data.windows import WHITE_SPACE, Document
-from accelerated.evaluation.report import Report, TrainedRun, as_cell
-from accelerated.evaluation.score import Score, token_nats
+from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
+from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
+from accelerated.program.progress import Progress
 from accelerated.training.log import new_figure, save_figure
 
 PIECE = 1 << 20  # tokens of a document that are decoded at a time
@@ -64,14 +64,17 @@ def word_counts(documents: Sequence, words: set[bytes], tokenizer: object, size:
     space fits in memory.
     """
     counts, longest = Counter(), max(map(len, words), default=0)
-    for document in documents:
-        rest = tokenizer.decode(document.inputs[:1])
-        for at in range(0, len(document.targets), size):
-            text = rest + tokenizer.decode(document.targets[at : at + size])
-            found = text.split()
-            rest = found.pop()[: longest + 1] if found and text[-1:] not in WHITE_SPACE else b""
-            counts.update(filter(words.__contains__, found))
-        counts.update(filter(words.__contains__, rest.split()))
+    with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
+        for document in documents:
+            rest = tokenizer.decode(document.inputs[:1])
+            for at in range(0, len(document.targets), size):
+                piece = document.targets[at : at + size]
+                text = rest + tokenizer.decode(piece)
+                found = text.split()
+                rest = found.pop()[: longest + 1] if found and text[-1:] not in WHITE_SPACE else b""
+                counts.update(filter(words.__contains__, found))
+                bar.update(len(piece))
+            counts.update(filter(words.__contains__, rest.split()))
     return counts
 
 
@@ -95,7 +98,7 @@ def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes
 def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
     """The table of by_frequency's rows."""
     lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
-    return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, '.5g'):>19}" for row in rows]
+    return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}" for row in rows]
 
 
 def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
@@ -116,7 +119,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
     trained, tokenizer = run.settings.data, run.tokenizer
-    training = load_corpus(trained.data, tokenizer, run.settings.recall, options.data_dir, trained.documents).splits["train"]
+    training = load_corpus(trained, tokenizer, run.settings.recall, options.data_dir).splits["train"]
     [documents] = run.splits.values()
     counts = word_counts(training, distinct_words(documents, tokenizer), tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
@@ -125,7 +128,3 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if options.plot:
         draw_frequency(options.plot, rows)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)
-
-
-HELP = "the perplexity of words by how often they occur in the training split"
-REPORT = Report(HELP, "RUN --plot frequency.png", report, plots=True)

@@ -3,10 +3,9 @@
 import argparse
 import codecs
 import itertools
-import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -14,11 +13,10 @@ from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.data.sources import read_errors
 from accelerated.data.windows import Document, overlap_of
-from accelerated.evaluation.report import Report, TrainedRun, at_least, number
-from accelerated.evaluation.score import evaluating
-from accelerated.program.errors import InputError
+from accelerated.evaluation.score import TrainedRun, evaluating
+from accelerated.program.errors import InputError, counted
+from accelerated.program.progress import Progress
 from accelerated.protocol import Stream, open_stream
 
 
@@ -75,11 +73,12 @@ def step_of(model: Module) -> Callable:
 
 @torch.no_grad()
 def read_prompt(
-    model: Module, prompt: torch.Tensor, new_window: bool = False, step: Callable | None = None
+    model: Module, prompt: torch.Tensor, new_window: bool = False, step: Callable | None = None, show: bool = False
 ) -> tuple[torch.Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
-    Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None.
+    Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. With `show`,
+    the progress of a prompt of more than a segment is shown.
 
     new_window is for pretrained_recurrence (section 5.3): all windows go through `advance`, and a new window begins with the
     prompt's last token, or its last o if windows overlap. The new window sees earlier text only through the inserted vectors;
@@ -87,12 +86,15 @@ def read_prompt(
     """
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
-    while at < length - (overlap if new_window else segment):
-        state = model.advance(prompt[:, at : at + segment], state)
-        at += segment - overlap
-    rest, step = max(1, overlap) if new_window else length - at, step or model.step
-    for token in prompt[:, -rest:].unbind(1):
-        logits, state = step(token, state)
+    with Progress("reading the prompt", length, show=show and length > segment) as bar:
+        while at < length - (overlap if new_window else segment):
+            state = model.advance(prompt[:, at : at + segment], state)
+            at += segment - overlap
+            bar.update(segment - overlap)
+        rest, step = max(1, overlap) if new_window else length - at, step or model.step
+        for token in prompt[:, -rest:].unbind(1):
+            logits, state = step(token, state)
+            bar.update()
     return logits, state
 
 
@@ -127,12 +129,20 @@ def generate(
     model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling,
     generator: torch.Generator | None = None, step: Callable | None = None,
 ) -> Iterator[torch.Tensor]:  # fmt: skip
-    """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None."""
+    """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None.
+
+    Raises InputError if logits are NaN or infinite: nothing can be drawn from them.
+    """
     step = step or step_of(model)
-    for remaining in reversed(range(count)):
+    for number in range(1, count + 1):
+        if not torch.isfinite(logits).all():
+            raise InputError(
+                f"the model's prediction of token {number:,} of the continuation is NaN or infinite; give another --checkpoint, "
+                f"or train again"
+            )
         token = draw(logits, sampling, generator)
         yield token
-        if remaining:
+        if number < count:
             logits, state = step(token, state)
 
 
@@ -144,7 +154,7 @@ def continue_text(
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
-        yield from generate(model, *read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
+        yield from generate(model, *read_prompt(model, prompt, new_window, step, show=True), count, sampling, generator, step)
 
 
 def prompt_from(document: Document, length: int = 32) -> torch.Tensor:
@@ -162,39 +172,24 @@ def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
     return codecs.iterdecode((tokenizer.decode([int(token)]) for token in tokens), "utf-8", errors="replace")
 
 
-def prompt_in_file(path: str) -> bytes:
-    """The bytes of the file that --prompt-file names."""
-    with read_errors(f"--prompt-file {path}"):
-        return Path(path).read_bytes()
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many tokens to add (default 200)")
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", type=os.fsencode, metavar="TEXT", default=b"\n", help="text to continue (default a newline)")
-    file = {"type": prompt_in_file, "metavar": "FILE", "help": "file with the text to continue, of any length"}
-    prompts.add_argument("--prompt-file", dest="prompt", default=argparse.SUPPRESS, **file)
-    fits = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
-    text = "below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
-    parser.add_argument("--temperature", type=fits, default=0.8, help=text)
-    parser.add_argument("--top-k", type=at_least(1), metavar="K", help="sample from the K most probable tokens (default all)")
-    fits = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
-    text = "sample from the fewest tokens with total probability P; the Compressive Transformer paper uses 0.98 (default 1: all)"
-    parser.add_argument("--top-p", type=fits, metavar="P", help=text)
-    parser.add_argument("--seed", type=at_least(0), default=0, help="seed of the random numbers (default 0)")
-    text = (
-        "continue in a new window that begins with the prompt's last token and sees the rest only through the inserted vectors "
-        "(pretrained_recurrence, section 5.3; the paper uses --temperature 0)"
-    )
-    parser.add_argument("--new-window", action="store_true", default=None, help=text)
+def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
+    """Print a prompt and then its continuation token by token; the prompt is bold, or its length is said on stderr."""
+    first, text = next(tokens), show_text(tokenizer, prompt)  # the prompt was read before its first token is known
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        text = f"\033[1m{text}\033[0m"
+    else:
+        sys.stderr.write(f"the continuation begins after {counted(len(text), 'character')}\n")
+    print(text, end="", flush=True)
+    try:
+        for piece in stream_text(tokenizer, itertools.chain([first], tokens)):
+            print(piece, end="", flush=True)
+    except InputError:
+        print()  # the error has a line of its own
+        raise
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Print the prompt and its continuation token by token; with --json return both instead."""
-    if options.temperature == 0 and (options.top_k or options.top_p):
-        raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
-    if not options.prompt:
-        raise InputError("the prompt is empty; give at least one character to continue")
     device = next(run.model.parameters()).device
     prompt = torch.tensor(run.tokenizer.encode(options.prompt).astype("int64"), device=device)
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
@@ -203,9 +198,5 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if options.json:
         continuation = show_text(run.tokenizer, [int(token) for token in tokens])
         return {"prompt": show_text(run.tokenizer, prompt.tolist()), "continuation": continuation}, []
-    for text in stream_text(run.tokenizer, itertools.chain(prompt.tolist(), tokens)):
-        print(text, end="", flush=True)
+    print_text(run.tokenizer, prompt.tolist(), tokens)
     return {}, []  # everything is already printed
-
-
-REPORT = Report("a continuation of a text", "RUN --prompt 'def ' --top-p 0.98", report, add_options, splits=())

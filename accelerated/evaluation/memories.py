@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from accelerated.evaluation.report import Report, TrainedRun, at_least
-from accelerated.evaluation.score import read
+from accelerated.data.windows import lengths_of
+from accelerated.evaluation.score import TrainedRun, read
 from accelerated.program.errors import InputError
+from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes
 from accelerated.training.options import changed
 from reference.compressive import Config
@@ -28,18 +29,21 @@ def segments_to_fill(config: Config) -> int:
 def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, found = segments_to_fill(model.config), 0
-    for segment, number, state, _ in read(model, documents, lanes, predict=False):
-        own = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - found].tolist()
-        if own:
-            yield segment.tokens[own].to(state.memory.device), keep_lanes(state, own)
-        found += len(own)
-        if found >= sequences:
-            return
+    full = int(np.maximum(lengths_of(documents) // model.config.segment - need, 0).sum())
+    with Progress("segments with full memories", min(sequences, full), "segment") as bar:
+        for segment, number, state, _ in read(model, documents, lanes, predict=False, show=False):
+            own = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - found].tolist()
+            if own:
+                yield segment.tokens[own].to(state.memory.device), keep_lanes(state, own)
+            found += len(own)
+            bar.update(len(own))
+            if found >= sequences:
+                return
     if found < 2:
         raise InputError(
-            f"{found} segments have full memories, too few to average; expected documents of more than {need + 1} segments "
-            f"of {model.config.segment} scored tokens; give longer documents (--data) or smaller memories "
-            f"(--memory, --compressed-memory)"
+            f"{'1 segment has' if found else '0 segments have'} full memories, too few to average; expected documents of more "
+            f"than {need + 1:,} segments of {model.config.segment:,} scored tokens; give longer documents (--data) or smaller "
+            f"memories (--memory, --compressed-memory)"
         )
 
 
@@ -64,7 +68,9 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
 def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
     """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
     mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
-    record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights)} segments"]
+    record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights):,} segments"]
+    ages = ["1 (oldest)", *map(str, range(2, BUCKETS)), f"{BUCKETS} (newest)"]
+    lines.append(f"{'sixth of its rows':<18}" + "".join(f"{age:>15}" for age in ages))
     for index, part in enumerate(PARTS):
         at = slice(index * BUCKETS, (index + 1) * BUCKETS)
         record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
@@ -82,11 +88,6 @@ def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequenc
         losses = model.read(tokens, state).auxiliary.values()
         total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
     return total / count
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "segments to average over (default 1000)"
-    parser.add_argument("--sequences", type=at_least(2), default=1000, metavar="N", help=text)
 
 
 def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
@@ -116,10 +117,3 @@ def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[di
     losses = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences).tolist()
     lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
     return {"attention_reconstruction_loss": losses}, lines
-
-
-EXAMPLE = "RUN --sequences 200"
-ATTENTION_HELP = "how much attention goes to each age of a compressive model's memories"
-ATTENTION = Report(ATTENTION_HELP, EXAMPLE, report_attention, add_options, model="compressive", exact=True)
-LOSS_HELP = "the attention-reconstruction loss of each layer of a compressive model"
-COMPRESSION = Report(LOSS_HELP, EXAMPLE, report_compression, add_options, reconstructing, model="compressive", exact=True)

@@ -9,10 +9,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from accelerated.data.windows import cut
-from accelerated.evaluation.report import Report, TrainedRun
-from accelerated.evaluation.score import evaluate
+from accelerated.evaluation.score import TrainedRun, check_score, evaluate
 from accelerated.training.options import changed
-from accelerated.training.settings import GPT2_MODEL
 from reference.pretrained_recurrence import Config, pooled_rows
 
 
@@ -47,8 +45,8 @@ def overlap_table(rows: list[Row]) -> list[str]:
     for row in rows:
         line = f"{model_name(row.config):<28} {row.config.overlap:7d}"
         for split in row.splits.values():
-            perplexity = f"{split['word_perplexity']:.5g}" if split["words"] else "-"
-            line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13.1f}"
+            perplexity = f"{split['word_perplexity']:,.5g}" if split["words"] else "-"
+            line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
         notes = f" ({', '.join(row.notes)})" if row.notes else ""
         lines.append(f"{line}   {row.flops_per_token:11.2e} {row.counted_flops_per_token:9.2e}   {row.run}{notes}")
     return lines + mean_lines(rows)
@@ -63,7 +61,7 @@ def mean_lines(rows: list[Row]) -> list[str]:
         cells = []
         for name, split in group[0].splits.items():
             bits = mean_and_range([row.splits[name]["bits_per_byte"] for row in group], ".4f")
-            perplexity = mean_and_range([row.splits[name]["word_perplexity"] for row in group], ".5g") if split["words"] else "-"
+            perplexity = mean_and_range([row.splits[name]["word_perplexity"] for row in group], ",.5g") if split["words"] else "-"
             cells.append(f"{name} ppl/word {perplexity}, bits/byte {bits}")
         if len(group) > 1:
             lines.append(f"{model_name(config)}, overlap {config.overlap}, {len(group)} runs: {'; '.join(cells)}")
@@ -108,22 +106,14 @@ def counted_flops_per_token(config: Config, documents: Iterable) -> float:
     return sum(count * window_flops(config, size) for size, count in sizes.items()) / scored
 
 
-def overlaps(text: str) -> tuple[int, ...] | None:
-    """'0,5,10' -> (0, 5, 10), each once; 'own' -> None."""
-    try:
-        return None if text == "own" else tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; give numbers separated by commas, like 0,5,10, or own") from None
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "how many tokens a window shares with the previous one: numbers below the window (default own: each run's)"
-    parser.add_argument("--overlaps", type=overlaps, metavar="O,...", help=text)
-
-
 def configs(config: Config, sizes: dict, options: argparse.Namespace) -> list[Config]:
     """The config with the given sizes, once for each given overlap."""
     return [changed(config, sizes | {"overlap": overlap}) for overlap in options.overlaps or [config.overlap]]
+
+
+def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
+    """The first of configs; the others have the same parameters."""
+    return configs(config, sizes, options)[0]
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
@@ -133,7 +123,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
         run.model.config = config
         splits = {}
         for split in run.splits:
-            score = evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory)
+            score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
             words = run.words(split)[0]
             splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
             splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
@@ -152,9 +142,3 @@ def table(runs: list[TrainedRun], rows_of_runs: list[list[Row]]) -> tuple[dict, 
     counts = [f"{split} {count:,} ({how})" for split in runs[0].splits for count, how in [runs[0].words(split)]]
     title = f"{data}, words of the original text: {', '.join(counts)}"
     return {"data": data, "rows": records}, [title, *overlap_table(rows)]
-
-
-REPORT = Report(
-    "a table of pretrained_recurrence runs at several overlaps of their windows", "RUN RUN --overlaps 0,5", report, add_options,
-    config=lambda *given: configs(*given)[0], table=table, model=GPT2_MODEL, splits=("valid", "test"), clears=True,
-)  # fmt: skip

@@ -9,8 +9,7 @@ from torch.nn import Module
 
 from accelerated.data.lanes import longest_document
 from accelerated.data.windows import lengths_of, overlap_of
-from accelerated.evaluation.report import Report, TrainedRun, as_cell, at_least
-from accelerated.evaluation.score import Score, add_segment, carries_nothing, read, score_record, token_nats
+from accelerated.evaluation.score import Score, TrainedRun, add_segment, as_cell, carries_nothing, read, score_record, token_nats
 from accelerated.program.errors import InputError
 from accelerated.training.log import new_figure, save_figure
 
@@ -111,10 +110,6 @@ def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
     return {"by_position": record, "attention_reach": model.attention_reach}, [*position_lines(readings), reach]
 
 
-def add_range_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear it every K segments (required)")
-
-
 def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by how many segments the memory has carried."""
     model, reach = run.model, options.segments
@@ -124,15 +119,10 @@ def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, li
     scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, reach) if longest >= 2 * reach else []
     if not scores or not all(score.tokens for score in scores):
         raise InputError(
-            f"--segments {reach}: no document has scored tokens in its segments {reach + 1} to {2 * reach}; "
+            f"--segments {reach}: no document has scored tokens in its segments {reach + 1:,} to {2 * reach:,}; "
             f"give longer documents (--data) or a smaller number"
         )
     lines = ["segments carried   bits per byte   right predictions   tokens scored"]
     for carried, score in enumerate(scores):
-        lines.append(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13d}")
+        lines.append(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13,d}")
     return {"temporal_range": [{"segments": n} | score_record(score) for n, score in enumerate(scores)]}, lines
-
-
-HELP = "the loss by the position in the document, with the memory and with it cleared"
-POSITIONS = Report(HELP, "RUN --plot positions.png", report_positions, plots=True)
-RANGE = Report("the loss by how many segments the memory has carried", "RUN --segments 8", report_range, add_range_options)

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,14 +9,54 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch.nn import Module, functional
-from tqdm import tqdm
 
-from accelerated.data.lanes import Segment, independent_windows, one_pass
+from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
+from accelerated.data.named_sets import words_of_split
 from accelerated.data.recall import CHANCE
-from accelerated.data.windows import lengths_of, overlap_of
-from accelerated.evaluation.report import Report, TrainedRun
+from accelerated.data.windows import count_windows, lengths_of, overlap_of
+from accelerated.program.errors import InputError
+from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes, replace_lanes
 from accelerated.replay import logits_in_chunks, targets_of
+from accelerated.training.settings import Settings
+
+
+class TrainedRun(NamedTuple):
+    """A run that eval.py has opened, and the documents to read."""
+
+    path: str
+    model: Module  # in evaluation mode
+    settings: Settings
+    checkpoint: dict
+    tokenizer: object
+    lane_count: int  # lanes (rows of a batch) that read documents
+    data: str = ""  # --data, or what the run was trained on
+    splits: dict | None = None  # {split: documents}: one split for most reports, None for sample
+    carry_over: bool = False  # whether memory is carried over documents
+
+    def to_read(self, split: str) -> Sequence:
+        """What is read of a split: its documents, or parts of their joined text if memory is carried over documents."""
+        documents = self.splits[split]
+        if not self.carry_over:
+            return documents
+        segments = int(lengths_of(documents).sum()) // self.model.config.segment  # a lane without one would only be overhead
+        return joined_for_lanes(min(self.lane_count, max(1, segments)), documents)
+
+    @property
+    def documents(self) -> Sequence:
+        """What is read of the only split."""
+        [split] = self.splits
+        return self.to_read(split)
+
+    def count_predictions(self) -> int:
+        """How many tokens of the only split can be predicted: all but the first of each document."""
+        [documents] = self.splits.values()
+        return int(lengths_of(documents).sum())
+
+    def words(self, split: str | None = None) -> tuple[int, str]:
+        """Return (words in the original text of a split, how they were counted); without `split`, of the only split."""
+        [split] = self.splits if split is None else [split]
+        return words_of_split(self.data, split, self.splits[split])
 
 
 def ratio(total: float, count: int) -> float:
@@ -91,20 +130,42 @@ def predictions(model: Module, hidden: torch.Tensor, segment: Segment) -> Predic
     return Predictions(nats.astype(np.float64), right)
 
 
+def dealt(documents: Sequence, lanes: int, size: int, overlap: int, independent: bool) -> tuple[int, Iterator]:
+    """Return (lanes that have something to read, (segment, rows of the previous state that it continues) until all is read).
+
+    If segments are `independent`, each is one of any document, so that no lane is idle.
+    """
+    lengths = lengths_of(documents).tolist()
+    if not independent:
+        lanes = min(lanes, max(1, sum(length > 0 for length in lengths)))
+        return lanes, one_pass(documents, lanes, size, overlap)
+    lanes = min(lanes, max(1, sum(count_windows(length + 1, size, overlap) for length in lengths)))
+    return lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+
+
+def count_new(segment: Segment, lengths: np.ndarray, overlap: int) -> int:
+    """How many predictions of documents of these lengths a segment reads for the first time."""
+    document, first = segment.place.numpy().T
+    stop = np.minimum(first + segment.tokens.shape[1], lengths[document])
+    return int((stop - first - np.where(first > 0, overlap, 0))[document >= 0].sum())
+
+
 @torch.no_grad()
 def read(
-    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, batches: Iterable | None = None, predict: bool = True
-) -> Iterator[tuple]:
+    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, independent: bool = False, predict: bool = True,
+    title: str = "evaluating", show: bool = True,
+) -> Iterator[tuple]:  # fmt: skip
     """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, Predictions).
 
-    Only the state is on the model's device. It is the initial one at a document's start and, unless clear_every is 0, before
-    every clear_every-th segment. If `batches` is given, its (segment, rows of the previous state that it continues) are read
-    instead of all documents. Without predict the Predictions are None.
+    Only the state is on the model's device. It is the initial one at a document's start, unless clear_every is 0 before every
+    clear_every-th segment, and if segments are `independent` before each of them; these come in any order. Without predict the
+    Predictions are None. Progress is shown under the title.
     """
-    batches = batches or one_pass(documents, lanes, model.config.segment, overlap_of(model.config))
+    overlap, lengths = overlap_of(model.config), lengths_of(documents)
+    lanes, batches = dealt(documents, lanes, model.config.segment, overlap, independent)
     device = next(model.parameters()).device
     state, number, found = model.initial_state(lanes), np.zeros(lanes, np.int64), None
-    with evaluating(model):
+    with evaluating(model), Progress(title, int(lengths.sum()), show=show) as bar:
         for segment, kept in batches:
             starts, number = segment.starts.numpy(), number[kept] + 1
             number[starts] = 0
@@ -120,26 +181,15 @@ def read(
                 after = model.advance(moved.tokens, state)
             yield segment, number, state, found
             state = after
+            bar.update(count_new(segment, lengths, overlap))
 
 
-def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool, segments: int | None = None) -> Iterator:
-    """Read documents, or `segments` segments of each lane; yield (segment, its Predictions), with a progress bar.
-
-    clear_memory starts every segment from the initial state. If nothing is carried between segments, a batch may hold segments
-    of any documents, so that no lane is idle; but not if `segments` is given, so that the same tokens are scored with the memory
-    and without.
-    """
-    size, overlap = model.config.segment, overlap_of(model.config)
-    if segments is None and (clear_memory or carries_nothing(model)):
-        batches = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    else:
-        batches = itertools.islice(one_pass(documents, lanes, size, overlap), segments)
-    known = segments is None and np.all(documents[0].scored[:size])  # false for recall, which scores only answers
-    total = int(lengths_of(documents).sum()) if known else None
-    with tqdm(desc="evaluating", total=total, unit="token", unit_scale=True, leave=False, disable=None) as bar:
-        for segment, _, _, found in read(model, documents, lanes, 1 if clear_memory else 0, batches):
-            yield segment, found
-            bar.update(segment.count_scored)
+def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool) -> Iterator[tuple[Segment, Predictions]]:
+    """Read documents; yield (segment, its Predictions). clear_memory starts every segment from the initial state."""
+    independent = clear_memory or carries_nothing(model)
+    title = "evaluating, memory cleared" if clear_memory else "evaluating"
+    for segment, _, _, found in read(model, documents, lanes, independent=independent, title=title):
+        yield segment, found
 
 
 def add_segment(
@@ -152,13 +202,18 @@ def add_segment(
     return Score(*(a + b for a, b in zip(score, own, strict=True)))
 
 
-def evaluate(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False, segments: int | None = None
-) -> Score:
-    """The Score of documents, or of `segments` segments of each lane; the state is carried unless clear_memory."""
+def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False) -> Score:
+    """The Score of documents; the state is carried unless clear_memory."""
     score = Score()
-    for segment, found in read_to_score(model, documents, lanes, clear_memory, segments):
+    for segment, found in read_to_score(model, documents, lanes, clear_memory):
         score = add_segment(score, found, segment, tokenizer)
+    return score
+
+
+def check_score(score: Score) -> Score:
+    """Return the score; raises InputError if it is NaN."""
+    if math.isnan(score.nats):
+        raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
     return score
 
 
@@ -181,20 +236,25 @@ def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
     return rates | {"nats": score.nats, "tokens": score.tokens, "text_bytes": score.text_bytes, "accuracy": score.accuracy}
 
 
-def score_lines(score: Score, words: tuple[int, str]) -> list[str]:
-    """The lines that show a Score; words as for score_record."""
+def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
+    """The lines that show a Score of a split with `total` tokens to predict; words as for score_record."""
     lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
-    lines.append(f"perplexity          {score.perplexity(score.tokens):.3f}")
+    lines.append(f"perplexity          {score.perplexity(score.tokens):,.3f}")
     if words[0]:
-        lines.append(f"per word            {score.perplexity(words[0]):.5g} ({words[0]} words of the original text, {words[1]})")
-    return [*lines, f"log-probability     {-score.nats:.2f} nats", f"tokens scored       {score.tokens}"]
+        of_words = f"{words[0]:,} word{'s' * (words[0] > 1)} of the original text, {words[1]}"
+        lines.append(f"per word            {score.perplexity(words[0]):,.5g} ({of_words})")
+    lines.append(f"log-probability     {-score.nats:,.2f} nats")
+    return [*lines, f"tokens scored       {score.tokens:,} of {total:,} in the split"]
+
+
+def as_cell(value: float, form: str) -> str:
+    """A number as text, a dash if it is NaN."""
+    return "-" if math.isnan(value) else f"{value:{form}}"
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The Score of a split."""
-    score, words = evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory), run.words()
+    score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
+    words, total = run.words(), run.count_predictions()
     chance = [f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})"] if run.data == "recall" else []
-    return score_record(score, words), score_lines(score, words) + chance
-
-
-REPORT = Report("bits per byte, perplexity and log-probability of a split", "RUN --split test", report, clears=True)
+    return score_record(score, words) | {"split_tokens": total}, score_lines(score, words, total) + chance

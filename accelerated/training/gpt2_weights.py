@@ -152,7 +152,7 @@ def check_described(file: Path, config: Config) -> None:
     """
     try:
         described = dict(json.loads((file.parent / "config.json").read_text()))
-    except (OSError, TypeError, ValueError):  # no file, or no JSON object in it
+    except (OSError, TypeError, ValueError, RecursionError):  # no file, or no JSON object in it
         described = {}
     heads = described.get("n_head")
     if heads is None and (config.layers, config.width) in PUBLISHED:

@@ -8,8 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from documents import BYTES, MERGED, document_from, documents_and_tokenizer, either, random_nats, texts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document
@@ -45,7 +46,7 @@ def owners_byte_by_byte(text, tokens):
     return words or [b""], owners
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(text=texts, tokenizer=either)
 def test_words_equal_a_byte_by_byte_search(text, tokenizer):
     document = document_from(text, tokenizer)
@@ -71,7 +72,7 @@ def test_a_token_belongs_to_the_word_of_its_first_byte_that_is_not_white():
     )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     some=st.lists(texts, max_size=3), tokenizer=either, size=st.integers(1, 9),
     wanted=st.sets(st.text("theabé", min_size=1, max_size=4).map(str.encode), max_size=9),
@@ -134,7 +135,7 @@ def test_the_edges_of_the_buckets(count):
     ], "the first token is not predicted, so its word does not count"
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(corpus=documents_and_tokenizer(), seed=st.integers(0, 5), data=st.data())
 def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data):
     documents, tokenizer = corpus
@@ -196,7 +197,7 @@ def test_the_table():
 
 
 def test_what_the_figure_shows(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
     draw_frequency(tmp_path / "frequency.svg", ROWS)
     assert b"<svg" in (tmp_path / "frequency.svg").read_bytes()
     figures = []

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import itertools
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,6 +31,7 @@ from accelerated.evaluation.generation import (
     stream_text,
 )
 from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.program.errors import InputError
 
 GREEDY = Sampling(temperature=0.0)
 SMALL, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
@@ -330,6 +332,32 @@ def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
 def test_a_very_long_continuation_begins_at_once():
     model, prompt = BlockRecurrent(SMALL), torch.randint(11, (2, 3))
     assert next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), GREEDY, Sampling(top_k=3), Sampling(top_p=0.5)])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_numbers_are_refused_with_their_token(sampling, value, monkeypatch):
+    model, steps = BlockRecurrent(SMALL).eval(), []
+
+    def step(token, state):
+        logits, state = BlockRecurrent.step(model, token, state)
+        steps.append(1)
+        return (logits.index_fill(1, torch.tensor([4]), value) if len(steps) == 3 + 2 else logits), state
+
+    monkeypatch.setattr(model, "step", step)
+    drawn = continue_text(model, torch.randint(11, (1, 3)), 9, sampling)
+    assert [len(next(drawn)) for _ in range(2)] == [1, 1]
+    with pytest.raises(InputError, match="prediction of token 3 of the continuation is NaN or infinite"):
+        next(drawn)
+
+
+@given(text=st.text(max_size=30), cut=st.integers(0, 60))
+def test_a_prompt_comes_first_in_one_piece(text, cut):
+    ids = BYTES.encode(text).tolist()
+    pieces = list(stream_text(BYTES, iter(ids[cut:]), before=ids[:cut]))
+    assert "".join(pieces) == text
+    whole = max(n for n in range(len(text) + 1) if len(text[:n].encode()) <= cut)
+    assert pieces[:1] == ([text[:whole]] if whole else [text[:1]] if text else [])
 
 
 @given(text=st.text(max_size=30) | st.binary(max_size=30), tokenizer=st.sampled_from([BYTES, MERGED]))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -85,8 +86,8 @@ def test_lanes_that_restart_at_different_times_keep_their_own_states():
 
 
 def test_short_documents_are_refused():
-    for lengths, found in (([30, 40], 0), ([8 * 6 + 1, 30], 1)):
-        with pytest.raises(InputError, match=f"{found} segments have full memories, .* more than 6 segments of 8 scored tokens"):
+    for lengths, found in (([30, 40], "0 segments have"), ([8 * 6 + 1, 30], "1 segment has")):
+        with pytest.raises(InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"):
             list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
 
 
@@ -119,9 +120,13 @@ def test_bucket_table_shows_mean_and_standard_error():
     weights = torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
     record, lines = memories.bucket_table(weights)
     record = record["attention"]
-    assert "2 segments" in lines[0] and len(lines) == 4
-    assert lines[1].count("20.00 (10.00)") == 6 and lines[1].endswith("sum 120.0") and lines[2].endswith("none")
+    assert "2 segments" in lines[0] and len(lines) == 5
+    assert lines[2].count("20.00 (10.00)") == 6 and lines[2].endswith("sum 120.0") and lines[3].endswith("none")
     assert record["compressed memory"]["mean"] == pytest.approx([0.2] * 6)
+    heads = re.split(r"  +", lines[1])
+    assert heads[1:] == ["1 (oldest)", "2", "3", "4", "5", "6 (newest)"], "bucket_edges go from the oldest row to the newest"
+    ends = [match.end() for match in re.finditer(r"\)", lines[2])]
+    assert [lines[1].index(head) + len(head) for head in heads[1:]] == ends, "each head stands over its column"
     assert record["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6) and record["segment"]["mean"] == [0.0] * 6
 
 

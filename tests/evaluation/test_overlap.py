@@ -54,7 +54,7 @@ def test_runs_of_one_config_are_averaged_and_no_others():
     assert mean_lines([row("a"), *(row("b", other) for other in others), row("c", notes=("memory cleared",))]) == []
     head, line = mean_lines([row("a", nats=10.0), row("b", nats=20.0), row("c", nats=30.0), row("d", others[0])])
     assert head == "mean (least .. most):" and line.startswith(
-        "recurrent, window 6, overlap 2, 3 runs: valid ppl/word 656.21 (12.182 .. 1808)"
+        "recurrent, window 6, overlap 2, 3 runs: valid ppl/word 656.21 (12.182 .. 1,808)"
     )
     assert "bits/byte 0.7213 (0.3607 .. 1.0820)" in line
 

@@ -114,7 +114,7 @@ def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
 
 
 def test_what_the_figure_shows(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
     draw_positions(tmp_path / "positions.png", {"carried": ROWS}, reach=100)
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     figures = []

@@ -7,15 +7,26 @@ import numpy as np
 import pytest
 import torch
 from documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
-from accelerated.data.windows import Document, count_words, cut
-from accelerated.evaluation.score import Score, carries_nothing, count_bytes, evaluate, token_nats
+from accelerated.data.windows import Document, count_words, cut, lengths_of
+from accelerated.evaluation.score import (
+    Score,
+    carries_nothing,
+    check_score,
+    count_bytes,
+    count_new,
+    dealt,
+    evaluate,
+    token_nats,
+)
 from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.program.errors import InputError
 from accelerated.protocol import Reading
 
 WINDOWED = PAPERS["pretrained_recurrence"].small
@@ -39,7 +50,7 @@ def nats_of_whole_documents(model, documents, clear=False):
     return total, right
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 4),
        clear=st.booleans())  # fmt: skip
 def test_scores_equal_documents_read_one_by_one(lengths, lanes, clear):
@@ -64,18 +75,32 @@ def test_clearing_the_memory_matters_and_dropout_is_off():
     assert model.training, "the mode is put back"
 
 
-def test_a_limit_of_segments_scores_what_was_read():
-    score = evaluate(BlockRecurrent(CONFIG), documents_of([60, 60]), BYTES, 2, segments=2)
-    assert score.tokens == 2 * 2 * CONFIG.segment
+def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
+    """A million lanes cost no more than as many as there is something to read for."""
+    documents, sizes, model = documents_of([31, 0, 13, 1, 8]), [], windowed()
+    initial, expected = model.initial_state, [evaluate(windowed(), documents_of([31, 0, 13, 1, 8]), BYTES, 2, c) for c in (0, 1)]
+    monkeypatch.setattr(model, "initial_state", lambda batch: sizes.append(batch) or initial(batch))
+    for clear, lanes in ((False, 3), (True, sum(len(cut(n, WINDOWED.segment, WINDOWED.overlap)) for n in (31, 13, 8)))):
+        sizes.clear()
+        assert evaluate(model, documents, BYTES, 10**6, clear).nats == pytest.approx(expected[clear].nats, rel=1e-12)
+        assert max(sizes) == lanes
 
 
-def test_under_a_limit_of_segments_the_memory_is_cleared_too():
-    model, read = BlockRecurrent(CONFIG), slice(0, 2 * CONFIG.segment)
-    documents = documents_of([60, 60])
-    opening = [d._replace(inputs=d.inputs[read], targets=d.targets[read], scored=d.scored[read]) for d in documents]
-    cleared = evaluate(model, documents, BYTES, 2, clear_memory=True, segments=2)
-    assert math.isclose(cleared.nats, evaluate(model, opening, BYTES, 2, clear_memory=True).nats, rel_tol=1e-12)
-    assert not math.isclose(cleared.nats, evaluate(model, documents, BYTES, 2, segments=2).nats, rel_tol=1e-6)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
+    size=st.integers(1, 8), independent=st.booleans(), data=st.data(),
+)  # fmt: skip
+def test_progress_counts_each_prediction_once(lengths, lanes, size, independent, data):
+    documents, overlap = documents_of(lengths), data.draw(st.integers(0, size - 1))
+    lanes, batches = dealt(documents, lanes, size, overlap, independent)
+    counts = [count_new(segment, lengths_of(documents), overlap) for segment, _ in batches]
+    assert sum(counts) == lengths_of(documents).sum() and min(counts) > 0 and max(counts) <= lanes * size
+
+
+def test_a_score_that_is_nan_is_refused():
+    assert check_score(Score(2.0, 1)).nats == 2.0 and check_score(Score(math.inf, 1)).nats == math.inf
+    with pytest.raises(InputError, match="predictions are NaN"):
+        check_score(Score(math.nan, 1))
 
 
 class Uniform(torch.nn.Module):
@@ -147,7 +172,7 @@ def nats_window_by_window(model, documents):
     return total
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
     window=st.integers(1, 8), vectors=st.integers(0, 2), data=st.data(),
@@ -259,7 +284,7 @@ def nats_one_by_one(model, document, clear):
     return nats
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(corpus=documents_and_tokenizer(least=1), kind=st.sampled_from(KINDS), lanes=st.integers(1, 5), clear=st.booleans())
 def test_every_token_has_the_loss_of_documents_read_one_by_one(corpus, kind, lanes, clear):
     documents, tokenizer = corpus

@@ -1,13 +1,17 @@
 """GPT-2's weights give the logits of the `transformers` package; any other file is refused in one clear line."""
 
+import contextlib
 import dataclasses
 import json
 import pickle
+import struct
 import sys
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.program.errors import InputError
@@ -52,6 +56,13 @@ def single_precision():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a GPT-2 in safetensors, and a file for damaged copies."""
+    file = saved(tmp_path_factory.mktemp("whole") / "model.safetensors", gpt2_tensors(np.random.default_rng(0)))
+    return file.read_bytes(), file
+
+
 def saved(path, tensors):
     safetensors.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     return path
@@ -70,6 +81,46 @@ def published(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2")
     model.save_pretrained(folder, safe_serialization=True)
     return model, folder
+
+
+NESTED = {"lists": b"[" * 10**5, "objects": b'{"a":' * 10**5 + b"1" + b"}" * 10**5}
+HEADERS = NESTED | {
+    "nested in metadata": b'{"__metadata__":' + NESTED["objects"] + b"}", "not UTF-8": b"\xff" * 64, "a number": b"1",
+    "nothing": b"{}", "no tensors": b'{"__metadata__":{"format":"pt"}}',
+    "a size that overflows": b'{"wte.weight":{"dtype":"F32","shape":[97,4611686018427387904],"data_offsets":[0,0]}}',
+    "a tensor without axes": b'{"wte.weight":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}',
+    "a negative offset": b'{"wte.weight":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}',
+    "an unknown type": b'{"wte.weight":{"dtype":"F1","shape":[1],"data_offsets":[0,4]}}',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_hostile_headers_are_refused(name, tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(HEADERS[name])) + HEADERS[name] + bytes(4))
+    with pytest.raises(InputError, match="expected GPT-2 in safetensors"):
+        check_gpt2(file, CONFIG)
+
+
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_damaged_header_is_refused_or_describes_the_same_gpt2(data, whole):
+    content, file = whole
+    (length,) = struct.unpack("<Q", content[:8])
+    at, byte = data.draw(st.integers(0, 8 + length - 1)), data.draw(st.integers(0, 255))
+    file.write_bytes(content[:at] + bytes([byte]) + content[at + 1 :])
+    with contextlib.suppress(InputError):
+        assert check_gpt2(file, CONFIG) == file
+
+
+@pytest.mark.parametrize("described", [*NESTED.values(), b"[[1, 2]]", b'{"n_head": [], "activation_function": {}}', b"\xff"])
+def test_a_hostile_description_is_refused_or_passed_over(described, whole):
+    content, file = whole
+    file.write_bytes(content)
+    file.with_name("config.json").write_bytes(described)
+    with contextlib.suppress(InputError):
+        check_gpt2(file, CONFIG)
+    file.with_name("config.json").unlink()
 
 
 def test_logits_are_those_of_transformers(published, single_precision):
