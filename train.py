@@ -8,26 +8,29 @@ The loop is in `train`. A Run holds all that the loop needs; accelerated/trainin
     scored     a token is scored if its prediction counts: not padding, not tokens repeated by an overlap
 """
 
+from accelerated.program.errors import begin_program, run_program
+
+if __name__ == "__main__":  # before torch is imported, which takes seconds
+    command = begin_program("train.py", "accelerated.training.options")
+
 import math
-import sys
 
 import torch
-from tqdm import tqdm
 
 from accelerated import protocol, replay
-from accelerated.data.recall import CHANCE
 from accelerated.evaluation import generation, score
-from accelerated.program.errors import run_program
+from accelerated.program.interruption import Interruption
+from accelerated.program.progress import Progress
 from accelerated.training import optimization, process
-from accelerated.training.options import parse_training
-from accelerated.training.run import Run, open_run, save
+from accelerated.training import run as runs
 
 
-def train(run: Run) -> str | None:
+def train(run: runs.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped the run early, or None."""
-    training = run.settings.training
-    save_due = validation_due = False
-    with process.Interruption() as interruption, progress_bar(run) as steps:
+    training, save_due, stopped = run.settings.training, False, False
+    with Interruption(told=process.rank() == 0) as interruption, progress_bar(run) as steps:
+        if run.validation_due:  # the run was stopped in a validation
+            runs.save(run, validate(run, steps, interruption))
         for run.step in steps:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
@@ -42,7 +45,7 @@ def train(run: Run) -> str | None:
 
             # Read what was measured, which is all that an iteration waits for; then update the parameters
             measured = process.read_numbers(measured, summed_over_processes="loss")
-            optimization.check_finite(run.step, measured)
+            optimization.check_finite(run.step, measured, run.saved)
             nats, run.gradient_norm = measured.pop("loss"), measured.pop("gradient's norm", run.gradient_norm)
             if update_due:
                 update(run)
@@ -53,28 +56,28 @@ def train(run: Run) -> str | None:
             if run.step % training.log_every == 0 or run.step == training.steps:
                 log_means(run, auxiliary=measured)
 
-            # Validating and saving wait for the next update: a checkpoint holds no gathered gradients.
-            # Processes vote, so that all do the same
-            any_stopped, any_late = process.summed([bool(interruption.signal), run.time_to_save()], run.device)
-            validation_due |= training.validate_every > 0 and run.step % training.validate_every == 0
-            save_due |= bool(any_stopped or any_late) or run.step % training.save_every == 0 or run.step == training.steps
+            # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
+            run.validation_due |= runs.validates_after(run.step, training)
+            save_due |= run.step % training.save_every == 0 or run.step == training.steps
             if run.gathered:
                 continue
 
-            # Validate
-            is_best = validate(run) if validation_due else False
+            # Validate; Ctrl-C leaves a validation, which is then due when the run is resumed
+            save_due |= run.validation_due
+            is_best = validate(run, steps, interruption) if run.validation_due else False
 
-            # Save, after every validation too
-            if save_due or validation_due:
-                save(run, is_best)
-                save_due = validation_due = False
-            if any_stopped:
+            # Save. Processes vote, so that all do the same
+            stopped, late = process.summed([bool(interruption.signal), run.time_to_save()], run.device)
+            if save_due or stopped or late:
+                runs.save(run, is_best)
+                save_due = False
+            if stopped:
                 break
     run.log.draw()
-    return (interruption.signal or "a signal") if any_stopped and run.step < training.steps else None
+    return (interruption.signal or "a signal") if stopped and (run.step < training.steps or run.validation_due) else None
 
 
-def next_segments(run: Run) -> tuple[list, int, int]:
+def next_segments(run: runs.Run) -> tuple[list, int, int]:
     """The next `horizon` segments of this process's lanes; the scored tokens and their bytes of text in all lanes."""
     training = run.settings.training
     segments, own = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
@@ -83,7 +86,7 @@ def next_segments(run: Run) -> tuple[list, int, int]:
     return mine, replay.count_scored(segments), score.count_bytes(segments, run.tokenizer)
 
 
-def forward_and_backward(run: Run, segments: list, scored: int) -> torch.Tensor:
+def forward_and_backward(run: runs.Run, segments: list, scored: int) -> torch.Tensor:
     """Add the gradients of a rollout to the gathered ones, move the state on, and return this process's summed -log p (nats).
 
     The lanes are read in `accumulate` groups, one after another. `scored` counts the tokens of all processes.
@@ -102,7 +105,7 @@ def forward_and_backward(run: Run, segments: list, scored: int) -> torch.Tensor:
     return loss * (scored / process.world_size())
 
 
-def update(run: Run) -> None:
+def update(run: runs.Run) -> None:
     """Take one optimiser step with the averaged and clipped gradients."""
     optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, run.settings.training))
     run.optimizer.step()
@@ -110,13 +113,13 @@ def update(run: Run) -> None:
     run.gathered = 0
 
 
-def progress_bar(run: Run) -> tqdm:
-    """The steps that are left, shown as a bar by the first process."""
+def progress_bar(run: runs.Run) -> Progress:
+    """The steps that are left, shown by the first process."""
     done, steps = run.step, run.settings.training.steps
-    return tqdm(range(done + 1, steps + 1), initial=done, total=steps, unit="step", mininterval=1.0, disable=process.rank() > 0)
+    return Progress("training", steps, "step", done, over=range(done + 1, steps + 1), show=process.rank() == 0)
 
 
-def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
+def show_progress(run: runs.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
     """Show an iteration's measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
@@ -124,57 +127,46 @@ def show_progress(run: Run, steps: tqdm, nats_per_byte: float, auxiliary: dict[s
     steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
 
 
-def log_means(run: Run, auxiliary: dict[str, float]) -> None:
+def log_means(run: runs.Run, auxiliary: dict[str, float]) -> None:
     """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
     rate = optimization.learning_rate(run.step, run.settings.training)
     others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second()} | auxiliary
     run.log.record(run.step, learning_rate=rate, **others)
 
 
-def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
-    """The Score of the validation split, or of as many of its segments as --validation-segments allows."""
-    training, documents = run.settings.training, run.validation
-    limit = training.validation_segments or None
-    lanes = training.batch if limit else run.lanes_at_once  # a limit is of segments in each lane
+def validation_score(run: runs.Run, clear_memory: bool = False) -> score.Score:
+    """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
     with run.computing():
-        return score.evaluate(run.model, documents, run.tokenizer, lanes, clear_memory, limit)
+        return score.evaluate(run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
-def validate(run: Run) -> bool:
+def validate(run: runs.Run, steps: Progress, interruption: Interruption) -> bool:
     """Validate in the first process while the others wait; returns whether this is the best score so far."""
-    is_best = False
-    if process.rank() == 0:
-        result = validation_score(run)
-        if result.tokens:
-            loss, bits = result.nats / result.tokens, result.bits_per_byte
-            is_best, run.best = bits < run.best, min(run.best, bits)
-            run.log.write(step=run.step, validation_bits_per_byte=bits, validation_loss=loss)
+    is_best, run.validated = False, None
+    if process.rank() == 0 and not interruption.signal:
+        with run.timeout(steps), interruption.leaves():
+            run.validated = validation_score(run)
+    run.validation_due = process.rank() == 0 and run.validated is None
+    if run.validated:
+        bits = run.validated.bits_per_byte
+        is_best, run.best = bits < run.best, min(run.best, bits)
+        run.log.validation(run.step, run.validated)
+        best = "the best so far" if is_best else f"the best was {run.best:.3f}"
+        steps.say(f"step {run.step:,}: validation {bits:.3f} bits per byte on {run.validated.tokens:,} tokens; {best}")
     process.wait_for_all()
     return is_best
 
 
-def report(run: Run) -> None:
-    """Print the validation score, with the state carried on and with it cleared at every segment."""
-    carried = validation_score(run)
-    if carried.tokens == 0:
-        limit = run.settings.training.validation_segments
-        print(
-            f"validation: the first {limit} segments of every lane score nothing; give more --validation-segments, or 0 for all"
-        )
-        return
-    if score.carries_nothing(run.model):
-        print(f"validation on {carried.tokens} tokens: {carried.bits_per_byte:.3f} bits per byte; this model carries no memory")
-        return
-    cleared = validation_score(run, clear_memory=True)
-    print(f"validation on {carried.tokens} tokens, bits per byte: {carried.bits_per_byte:.3f} with the memory, "
-          f"{cleared.bits_per_byte:.3f} with it cleared at every segment")  # fmt: skip
-    if run.settings.data.data == "recall":
-        print(
-            f"right answers: {carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {CHANCE:.0%})"
-        )
+def report(run: runs.Run) -> None:
+    """Print and log the validation score, with the state carried on and with it cleared at every segment."""
+    carried = run.validated or validation_score(run)
+    cleared = None if score.carries_nothing(run.model) else validation_score(run, clear_memory=True)
+    print(runs.final_lines(run, carried, cleared))
+    run.log.validation(run.step, carried, cleared, final=True)
+    run.log.draw()
 
 
-def sample(run: Run) -> None:
+def sample(run: runs.Run) -> None:
     """Print the opening of a validation document and a continuation of it."""
     training = run.settings.training
     prompt = generation.prompt_from(next(document for document in run.corpus.splits["valid"] if len(document.inputs)))
@@ -183,26 +175,31 @@ def sample(run: Run) -> None:
         tokens = generation.continue_text(
             run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
         )
-        text = generation.show_text(run.tokenizer, [*prompt[0].tolist(), *(token.item() for token in tokens)])
-    print(f"a sample after the opening of a validation document:\n{text}")
+        continuation = generation.show_text(run.tokenizer, [token.item() for token in tokens])
+    print(f"a validation document begins:\n{generation.show_text(run.tokenizer, prompt[0].tolist())}")
+    print(f"the model continues it:\n{continuation}")
 
 
-def main(argv: list[str]) -> None:
+def main(settings: runs.Settings, beginning: runs.Beginning) -> None:
     """Train as the command line says, then report, or say how to continue."""
-    with open_run(*parse_training(argv)) as run:
+    with runs.open_run(settings, beginning) as run:
+        resume = f"python train.py --resume {run.folder}{run.data_dir_option}"
         stopped, taken = train(run), process.peak_memory(run.device)
         if process.rank() > 0:
             return
         if taken:
             print(taken)
         if stopped:
-            print(f"stopped by {stopped} and saved; continue with: python train.py --resume {run.folder}{run.data_dir_option}")
+            print(f"stopped by {stopped} and saved; continue with: {resume}")
             return
-        report(run)
+        try:
+            report(run)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"the model is saved; for its last report: {resume}") from None
         if run.settings.training.sample:
             sample(run)
         print(f"saved in {run.folder}; evaluate it with: python eval.py {run.folder}{run.data_dir_option}")
 
 
 if __name__ == "__main__":
-    run_program("train.py", main, sys.argv[1:])
+    run_program("train.py", main, *command)

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import eval as evaluation_script
 import train as training_script
+from accelerated.evaluation.options import parse
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.folder import checkpoint_path
+from accelerated.training.options import parse as parse_training
 
 ROOT = Path(__file__).parent.parent
 
@@ -31,12 +33,12 @@ WINDOWED = [
 
 def train(*argv):
     """Run train.py with these arguments."""
-    training_script.main([str(argument) for argument in argv])
+    training_script.main(*parse_training([str(argument) for argument in argv]))
 
 
 def evaluate(*argv):
     """Run eval.py with these arguments."""
-    evaluation_script.main([str(argument) for argument in argv])
+    evaluation_script.main(*parse([str(argument) for argument in argv]))
 
 
 def saved(run):

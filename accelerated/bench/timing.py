@@ -19,6 +19,7 @@ from accelerated.memformer import Memformer
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import computing_in
 from accelerated.replay import summed_nats
+from accelerated.training.options import vocabulary_of
 from accelerated.training.settings import TrainingConfig, preset_settings
 
 PRESETS = {  # of the papers, the first of a model for a GPU
@@ -48,7 +49,7 @@ BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_rec
 def paper_settings(model: str, preset: str | None = None) -> tuple[Any, TrainingConfig]:
     """A preset's Config, with dropout and the vocabulary of its text, and its TrainingConfig; by default the first of PRESETS."""
     settings = preset_settings(model, preset or PRESETS[model][0])
-    return replace(settings.model_config, vocabulary=settings.data.vocabulary), settings.training
+    return replace(settings.model_config, vocabulary=vocabulary_of(settings.data)), settings.training
 
 
 def config_for(model: str, device: torch.device) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib
 import os
 import signal
 import sys
@@ -20,6 +21,11 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things in words: 1 document, 2,000 documents."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
     """Raise an error that names the nearest choice, unless value is one of choices."""
     if value not in choices:
@@ -27,14 +33,15 @@ def check_choice(name: str, value: str, choices: Iterable[str], error: type = Va
         raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
 
 
-def begin_program(name: str, parse: Callable[[list[str]], Any]) -> Any:
-    """Return parse(the command line); a script calls it before it imports torch, which takes seconds.
+def begin_program(name: str, options: str) -> Any:
+    """Return what `parse` of the module `options` makes of the command line; a script calls it before it imports torch.
 
-    So a wrong option and --help are answered at once. From here to run_program, Ctrl-C ends the program with one line.
+    That takes seconds, so a wrong option and --help are answered at once. From here to run_program, Ctrl-C ends the program with
+    one line.
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
     with errors_in_one_line(name):
-        return parse(sys.argv[1:])
+        return importlib.import_module(options).parse(sys.argv[1:])
 
 
 def run_program(name: str, main: Callable, *given: Any) -> None:

@@ -43,6 +43,8 @@ class Interruption:
     def leaves(self) -> Iterator[None]:
         """The first signal inside this block also leaves the block at once. The block must change nothing before its end."""
         self.leaving = True
-        with contextlib.suppress(Left):
-            yield
-        self.leaving = False
+        try:
+            with contextlib.suppress(Left):
+                yield
+        finally:
+            self.leaving = False

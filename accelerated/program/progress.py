@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tqdm import tqdm
 
@@ -13,33 +13,43 @@ SECONDS = 5.0  # between plain lines
 class Progress(tqdm):
     """A tqdm on stderr that leaves nothing behind; if stderr is no terminal it prints a line every few seconds instead.
 
-    total: how much there is to do, None if that is unknown. done: how much was done before. Work that takes less than a
-    line's seconds prints nothing where there is no terminal. Processes other than the first show nothing.
+    total: how much there is to do, None if that is unknown. done: how much was done before. over: what is iterated over.
+    Work that takes less than a line's seconds prints nothing where there is no terminal. An stderr that is full or gone stops
+    no work.
     """
 
-    def __init__(self, title: str, total: int | None = None, unit: str = "token", done: int = 0, show: bool = True):
+    def __init__(
+        self,
+        title: str,
+        total: int | None = None,
+        unit: str = "token",
+        done: int = 0,
+        over: Iterable | None = None,
+        show: bool = True,
+    ):
         self.lines = not sys.stderr.isatty()
         how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS} if self.lines else {"mininterval": 0.5}
         scaled = unit in ("token", "B")
         super().__init__(
-            desc=title, total=total, unit=unit, initial=done, unit_scale=scaled, leave=False, disable=not show, **how
+            over, desc=title, total=total, unit=unit, initial=done, unit_scale=scaled, leave=False, disable=not show, **how
         )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Show the state: the bar, or a line."""
-        if not self.lines:
-            super().display(msg, pos)
-        elif msg is None:
-            self.fp.write(f"{self.line()}\n")
-            self.fp.flush()
+        with contextlib.suppress(OSError):
+            if not self.lines:
+                super().display(msg, pos)
+            elif msg is None:
+                print(self.line(), file=self.fp, flush=True)
 
     def line(self) -> str:
         """The state as a plain line."""
         shown = self.format_dict
-        count = tqdm.format_sizeof if self.unit_scale else str
+        count = tqdm.format_sizeof if self.unit == "B" else "{:,}".format
         of_total = f" of {count(self.total)}" if self.total else ""
         units = self.unit if self.unit == "B" else f"{self.unit}s"
-        text = f"{self.desc}: {count(self.n)}{of_total} {units}, {tqdm.format_interval(shown['elapsed'])} so far"
+        amount = f"{count(self.n)}{of_total} {units}, " if self.n or self.total else ""
+        text = f"{self.desc}: {amount}{tqdm.format_interval(shown['elapsed'])} so far"
         done = self.n - self.initial
         if self.total and done > 0:
             left = (self.total - self.n) * shown["elapsed"] / done
@@ -51,7 +61,8 @@ class Progress(tqdm):
         if self.lines and not self.disable:
             self.disable = True
             self._decr_instances(self)
-        else:
+            return
+        with contextlib.suppress(OSError):
             super().close()
 
     @contextlib.contextmanager
@@ -68,6 +79,7 @@ class Progress(tqdm):
 
     @staticmethod
     def say(text: str) -> None:
-        """Print a line above the bars that are shown."""
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        """Print a line, above the bars if there are some; an stdout that is full or gone stops no work."""
+        with contextlib.suppress(OSError):
+            tqdm.write(text, file=sys.stdout) if sys.stderr.isatty() else print(text)
+            sys.stdout.flush()

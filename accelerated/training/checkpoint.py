@@ -1,36 +1,46 @@
-"""Checkpoints: never left half-written, read without executing code, refused in one line if they do not fit.
+"""Checkpoints: never left half-written, read without executing code, refused in one line if damaged or if they do not fit.
 
-For run.py, options.py and eval.py. A run folder holds checkpoint.pt, the last checkpoint; step-N.pt, the last few checkpoints
-including that one; and best.pt, the one with the lowest validation loss.
+For run.py, options.py and eval.py. A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all before it.
 """
 
+import math
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import torch
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import written_whole
+from accelerated.program.files import file_checksum, written_whole
 from accelerated.training.folder import checkpoint_path, numbered_checkpoints
+from accelerated.training.settings import is_of_type
 
 FORMAT = "palimpsest"
-VERSION = 1
-FIELDS = (
-    "model", "model_config", "training_config", "data_config", "parameters", "optimizer", "state", "lanes", "random", "step",
-)  # fmt: skip
+VERSION, EARLIER = 2, 1  # the earlier one has no checksum
+MARK = b"\npalimpsest sha256 "
+END = len(MARK) + 64  # bytes
+FIELDS = {
+    "model": str, "model_config": dict, "training_config": dict, "data_config": dict, "parameters": dict, "optimizer": dict,
+    "state": tuple, "lanes": dict, "random": torch.Tensor, "step": int, "corpus": str, "tokenizer": str, "best": float,
+    "pending": tuple, "validation_due": bool,
+}  # fmt: skip
+NOT_IN_EARLIER = {"corpus": "", "tokenizer": "", "best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
 
 
 def save_checkpoint(path: str | Path, contents: dict) -> None:
     """Write a checkpoint; a crash while writing leaves the old file intact."""
-    with written_whole(path, "the previous checkpoint, if any, is intact") as temporary, open(temporary, "wb") as file:
-        torch.save({"format": FORMAT, "version": VERSION} | contents, file)
+    with written_whole(path, "an earlier checkpoint there stays as it was") as temporary:
+        with open(temporary, "wb") as file:
+            torch.save({"format": FORMAT, "version": VERSION} | contents, file)
+        with open(temporary, "ab") as file:
+            file.write(MARK + file_checksum(temporary).encode())
 
 
 def copy_checkpoint(path: Path, other: Path) -> None:
     """Copy the checkpoint at path to other; takes no space if the disk has hard links."""
-    with written_whole(other, f"{path} is intact") as temporary:
+    with written_whole(other, f"{path} stays as it is") as temporary:
         temporary.unlink(missing_ok=True)  # a crash may have left a link here: writing to it would change an older checkpoint
         try:
             os.link(path, temporary)
@@ -54,11 +64,22 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
             old.unlink(missing_ok=True)
 
 
-def load_checkpoint(path: str | Path) -> dict:
-    """The contents of a checkpoint, on the CPU; raises InputError if it is missing, broken, or not this project's."""
-    path = Path(path)
+def checksum_at_end(path: Path) -> str:
+    """The checksum that a checkpoint ends with, "" if there is none; raises InputError if there is no file."""
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - END))
+        end = file.read()
+    return end.removeprefix(MARK).decode(errors="replace") if end.startswith(MARK) else ""
+
+
+def load_checkpoint(path: str | Path) -> dict:
+    """The contents of a checkpoint, on the CPU; raises InputError if it is missing, damaged in any bit, or not this project's."""
+    path = Path(path)
+    checksum = checksum_at_end(path)
+    if checksum and checksum != file_checksum(path, end=END):
+        raise InputError(f"{path} is damaged: its checksum is wrong; use another copy (an earlier step-N.pt) or train again")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
@@ -68,13 +89,36 @@ def load_checkpoint(path: str | Path) -> dict:
         ) from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out")
+    if contents.get("version") == EARLIER:
+        print(f"warning: {path} has no checksum, because an earlier release wrote it; it is used as it is", file=sys.stderr)
+        contents = NOT_IN_EARLIER | contents | {"version": VERSION}
+    elif not checksum:
+        raise InputError(f"{path} is damaged: its end is not a checksum; use another copy (an earlier step-N.pt) or train again")
+    check_contents(contents, path)
+    return contents
+
+
+def check_contents(contents: dict, path: Path) -> None:
+    """Raise InputError unless contents are those of a checkpoint of this version, with fields of the right types."""
     if contents.get("version") != VERSION:
         version = contents.get("version")
         raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
     missing = [field for field in FIELDS if field not in contents]
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged, use another copy or train again")
-    return contents
+    wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents[field], kind)]
+    tensors = () if wrong else (*contents["parameters"].items(), *enumerate(contents["state"]))
+    wrong += [str(name) for name, tensor in tensors if not isinstance(tensor, torch.Tensor)]
+    if wrong:
+        raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged, use another copy or train again")
+
+
+def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:
+    """Raise InputError unless tokenizer, of the run at path, is the one that the checkpoint was trained with."""
+    if checkpoint["tokenizer"] not in ("", tokenizer.fingerprint):
+        raise InputError(
+            f"the tokenizer {tokenizer.name} is not the one that {path} was trained with (damaged, or another run's); restore it"
+        )
 
 
 def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None) -> None:

@@ -1,8 +1,21 @@
-"""The folder of a run: the names of what it holds. options.py, run.py and eval.py use it; it does not import torch."""
+"""The folder of a run: the names of what it holds, its readable settings, and its lock. It does not import torch.
 
+checkpoint.pt is the last checkpoint; step-N.pt are the last few, including that one; best.pt has the lowest validation loss.
+options.py, run.py and eval.py use it.
+"""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from accelerated.program.errors import InputError
+from accelerated.program.files import locked, remove_unfinished, written_whole
+
+LOCK = ".lock"
+SETTINGS = "config.json"
+METRICS = "metrics.jsonl"
 
 
 def checkpoint_path(run: str | Path) -> Path:
@@ -23,3 +36,36 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
         others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
         raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}; give one of these")
     return path
+
+
+def new_folder(out: str | None, stem: str) -> Path:
+    """The folder of a new run: --out, or else runs/STEM-1, -2 ...; raises InputError if --out already holds a run."""
+    if out is None:
+        names = (f"runs/{stem}-{number}" for number in itertools.count(1))
+        return next(folder for folder in map(Path, names) if not folder.exists())
+    if checkpoint_path(out).exists():
+        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {out} to continue it")
+    return Path(out)
+
+
+@contextlib.contextmanager
+def only_writer(run: Path) -> Iterator[None]:
+    """Inside, no other process writes to the run folder: it would be refused. Removes what a killed process left half-written."""
+    advice = "wait until it ends, or give another folder"
+    with locked(run / LOCK, f"another train.py is writing to {run}; {advice}"):
+        remove_unfinished(run)
+        yield
+
+
+def write_settings(run: Path, settings: dict) -> None:
+    """Write a run's settings to config.json, to be read by people; the checkpoint has them too, and is what is resumed."""
+    with written_whole(run / SETTINGS, "give another --out") as path:
+        path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def remove_new_run(run: Path) -> None:
+    """Remove the folder of a run that could not begin, unless something else was put there."""
+    for name in (LOCK, SETTINGS, METRICS, "tokenizer.tiktoken"):
+        (run / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        run.rmdir()

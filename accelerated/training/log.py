@@ -6,21 +6,23 @@ train.py and run.py use the log; evaluation/ draws its figures with the last fun
 import json
 import math
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, written_whole
+from accelerated.training.folder import METRICS
 
 REDRAW = 30.0  # seconds
-ADVICE = "free some space, then --resume"
+ADVICE = "make it writable, then --resume"
 
 
 def read_metrics(run: str | Path) -> list[dict]:
     """The records of a run's metrics.jsonl, [] if there is no such file; skips a line that a crash cut off."""
     records = []
-    path = Path(run) / "metrics.jsonl"
+    path = Path(run) / METRICS
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             records.append(json.loads(line))
@@ -29,14 +31,30 @@ def read_metrics(run: str | Path) -> list[dict]:
     return records
 
 
+def is_finished(run: str | Path, step: int) -> bool:
+    """Whether a run's log has the last report, made after this step."""
+    return any(record.get("final") and record["step"] == step for record in read_metrics(run))
+
+
+def title_of(settings: Any) -> str:
+    """The main Settings of a run in one line, for its curves."""
+    training, config = settings.training, settings.model_config
+    read = f"{training.batch} lanes x {training.horizon} x {config.segment} tokens"
+    rate = f"{training.optimizer} at {training.learning_rate:g}"
+    return f"{settings.model}, width {config.width}, on {Path(settings.data.data).name}; {read}; {rate}"
+
+
 class Log:
     """Writes a run's metrics.jsonl; if the run resumes at `step`, drops the lines of later steps first.
 
     add() sums losses and record() writes their means. Only the first of several processes is `writing`; the others only sum.
     """
 
-    def __init__(self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True):
-        self.path, self.plot, self.writing, self.drawn = run / "metrics.jsonl", plot, writing, time.monotonic()
+    def __init__(
+        self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True, title: str = ""
+    ):
+        self.path, self.plot, self.writing, self.title = run / METRICS, plot, writing, title
+        self.drawn = time.monotonic()
         self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
         if writing:
             kept = [record for record in read_metrics(run) if record["step"] <= step]
@@ -62,18 +80,26 @@ class Log:
         if time.monotonic() - self.drawn > REDRAW:
             self.draw()
 
+    def validation(self, step: int, carried: Any, cleared: Any = None, **others: bool) -> None:
+        """Write a validation's Score, and the one with the memory cleared at every segment if that was measured."""
+        record = {"validation_bits_per_byte": carried.bits_per_byte, "validation_loss": carried.nats / carried.tokens}
+        record |= {"validation_accuracy": carried.accuracy, "validation_tokens": carried.tokens}
+        if cleared:
+            record |= {"cleared_bits_per_byte": cleared.bits_per_byte, "cleared_accuracy": cleared.accuracy}
+        self.write(step=step, **record, **others)
+
     def draw(self) -> None:
         """Redraw curves.png if the run has --plot; if that fails, print a warning and continue."""
         self.drawn = time.monotonic()
         try:
             if self.plot and self.writing:
-                draw_curves(read_metrics(self.path.parent), self.path.with_name("curves.png"))
+                draw_curves(read_metrics(self.path.parent), self.path.with_name("curves.png"), self.title)
         except InputError as error:
             print(f"warning: {error}", file=sys.stderr)
 
 
-def draw_curves(records: list[dict], path: Path) -> None:
-    """Write a PNG of training and validation loss, learning rate and gradient norm against steps."""
+def draw_curves(records: list[dict], path: Path, title: str) -> None:
+    """Write a PNG of training and validation loss, learning rate and gradient norm against steps, named after the run."""
     figure = figure_class()(figsize=(8, 6), dpi=120, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     training = [record for record in records if "loss" in record]
@@ -88,7 +114,8 @@ def draw_curves(records: list[dict], path: Path) -> None:
     norms = lower.twinx()
     norms.plot(steps, [record["gradient_norm"] for record in training], linewidth=0.7, color="tab:gray")
     norms.set(yscale="log", ylabel="gradient norm (grey)")
-    plain_axes(upper).set(ylabel="loss (bits per byte)", title=path.parent.name)
+    plain_axes(upper).set(ylabel="loss (bits per byte)")
+    upper.set_title(f"{path.parent.name}\n{title}", fontsize=10)
     plain_axes(lower).set(ylabel="learning rate", xlabel="step")
     norms.spines["top"].set_visible(False)
     save_figure(figure, path)
@@ -125,9 +152,13 @@ def check_figure(path: str | Path) -> None:
         raise InputError(f"cannot draw {path}: give a name that ends in one of {known}")
     if not path.parent.is_dir():
         raise InputError(f"cannot draw {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"cannot draw {path}: it is a folder; give the name of a file")
+    with disk_errors(path, "give another path"):
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
     """Write a figure to path; raises InputError, and leaves no half-written file, if that fails."""
-    with written_whole(path, "free some space, or give another path") as temporary:
+    with written_whole(path, "give another path") as temporary:
         figure.savefig(temporary, format=Path(path).suffix[1:].lower())

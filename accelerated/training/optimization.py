@@ -73,8 +73,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def check_finite(step: int, values: dict[str, float]) -> None:
-    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite."""
+def check_finite(step: int, values: dict[str, float], saved: str) -> None:
+    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite; saved says what is left."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise InputError(f"the {name} is {value} at step {step}; earlier checkpoints are intact; try a lower --learning-rate")
+            raise InputError(f"the {name} is {value} at step {step}; {saved}; try a lower --learning-rate")

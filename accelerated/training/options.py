@@ -7,14 +7,25 @@ import argparse
 import dataclasses
 import difflib
 import inspect
-import itertools
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from accelerated.data.config import ENCODINGS, DataConfig, TaskConfig, check_carry_over, check_data, default_data_dir
+from accelerated.data.config import (
+    CORPORA,
+    ENCODINGS,
+    OF_FILES,
+    DataConfig,
+    TaskConfig,
+    check_carry_over,
+    check_data,
+    default_data_dir,
+)
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import checkpoint_path
+from accelerated.training.folder import checkpoint_path, new_folder
+from accelerated.training.log import is_finished
 from accelerated.training.settings import (
     CONFIGS,
     DEFAULT_MODEL,
@@ -41,6 +52,7 @@ class Beginning:
     folder: Path
     data_dir: Path
     resumed: dict | None = None  # contents of the run's own checkpoint
+    checksum: str = ""  # of that checkpoint
     init: str | None = None  # another run, or a GPT-2
     initial: dict | None = None  # contents of the other run's checkpoint
 
@@ -62,12 +74,17 @@ class OptionParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option = unknown[0].split("=")[0]
+            similar = [name for name in self._option_string_actions if name.endswith(option.lstrip("-"))]
             if elsewhere and option in elsewhere:
-                self.error(f"{option} is an option of --model {elsewhere[option]}; leave it out or choose that model")
-            names = [name for action in self._actions for name in action.option_strings]
-            nearest = difflib.get_close_matches(option, names, n=1, cutoff=0.0)[0]
-            self.error(f"unknown option {unknown[0]}; did you mean {nearest}? --help lists all")
+                advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that model"
+                self.error(f"{option} is an option of --model {elsewhere[option]}; {advice}")
+            self.refuse(unknown[0], self._option_string_actions)
         return options
+
+    def refuse(self, option: str, names: Iterable[str]) -> None:
+        """End with the error of an unknown option; it names the nearest of names."""
+        nearest = difflib.get_close_matches(option.split("=")[0], names, n=1, cutoff=0.0)[0]
+        self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
 
 
 def field_help(config_class: type) -> dict[str, str]:
@@ -140,17 +157,25 @@ def first_options(argv: list[str]) -> argparse.Namespace:
     return first
 
 
-def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
-    """Return (Settings before options change them, contents of the checkpoint of --resume or --init, or None)."""
-    path = checkpoint_path(first.resume or first.init or "")
-    saved = None
-    if first.resume or (first.init and path.is_file()):
-        from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch, which takes seconds
+def refuse_unknown(argv: list[str]) -> None:
+    """Refuse an option that no model has, before the checkpoint that decides the model is read, which takes seconds."""
+    parsers = [training_parser(preset_settings(model, "tiny")) for model in CONFIGS]
+    known = {name for parser in parsers for name in parser._option_string_actions}
+    for word in argv:
+        if word.startswith("--") and word.split("=")[0] not in known:
+            parsers[0].refuse(word, sorted(known))
 
-        saved = load_checkpoint(path)
+
+def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, str]:
+    """Return (Settings before options change them, contents of the checkpoint of --resume or --init, or None, its checksum)."""
+    path, saved, checksum = checkpoint_path(first.resume or first.init or ""), None, ""
+    if first.resume or (first.init and path.is_file()):
+        from accelerated.training.checkpoint import checksum_at_end, load_checkpoint  # here: it imports torch
+
+        checksum, saved = checksum_at_end(path), load_checkpoint(path)
     held = saved and settings_from(saved, path)
     if first.resume:
-        return held, saved
+        return held, saved, checksum
     implied = held.model if held else GPT2_MODEL if first.init else DEFAULT_MODEL
     model = first.model or implied
     check_choice("--model", model, CONFIGS, InputError)
@@ -164,7 +189,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     preset = first.preset or usual
     check_choice("--preset", preset, PRESETS[model], InputError)
     defaults = preset_settings(model, preset)
-    return held._replace(training=defaults.training) if held else defaults, saved
+    return held._replace(training=defaults.training) if held else defaults, saved, checksum
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -209,17 +234,21 @@ def options_elsewhere(defaults: Settings) -> dict[str, str]:
     return elsewhere
 
 
-def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
+def parse(argv: list[str]) -> tuple[Settings, Beginning]:
     """Return (Settings, Beginning) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    defaults, saved = choose_defaults(first)
+    if first.resume or first.init:
+        refuse_unknown(argv)
+    defaults, saved, checksum = choose_defaults(first)
     options = training_parser(defaults).parse(argv, options_elsewhere(defaults))
     asked = by_config(defaults.model, vars(options))
+    make_absolute(asked["data"])
     if options.resume:
         check_resumed(options, saved["step"], defaults, asked)
     elif saved:
         check_initial(options.init, defaults.model_config, asked)
-    adjust(asked)
+    if not options.resume:
+        adjust(asked)
     if not saved:
         asked["model_config"]["vocabulary"] = vocabulary_of(changed(defaults.data, asked["data"]))
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
@@ -227,8 +256,9 @@ def parse_training(argv: list[str]) -> tuple[Settings, Beginning]:
     check_idle(settings, asked)
     check_together(settings)
     if options.resume:
-        return settings, Beginning(Path(options.resume), options.data_dir, resumed=saved)
-    return settings, Beginning(new_folder(options.out, settings), options.data_dir, init=options.init, initial=saved)
+        return settings, Beginning(Path(options.resume), options.data_dir, resumed=saved, checksum=checksum)
+    folder = new_folder(options.out, f"{settings.model}-{Path(settings.data.data).stem}")
+    return settings, Beginning(folder, options.data_dir, init=options.init, initial=saved)
 
 
 def vocabulary_of(data: DataConfig) -> int:
@@ -238,6 +268,13 @@ def vocabulary_of(data: DataConfig) -> int:
     from accelerated.data.tokenizers import tokenizer_of_file  # here: it imports tiktoken
 
     return tokenizer_of_file(data.tokenizer).vocabulary
+
+
+def make_absolute(data: dict) -> None:
+    """Make the paths among the given options of the data absolute, so that a run can be resumed from any folder."""
+    for name in data.keys() & {"data", "tokenizer"}:
+        if data[name] not in (*CORPORA, *ENCODINGS) and os.path.exists(data[name]):
+            data[name] = os.path.abspath(data[name])
 
 
 def adjust(asked: dict[str, dict]) -> None:
@@ -252,17 +289,8 @@ def adjust(asked: dict[str, dict]) -> None:
     if data.get("train_bpe"):
         data.setdefault("tokenizer", "bytes")
     if "data" in data:
-        data.setdefault("documents", "files")
-
-
-def new_folder(out: str | None, settings: Settings) -> Path:
-    """The folder of a new run: --out, or one that does not exist yet; raises InputError if --out already holds a run."""
-    if out is None:
-        names = (f"runs/{settings.model}-{Path(settings.data.data).stem}-{number}" for number in itertools.count(1))
-        return next(folder for folder in map(Path, names) if not folder.exists())
-    if checkpoint_path(out).exists():
-        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {out} to continue it")
-    return Path(out)
+        for name in ("documents", *OF_FILES):  # of the data before
+            data.setdefault(name, getattr(DataConfig, name))
 
 
 def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, asked: dict[str, dict]) -> None:
@@ -271,11 +299,18 @@ def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, ask
     if options.out:
         raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
     others = [part for part in PREFIXES if part != "training" and asked[part]]
-    if others or options.preset or options.model != resumed.model:
-        raise InputError("--resume keeps the run's model and data; leave those options out, or start a new run without --resume")
+    moved = others == ["data"] and asked["data"].keys() == {"data"} and "recall" not in (resumed.data.data, options.data)
+    if (others and not moved) or options.preset or options.model != resumed.model:
+        raise InputError(
+            "--resume keeps the run's model and data; leave those options out (except --data, if its files have moved), "
+            "or start a new run without --resume"
+        )
+    if not moved and os.path.isabs(data := resumed.data.data) and not os.path.exists(data):
+        raise InputError(f"{data}, which {run} was trained on, is not there; if it has moved, give --data with its new place")
     for name in sorted(asked["training"].keys() & FIXED_IN_A_RUN):
         raise InputError(f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run")
-    if step >= asked["training"].get("steps", resumed.training.steps):
+    steps = asked["training"].get("steps", resumed.training.steps)
+    if step > steps or (step == steps and is_finished(run, step)):
         raise InputError(f"--resume {run} is at step {step}; give --steps above that")
 
 
@@ -327,7 +362,7 @@ def check_together(settings: Settings) -> None:
         other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
         raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")
     check_carry_over(data.data, data.carry_over_documents)
-    check_data(data.data, data.documents)
+    check_data(data)
     if tasks.continuation_alone:
         return
     if config.encoder_layers == 0:

@@ -1,11 +1,10 @@
-"""This process: its device, its rank among several, signals and memory. For train.py, run.py, eval.py and bench."""
+"""This process: its device, its rank among several, and its memory. For train.py, run.py, eval.py and bench."""
 
 import contextlib
 import ctypes
 import datetime
 import gc
 import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 
@@ -147,25 +146,6 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
     torch.distributed.all_reduce(flat)
     for parameter, mean in zip(used, (flat / world_size()).split([p.numel() for p in used]), strict=True):
         parameter.grad = mean.view_as(parameter)
-
-
-class Interruption:
-    """Inside the block, SIGINT and SIGTERM only set `signal` to their name; a second one raises KeyboardInterrupt."""
-
-    def __enter__(self):
-        self.signal, self.before = None, {}
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self.before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_):
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number, frame):
-        if self.signal:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number).name
 
 
 def peak_memory(device: torch.device) -> str | None:

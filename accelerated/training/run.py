@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
@@ -17,20 +18,22 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
-from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document
+from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
+from accelerated.data.recall import CHANCE
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
-from accelerated.data.windows import overlap_of
+from accelerated.data.windows import lengths_of, overlap_of
 from accelerated.models import MODELS
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors
+from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import load_parameters, save_in_run
-from accelerated.training.folder import checkpoint_path
+from accelerated.training.checkpoint import check_tokenizer, checksum_at_end, load_parameters, save_in_run
+from accelerated.training.folder import checkpoint_path, only_writer, remove_new_run, write_settings
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
-from accelerated.training.log import Log, figure_class
-from accelerated.training.optimization import check_finite, make_optimizer
+from accelerated.training.log import Log, figure_class, title_of
+from accelerated.training.optimization import check_finite, learning_rate, make_optimizer
 from accelerated.training.options import Beginning
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
 
@@ -59,6 +62,8 @@ class Run:
     tokens: int = 0  # read since the run was opened, padding and overlaps included
     opened: float = field(default_factory=time.perf_counter)
     last_save: float = field(default_factory=time.perf_counter)
+    validation_due: bool = False  # after this step; left open by a signal
+    validated: Any = None  # the validation's Score after this step
 
     def computing(self) -> contextlib.AbstractContextManager:
         """Inside, the model computes in the type of --dtype."""
@@ -72,6 +77,25 @@ class Run:
     def tokens_per_second(self) -> float:
         """Tokens that all processes read per second, on average since the run was opened."""
         return self.tokens / (time.perf_counter() - self.opened)
+
+    @property
+    def saved(self) -> str:
+        """What can be gone back to, for messages."""
+        path = checkpoint_path(self.folder)
+        return f"{path} stays as it was" if path.exists() else "nothing was saved before"
+
+    @property
+    def validation_share(self) -> float:
+        """How much of the validation split is read."""
+        return lengths_of(self.validation).sum() / lengths_of(self.corpus.splits["valid"]).sum()
+
+    @contextlib.contextmanager
+    def timeout(self, bar: Progress) -> Iterator[None]:
+        """Leave the time inside the block out of the rates."""
+        began = time.perf_counter()
+        with bar.paused():
+            yield
+        self.opened += time.perf_counter() - began
 
     def time_to_save(self) -> bool:
         """Whether --save-minutes have passed since the last checkpoint."""
@@ -87,28 +111,43 @@ def open_run(settings: Settings, beginning: Beginning) -> Iterator[Run]:
     """
     check_before_reading(settings, beginning)
     device = process.choose_device(settings.training.device, settings.training.dtype)
-    with process.joined(device):
-        if process.rank() == 0:
-            with disk_errors(beginning.folder, "give another --out"):
-                beginning.folder.mkdir(parents=True, exist_ok=True)
+    new = not beginning.folder.exists()
+    with process.joined(device), own_folder(beginning):
         try:
             tokenizer, corpus = load_data(settings, beginning)
-        except InputError:
-            with contextlib.suppress(OSError):
-                beginning.folder.rmdir()  # if it is empty
+            process.keep_freed_memory()
+            run = build(settings, beginning, device, tokenizer, corpus)
+        except BaseException:
+            if new and process.rank() == 0:
+                remove_new_run(beginning.folder)
             raise
-        process.keep_freed_memory()
-        yield build(settings, beginning, device, tokenizer, corpus)
+        yield run
+
+
+@contextlib.contextmanager
+def own_folder(beginning: Beginning) -> Iterator[None]:
+    """Inside, the run's folder exists and no other run writes to it."""
+    if process.rank() > 0:
+        yield
+        return
+    folder = beginning.folder
+    with disk_errors(folder, "give another --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with only_writer(folder):
+        if beginning.resumed and checksum_at_end(checkpoint_path(folder)) != beginning.checksum:
+            raise InputError(f"another process has continued {folder} meanwhile; give the command again")
+        yield
 
 
 def save(run: Run, is_best: bool = False) -> None:
     """Write all that resuming needs; raises InputError instead if a parameter is NaN or infinite: the last checkpoint stays."""
     largest = torch.stack([p.detach().abs().max() for p in run.model.parameters() if p.numel()])
-    check_finite(run.step, {"parameters": largest.sum().item()})
+    check_finite(run.step, {"parameters": largest.sum().item()}, run.saved)
     contents = settings_contents(run.settings) | {
         "parameters": run.model.state_dict(), "optimizer": run.optimizer.state_dict(),
         "state": tuple(process.all_lanes(run.state)), "lanes": run.reader.position(), "random": torch.get_rng_state(),
-        "step": run.step, "corpus": run.corpus.digest, "best": run.best, "pending": run.log.pending,
+        "step": run.step, "corpus": run.corpus.digest, "tokenizer": run.tokenizer.fingerprint, "best": run.best,
+        "pending": run.log.pending, "validation_due": run.validation_due,
     }  # fmt: skip
     if process.rank() == 0:
         save_in_run(run.folder, contents, run.settings.training.keep, is_best)
@@ -121,7 +160,7 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
     if beginning.gpt2:
         check_gpt2(beginning.gpt2, settings.model_config)
     check_writable(beginning.folder, "--resume" if beginning.resumed else "--out")
-    if settings.data.data != "recall" and not (beginning.data_dir / "tokens").is_dir():  # an existing cache may be enough
+    if settings.data.data != "recall" and not beginning.data_dir.is_dir():  # one that exists may hold what is needed
         check_writable(beginning.data_dir, "--data-dir")
     lanes = process.own_lanes(training.batch)
     if (lanes.stop - lanes.start) % training.accumulate:
@@ -162,11 +201,15 @@ def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
     """
     data = settings.data
     if beginning.resumed or (process.rank() > 0 and data.own_ranks):  # the first process has written its ranks
-        return run_tokenizer(beginning.folder, data)
+        tokenizer = run_tokenizer(beginning.folder, data)
+        if beginning.resumed:
+            check_tokenizer(tokenizer, beginning.resumed, beginning.folder)
+        return tokenizer
     if beginning.initial:
         tokenizer = run_tokenizer(beginning.init, data)
+        check_tokenizer(tokenizer, beginning.initial, beginning.init)
     elif data.train_bpe:
-        tokenizer = train_bpe(open_source(data.data, beginning.data_dir, data.documents), data.train_bpe)
+        tokenizer = train_bpe(open_source(data, beginning.data_dir), data.train_bpe)
     else:
         tokenizer = open_tokenizer(data.tokenizer)
     if data.own_ranks:
@@ -179,11 +222,11 @@ def load_data(settings: Settings, beginning: Beginning) -> tuple[object, Corpus]
     data = settings.data
     with process.first_process_first():
         tokenizer = choose_tokenizer(settings, beginning)
-        corpus = load_corpus(data.data, tokenizer, settings.recall, beginning.data_dir, data.documents)
+        corpus = load_corpus(data, tokenizer, settings.recall, beginning.data_dir)
     check_length(data.data, corpus.splits, settings.model_config.segment)
-    if beginning.resumed and beginning.resumed.get("corpus", corpus.digest) != corpus.digest:
+    if beginning.resumed and beginning.resumed["corpus"] not in ("", corpus.digest):
         raise InputError(
-            f"--data {data.data} is no longer what {beginning.folder} was trained on; restore it, or begin a new "
+            f"--data {data.data} does not have the tokens that {beginning.folder} was trained on; restore them, or begin a new "
             f"run with --init {beginning.folder}"
         )
     return tokenizer, corpus
@@ -198,6 +241,9 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
         validation = joined_for_lanes(training.batch, validation)
     else:
         documents = cut_for_lanes(training.batch, documents)
+    if limit := training.validation_segments * config.segment:
+        longest = settings.recall.length if settings.data.data == "recall" else limit  # questions need their document's facts
+        validation = spread(validation, max(limit * training.batch, longest), longest)
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
     reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
@@ -218,12 +264,14 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
         settings=settings, folder=beginning.folder, device=device, tokenizer=tokenizer,
         corpus=corpus, validation=validation, reader=reader,
         model=model, optimizer=optimizer, state=state,
-        log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), writing=first),
+        log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), first, title_of(settings)),
         data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
-        step=step, best=saved.get("best", math.inf),
+        step=step, best=saved.get("best", math.inf), validation_due=saved.get("validation_due", False),
     )  # fmt: skip
     if first:
+        write_settings(beginning.folder, settings_contents(settings))
         introduce(run, beginning)
+        warn_of_warmup(training)
         warn_of_horizon(run, longest_document(documents, config.segment, overlap))
     beginning.resumed = beginning.initial = None  # frees their tensors
     if training.checkpoint_layers:
@@ -253,10 +301,30 @@ def introduce(run: Run, beginning: Beginning) -> None:
     if beginning.initial:
         print(f"starts with the weights, model and data of {beginning.init}, except for the options given")
     where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
-    documents = len(run.corpus.splits["train"])
     joined = ", memory carried over them" if run.settings.data.carry_over_documents else ""
-    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents} training documents{joined}; run {run.folder}")
+    documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{joined}"
+    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
     print(run.model.describe())
+    if run.validation_share < 1:
+        print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
+
+
+def validates_after(step: int, training: TrainingConfig) -> bool:
+    """Whether a validation is due after this step: after every --validate-every-th, and after the last."""
+    return training.validate_every > 0 and (step % training.validate_every == 0 or step == training.steps)
+
+
+def final_lines(run: Run, carried: Any, cleared: Any = None) -> str:
+    """What is printed of the last validation's Score, and of the one with the memory cleared; None if there is no memory."""
+    share = f" ({run.validation_share:.1%} of the split)" if run.validation_share < 1 else ""
+    what, bits = f"validation on {counted(carried.tokens, 'token')}{share}", f"{carried.bits_per_byte:.3f}"
+    if not cleared:
+        return f"{what}: {bits} bits per byte; this model carries no memory"
+    bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} with it cleared at every segment"
+    if run.settings.data.data != "recall":
+        return bits
+    right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {CHANCE:.0%})"
+    return f"{bits}\nright answers: {right}"
 
 
 def warn_of_horizon(run: Run, longest: int) -> None:
@@ -273,6 +341,17 @@ def warn_of_horizon(run: Run, longest: int) -> None:
         print(
             f"warning: --horizon {horizon} only takes memory: no gradient passes between segments through this model's state; "
             f"use --horizon 1 --update-every {horizon}",
+            file=sys.stderr,
+        )
+
+
+def warn_of_warmup(training: TrainingConfig) -> None:
+    """Warn if the warm-up does not end within the run."""
+    if training.warmup > training.steps:
+        reached = learning_rate(training.steps, training) / training.learning_rate
+        print(
+            f"warning: --warmup {training.warmup:,} is longer than --steps {training.steps:,}: the learning rate ends at "
+            f"{reached:.0%} of --learning-rate",
             file=sys.stderr,
         )
 

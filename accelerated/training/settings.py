@@ -293,14 +293,31 @@ def by_config(model: str, values: dict) -> dict[str, dict]:
     }
 
 
+def is_of_type(value: object, kind: type) -> bool:
+    """Whether a saved value has this type; a whole number may stand for a float, true and false only for a bool."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
 def known_fields(config_class: type, values: dict) -> Any:
     """A config of saved values; ignores fields that no longer exist, and gives new fields their defaults."""
     return config_class(**{field.name: values[field.name] for field in dataclasses.fields(config_class) if field.name in values})
 
 
+def check_types(config_class: type, values: dict) -> None:
+    """Raise TypeError that names the first of the values whose type is not that of the config's field."""
+    for field in dataclasses.fields(config_class):
+        kind, value = type(field.default), values.get(field.name, field.default)
+        if not is_of_type(value, kind):
+            raise TypeError(f"{field.name} is {value!r}, expected {kind.__name__}")
+
+
 def assembled(model: str, model_config: dict, training: dict, data: dict, recall: dict, tasks: dict) -> Settings:
     """The Settings of these values. All of model_config must be known, because it decides what the model computes."""
-    configs = zip((TrainingConfig, DataConfig, RecallConfig, TaskConfig), (training, data, recall, tasks), strict=True)
+    configs = [*zip((TrainingConfig, DataConfig, RecallConfig, TaskConfig), (training, data, recall, tasks), strict=True)]
+    for pair in (CONFIGS[model], model_config), *configs:
+        check_types(*pair)
     return Settings(model, CONFIGS[model](**model_config), *(known_fields(*pair) for pair in configs))
 
 
@@ -327,5 +344,5 @@ def settings_from(contents: dict, path: Any) -> Settings:
         training["compile"] = "none"
     try:
         return assembled(contents["model"], contents["model_config"], training, data, data["recall"], data.get("tasks", {}))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} has settings that this program cannot use: {error}") from None

@@ -3,22 +3,17 @@
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
+from checkpoints import EMPTY_CHECKPOINT
 
 from accelerated.program.errors import InputError
 from accelerated.training import checkpoint
-from accelerated.training.checkpoint import (
-    FIELDS,
-    checkpoint_path,
-    load_checkpoint,
-    load_parameters,
-    numbered_checkpoints,
-    save_checkpoint,
-    save_in_run,
-)
+from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters, save_checkpoint, save_in_run
+from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 
-CONTENTS = {field: {} for field in FIELDS} | {
+CONTENTS = EMPTY_CHECKPOINT | {
     "step": 3,
     "parameters": {"w": torch.arange(6.0).view(2, 3)},
     "lanes": {"reading": [(1, 2)]},
@@ -55,7 +50,9 @@ class Malicious:
         return (os.mkdir, ("executed",))
 
 
-@pytest.mark.parametrize("case", ["missing", "truncated", "empty", "html", "pickle", "foreign", "version", "damaged", "tensor"])
+@pytest.mark.parametrize(
+    "case", ["missing", "truncated", "empty", "html", "pickle", "foreign", "version", "fields", "bare", "tensor"]
+)
 def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, case):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
@@ -73,17 +70,56 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, case):
     elif case == "tensor":
         torch.save(torch.zeros(2), path)
     elif case == "version":
-        torch.save({"format": "palimpsest", "version": 99} | CONTENTS, path)
-    elif case == "damaged":
-        torch.save({"format": "palimpsest", "version": checkpoint.VERSION, "step": 3}, path)
+        save_checkpoint(path, CONTENTS | {"version": 99})
+    elif case == "fields":
+        save_checkpoint(path, {"step": 3})
+    elif case == "bare":
+        torch.save({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS, path)
     words = {
         "missing": "no checkpoint at", "truncated": "truncated", "empty": "truncated", "html": "not a checkpoint",
         "pickle": "not a checkpoint", "foreign": "not a palimpsest", "tensor": "not a palimpsest", "version": "version 99",
-        "damaged": "lacks model, ",
+        "fields": "lacks model, ", "bare": "its end is not a checksum",
     }[case]  # fmt: skip
     with pytest.raises(InputError, match=words) as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value) and not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("part", range(20))
+def test_a_flipped_bit_anywhere_is_refused(tmp_path, part):
+    """Of a checkpoint and of the checksum at its end: a random bit of each twentieth, and of the last bytes."""
+    path, rng = tmp_path / "c.pt", np.random.default_rng(part)
+    save_checkpoint(path, CONTENTS)
+    content = bytearray(path.read_bytes())
+    for first, size in ((len(content) * part // 20, len(content) // 20), (len(content) - 90, 90)):
+        damaged = content.copy()
+        damaged[first + rng.integers(size)] ^= 1 << rng.integers(8)
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"is damaged: its (checksum is wrong|end is not a checksum); use another copy"):
+            load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "field,value",
+    [
+        ("model", 3), ("model_config", []), ("parameters", {"w": 1.0}), ("state", (torch.zeros(1), None)), ("step", 3.0),
+        ("step", True), ("random", 1), ("corpus", None), ("tokenizer", 1), ("best", "x"), ("validation_due", 1), ("lanes", 1),
+    ],
+)  # fmt: skip
+def test_fields_of_a_wrong_type_are_refused(tmp_path, field, value):
+    save_checkpoint(tmp_path / "c.pt", CONTENTS | {field: value})
+    with pytest.raises(InputError, match="of a wrong type; it is damaged"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_tokenizer_of_another_run_is_refused():
+    class Named:
+        name, fingerprint = "learned", "abc"
+
+    check_tokenizer(Named, {"tokenizer": "abc"}, "run")
+    check_tokenizer(Named, {"tokenizer": ""}, "run")  # an earlier release did not note it
+    with pytest.raises(InputError, match="the tokenizer learned is not the one that run was trained with"):
+        check_tokenizer(Named, {"tokenizer": "abd"}, "run")
 
 
 def test_resuming_an_earlier_checkpoint_drops_the_later_ones(tmp_path):

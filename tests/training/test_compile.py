@@ -16,11 +16,13 @@ from accelerated.program.errors import InputError
 from accelerated.protocol import computing_in, detach
 from accelerated.training import process
 from accelerated.training import run as training_run
-from accelerated.training.options import parse_training
+from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 
 METHODS = ("through_time", "memory_replay")
 CASES = list(zip([*ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback")], 3 * METHODS, strict=True))
+ONE_OF_A_PAPER = {case[0]: (case, method) for case, method in CASES[:-1]}.values()
+TYPED = [(*each, torch.float64) for each in CASES] + [(*each, torch.bfloat16) for each in ONE_OF_A_PAPER]
 
 
 @pytest.fixture
@@ -69,8 +71,7 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     return {"loss": loss[None]} | grads | rows_of_state(state)
 
 
-@pytest.mark.parametrize("case,method", CASES, ids=[" ".join(case) for case, _ in CASES])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+@pytest.mark.parametrize("case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED])
 def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs):
     """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay needs one for all states."""
     counts = []

@@ -44,7 +44,7 @@ def test_only_the_first_process_writes(tmp_path):
 def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
     drawn, draw = [], log.draw_curves
-    monkeypatch.setattr(log, "draw_curves", lambda records, path: drawn.append(len(records)) or draw(records, path))
+    monkeypatch.setattr(log, "draw_curves", lambda records, *to: drawn.append(len(records)) or draw(records, *to))
     for redraw, expected in ((0.0, [1, 2, 2]), (1e9, [2])):
         monkeypatch.setattr(log, "REDRAW", redraw)
         record = Log(tmp_path, plot=True)
@@ -60,7 +60,7 @@ def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
 def test_curves_are_redrawn_once_they_are_old(tmp_path, monkeypatch):
     times, drawn = iter([0.0, 31.0, 31.0, 32.0, 62.0, 62.0]), []  # read at the start, at every line, and at every drawing
     monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=times.__next__))
-    monkeypatch.setattr(log, "draw_curves", lambda records, path: drawn.append(len(records)))
+    monkeypatch.setattr(log, "draw_curves", lambda records, *to: drawn.append(len(records)))
     record = Log(tmp_path, plot=True)
     for step in (1, 2, 3):
         record.write(step=step)

@@ -3,12 +3,13 @@
 import dataclasses
 
 import pytest
+from checkpoints import EMPTY_CHECKPOINT
 
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.options import parse_training
+from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
 
 
@@ -173,9 +174,8 @@ def test_a_gpt2_implies_its_model_and_preset():
 
 def keep(settings, run, step=1):
     """Write a checkpoint with these settings, without tensors, to a run folder."""
-    contents = {key: {} for key in ("parameters", "optimizer", "state", "lanes", "random")}
     run.mkdir()
-    save_checkpoint(checkpoint_path(run), settings_contents(settings) | contents | {"step": step})
+    save_checkpoint(checkpoint_path(run), EMPTY_CHECKPOINT | settings_contents(settings) | {"step": step})
     return run
 
 
@@ -191,6 +191,8 @@ def test_resuming_keeps_model_and_data(tmp_path):
             parse_training(["--resume", run, *argv])
     with pytest.raises(InputError, match="continues in its own folder; leave --out out"):
         parse_training(["--resume", run, "--out", "elsewhere"])
+    assert parse_training(["--resume", run, "--steps", "3"])[0].training.steps == 3, "its last report is missing"
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3, "final": true}\n')
     for steps in ("2", "3"):
         with pytest.raises(InputError, match="is at step 3; give --steps above"):
             parse_training(["--resume", run, "--steps", steps])

@@ -1,9 +1,7 @@
-"""Devices, signals, and what several processes exchange."""
+"""Devices, and what several processes exchange."""
 
 import multiprocessing
 import os
-import signal
-import time
 
 import pytest
 import torch
@@ -25,18 +23,6 @@ def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
     line = process.peak_memory(torch.device("cuda", 1))
     assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
     assert process.peak_memory(torch.device("cpu")) is process.peak_memory(torch.device("mps")) is None
-
-
-def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
-    before = signal.getsignal(signal.SIGINT)
-    with process.Interruption() as interruption:
-        assert interruption.signal is None
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.signal == "SIGINT"
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_lanes_are_divided_evenly_or_refused(monkeypatch):

@@ -50,7 +50,7 @@ def test_a_horizon_that_wastes_work_gives_a_warning(tmp_path, capsys, options, w
     recall = ["--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2, "--sample", 0]
     train(*options, *recall, "--validation-segments", 1, "--out", tmp_path / "run")
     printed = capsys.readouterr().err
-    assert f"warning: {words}" in printed if words else "warning" not in printed
+    assert f"warning: {words}" in printed if words else "--horizon" not in printed
 
 
 def refused(monkeypatch, *argv):

@@ -1,0 +1,50 @@
+"""Signals during work that can be saved."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from accelerated.program.interruption import Interruption
+
+
+def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        assert interruption.signal is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_first_signal_says_what_follows(capfd):
+    for told in (True, False):
+        with Interruption(told):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert ("finishing this step and saving; again to stop now" in capfd.readouterr().err) is told
+
+
+def test_a_block_that_may_be_left_is_left_at_the_first_signal():
+    done = []
+    with Interruption() as interruption:
+        with interruption.leaves():
+            done.append("begun")
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("after the signal")
+        assert interruption.signal == "SIGINT" and done == ["begun"]
+        with pytest.raises(KeyboardInterrupt), interruption.leaves():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("after the second signal")
+    assert done == ["begun"]
+
+
+def test_a_signal_outside_that_block_only_waits():
+    with Interruption() as interruption:
+        with interruption.leaves():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == "SIGINT"
