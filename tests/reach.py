@@ -1,0 +1,128 @@
+"""Which loss trains what, as the papers have it: the table that test_reach.py measures and that trust.py puts into the docs.
+
+A loss is read in one pass over a segment; the subject "LOSS WHEN VARIANT" names it. LOSS is `own` (the segment's own tokens),
+`infilling` or `recall` (Memformer's other tasks), `compression` (the compression's own loss), or one of these after `next-`:
+the next segment's loss, which arrives through the state alone. WHEN is `first` or `later`: the segment's place in its document.
+"""
+
+import re
+
+ALL, PART, ZERO, SAME = "●", "◐", "0", " "  # of a group's parameters; SAME leaves what an earlier row says
+GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the first group whose pattern is found in it
+    "compressive": {
+        "decoder": r"compression\.decoder",
+        "compression": r"compression\.",
+        "embedding": "embedding",
+        "positions": "distance_|content_bias",
+        "norms": "norm",
+        "MLP": "mlp_",
+        "attention": "",
+    },
+    "block_recurrent": {
+        "first": r"state\.initial",
+        "IDs": r"state\.ids",
+        "gates": r"state\.(attention_gate|mlp)",
+        "states": r"\.state\.",
+        "read": "cross_",
+        "embedding": "embedding",
+        "positions": "position_bias",
+        "norms": "norm",
+        "MLP": "mlp_",
+        "attention": "",
+    },
+    "memformer": {
+        "key biases": "key_bias",
+        "first": "initial_memory",
+        "embedding": "embedding",
+        "writer": r"writer\.",
+        "read": r"\.read\.|memory_norm",
+        "encoder": r"encoder\.",
+        "decoder": "",
+    },
+    "pretrained_recurrence": {
+        "key biases": "key_bias",
+        "pooling": r"module\.(layer_scores|fixed_key)",
+        "network": r"module\.",
+        "embedding": "embedding",
+        "positions": "positions",
+        "norms": "norm",
+        "MLP": "mlp_",
+        "attention": "",
+    },
+}
+COLUMNS = {  # the groups in the order of a row's cells
+    "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder"),
+    "block_recurrent": ("embedding", "attention", "positions", "norms", "MLP", "read", "states", "IDs", "gates", "first"),
+    "memformer": ("embedding", "encoder", "read", "writer", "decoder", "first", "key biases"),
+    "pretrained_recurrence": ("embedding", "attention", "positions", "norms", "MLP", "pooling", "network", "key biases"),
+}
+ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
+    "compressive": [
+        ("the segment's own tokens", "^own", "●●●●●00"),
+        ("the compression's loss", "^compression", "0000000"),
+        (
+            "... once evicted rows are not zeros",
+            "^compression (later .*(attention_|auto_|rate-|wide-|one-)|.*memory$)",
+            "     ●●",
+        ),
+        ("the next segment's tokens", "^next-own", "0000000"),
+        ("... under `bptt`, once evicted rows are not zeros", "^next-own (later .*(bptt|holds)|.*memory-bptt$)", "     ● "),
+        ("the next segment's compression loss", "^next-compression", "0000000"),
+    ],
+    "block_recurrent": [
+        ("the segment's own tokens", "^own", "●●●●●●●●●0"),
+        ("... of a document's first segment", "^own first", "         ●"),
+        ("... if a segment is one block", "^own .*xl-recurrent", "      ◐ 0 "),
+        ("the next segment's tokens", "^next-own", "●◐◐◐◐●●●●0"),
+        ("... to a document's first segment", "^next-own first", "         ●"),
+        ("... under feedback or with two recurrent layers", "^next-own .*(feedback|two-|adjacent-)", "     ◐    "),
+        ("... if the last layer is the recurrent one", "^next-own .*(last-|one-layer)", "     0    "),
+        ("... if it is the only one", "^next-own .*one-layer", "  0 00    "),
+    ],
+    "memformer": [
+        ("the segment's own tokens (continuation)", "^own", "●●●0●00"),
+        ("infilling", "^infilling", "●●●0●00"),
+        ("recall", "^recall", "●●●0●00"),
+        ("... any of them in a document's first segment", "^[a-z]+ first", "     ● "),
+        ("... if a segment is one token", "^[a-z]+ .*one-token", " ◐  ◐  "),
+        ("the next segment's tokens", "^next-own", "●●●●000"),
+        ("the next segment's infilling", "^next-infilling", "●●●●000"),
+        ("the next segment's recall", "^next-recall", "●●●●000"),
+        ("... any of them to a document's first segment", "^next-.* first", "     ● "),
+        ("... if a segment is one token", "^next-.*one-token", " ◐     "),
+        ("... in the decoder-only model", "^next-.*decoder-only", "    ◐  "),
+        ("all of them, if there is one slot", "one-slot", "  ◐    "),
+    ],
+    "pretrained_recurrence": [
+        ("the window's own tokens", "^own", "●●●●●0●0"),
+        ("... of a document's first window", "^own first", "      0 "),
+        ("the next window's tokens", "^next-own", "●●●◐●●●0"),
+        ("... to a document's first window", "^next-own first", "      0 "),
+        ("... if z is pooled after the norm", "^next-own .*after-the-norm", "   ●    "),
+        ("... if there is one layer", "^next-own .*one-layer", "     0  "),
+        ("... in plain GPT-2", "^next-own .*plain", "00000   "),
+        ("all of them, if a window is one token", "one-token", " ◐      "),
+    ],
+}
+NOTES = {  # {paper: what its groups are, and why}
+    "compressive": "`compression` is f_c and `decoder` the g of auto-encoding. Both losses stop where section 3.2 says.",
+    "block_recurrent": "`read` is the tokens' queries to the states, `states` the states' own projections, `first` the learned "
+    "initial states. The next segment's loss arrives only at a horizon above 1 (decision 14).",
+    "memformer": "`read` is what attends to memory, `writer` the slot attention, `first` the learned initial memory.",
+    "pretrained_recurrence": "`pooling` is α and the fixed key, `network` what makes h_prev of z. What a window's own tokens "
+    "reach is all that trains without gradient through z.",
+}
+
+
+def group_of(paper: str, name: str) -> str:
+    """The group of a parameter."""
+    return next(group for group, pattern in GROUPS[paper].items() if re.search(pattern, name))
+
+
+def expected_cells(paper: str, subject: str) -> dict[str, str]:
+    """{group: ALL, PART or ZERO} of a subject."""
+    cells = {}
+    for _, pattern, row in ROWS[paper]:
+        if re.search(pattern, subject):
+            cells |= {group: cell for group, cell in zip(COLUMNS[paper], row, strict=True) if cell != SAME}
+    return cells

@@ -1,0 +1,85 @@
+"""Claims of the papers that no other test makes executable; tests/trust.py lists all claims with their tests."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree
+from rollouts import torch_segments
+from torch.utils.flop_counter import FlopCounterMode
+from variants import PAPERS, variant
+
+from accelerated import replay
+from accelerated.protocol import require_gradient
+
+
+@pytest.mark.parametrize("side", ["reference", "accelerated"])
+def test_a_memory_is_a_longer_segment_before_this_one(side):
+    """Transformer-XL: with the N inputs before a segment as memory, its N tokens have the logits of 2 N read at once."""
+    own = PAPERS["compressive"]
+    whole = dataclasses.replace(own.small, segment=16, memory=0, compressed_memory=0)
+    half, rng = dataclasses.replace(whole, segment=8, memory=8), np.random.default_rng(3)
+    params, tokens = own.random_params(whole, rng), rng.integers(whole.vocabulary, size=(2, 16))
+    expected, _, (_, caches, _) = own.reference.forward(params, whole, tokens, own.reference.initial_state(params, whole, 2))
+    inputs = np.stack([layer_cache[2][:, :8] for layer_cache in caches], axis=1)  # (B, L, N, D)
+    state = own.reference.State(inputs, np.zeros((2, 3, 0, 6)))
+    if side == "reference":
+        logits = own.reference.forward(params, half, tokens[:, 8:], state)[0]
+    else:
+        logits = own.model_with(params, half)(torch.tensor(tokens[:, 8:]), own.to_torch(state)).logits
+    assert_agree({"logits": expected[:, 8:]}, {"logits": logits}, 1e-12)
+
+
+def test_states_that_start_alike_stay_alike_without_ids():
+    """Block-Recurrent 3.3: the IDs let each state ask something else; without them S states are one."""
+    own = PAPERS["block_recurrent"]
+    config, rng = own.small, np.random.default_rng(2)
+    params, tokens = own.random_params(config, rng), rng.integers(config.vocabulary, size=(1, 24))
+    start, ids = "layers.1.state.initial", "layers.1.state.ids"
+    params[start] = np.tile(params[start][:1], (config.states, 1))
+    for given, alike in ((params | {ids: np.zeros_like(params[ids])}, True), (params, False)):
+        state = own.reference.forward(given, config, tokens, own.reference.initial_state(given, config, 1))[1]
+        model = own.model_with(given, config)
+        after = model(torch.tensor(tokens), model.initial_state(1)).state
+        for states in (state.states[0, 0], after.states[0, 0].detach().numpy()):
+            assert (np.abs(states - states[:1]).max() < 1e-12) == alike
+
+
+@pytest.mark.parametrize("name,linear", [("fixed-skip", True), ("lstm-dual-feedback", True), ("slide", True), ("xl", False)])
+def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
+    """Block-Recurrent 3.1: twice the tokens take twice the FLOPs; not if the window grows with the segment."""
+    own, flops = PAPERS["block_recurrent"], []
+    for blocks in (2, 4, 8):
+        config = variant("block_recurrent", name)
+        config = dataclasses.replace(config, segment=4 * blocks, window=4 if linear else 4 * blocks)
+        model, counter = own.model(config).eval(), FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            model(torch.zeros(1, 4 * blocks, dtype=torch.long), model.initial_state(1))
+        flops.append(counter.get_total_flops())
+    assert (flops[2] == 2 * flops[1] == 4 * flops[0]) == linear and flops[2] >= 2 * flops[1]
+
+
+@pytest.mark.parametrize(
+    "paper,name,horizon",
+    [("pretrained_recurrence", "overlapping", 20), ("memformer", "encoder-decoder", 32), ("memformer", "decoder-only", 32)],
+)
+def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
+    """Of the last segment's loss alone into the state after the first, and every method gives parameters the same gradient."""
+    own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(4)
+    tokens, targets = rng.integers(config.vocabulary, size=(2, horizon, 2, config.segment))
+    scored = [np.full(targets[0].shape, index == horizon - 1) for index in range(horizon)]
+    starts = [np.full(2, index == 0) for index in range(horizon)]
+    segments = torch_segments(paper, list(zip(tokens, targets, scored, strict=True)), starts)
+    model, found = own.model_with(own.random_params(config, rng), config), {}
+    for method, propagate in replay.BACKPROP.items():
+        model.zero_grad()
+        propagate(model, segments, model.initial_state(2))
+        found[method] = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
+    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+    state = first = require_gradient(model.advance(segments[0].tokens, model.initial_state(2)))
+    for segment in segments[1:-1]:
+        state = model.advance(segment.tokens, state)
+    model(segments[-1].tokens, state).logits.log_softmax(-1)[..., 0].sum().backward()
+    assert first[0].grad.any(), "what carries gradient is the first field"

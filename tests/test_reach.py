@@ -1,0 +1,115 @@
+"""Which loss trains what: every loss against every group of parameters, in every variant, on both sides."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
+from variants import EVERY_VARIANT, PAPERS, over, random_task, variant
+
+from accelerated.protocol import require_gradient
+
+TASKS = ("own", "infilling", "recall")
+
+
+def reached(grads):
+    """The names whose gradient is not exactly zero."""
+    return {name for name, grad in grads.items() if grad is not None and (np.asarray(grad) != 0).any()}
+
+
+def by_the_reference(paper, params, config, tokens, first, state, task):
+    """{loss: names of the parameters whose gradient, in the pass over the first of two segments, is not exactly zero}."""
+    ref, runs = PAPERS[paper].reference, []
+    for segment in tokens:
+        logits, state, cache = ref.forward(params, config, segment, state, None, *task)
+        _, loss_cache = ref.cross_entropy_forward(logits, np.roll(segment, 1, axis=1), np.ones(segment.shape, bool))
+        runs.append((cache, ref.cross_entropy_backward(1.0, loss_cache)))
+    (cache, dlogits), (later, later_dlogits) = runs
+    _, dnext = ref.backward(params, config, later, later_dlogits)
+    found = {}
+    for loss, arriving in (("", (dlogits,)), ("next-", (np.zeros_like(dlogits), dnext))):
+        grads, dstate = ref.backward(params, config, cache, *arriving)
+        begun = ref.initial_state_backward(config, dstate) if first and "first" in COLUMNS[paper] else {}
+        found[loss] = reached(grads | begun)
+    if "compression" in COLUMNS[paper]:
+        _, auxiliary = ref.auxiliary_forward(params, config, cache)
+        found |= {"compression": reached(ref.auxiliary_backward(config, 1.0, auxiliary)), "next-compression": set()}
+    return found
+
+
+def by_autograd(paper, model, tokens, state, task):
+    """The same. The second segment begins with leaves, so that its gradient arrives through the returned state alone."""
+    output = model(torch.tensor(tokens[0]), state, *task)
+    leaves = require_gradient(output.state)
+    later = model(torch.tensor(tokens[1]), leaves, *task)
+
+    def nats(logits, segment):
+        return -logits.log_softmax(-1).gather(-1, torch.tensor(np.roll(segment, 1, axis=1))[..., None]).sum()
+
+    def arriving(objective):
+        """[(a field of the state that the first segment returned, its gradient)] of those that have one."""
+        if not objective.requires_grad:
+            return []
+        moving = [(field, leaf) for field, leaf in zip(output.state, leaves, strict=True) if leaf.requires_grad]
+        grads = torch.autograd.grad(objective, [leaf for _, leaf in moving], retain_graph=True, allow_unused=True)
+        return [(field, grad) for (field, _), grad in zip(moving, grads, strict=True) if grad is not None]
+
+    def names(pairs):
+        model.zero_grad()
+        pairs = [(tensor, grad) for tensor, grad in pairs if tensor.requires_grad]
+        if pairs:
+            torch.autograd.backward([tensor for tensor, _ in pairs], [grad for _, grad in pairs], retain_graph=True)
+        return reached({name: parameter.grad for name, parameter in model.named_parameters()})
+
+    one = torch.ones(())
+    found = {"": names([(nats(output.logits, tokens[0]), one)]), "next-": names(arriving(nats(later.logits, tokens[1])))}
+    if "compression" in COLUMNS[paper]:
+        found["compression"] = names([(loss, one) for loss in output.auxiliary.values()])
+        found["next-compression"] = names(arriving(sum(later.auxiliary.values(), torch.zeros(()))))
+    return found
+
+
+def cells(paper, params, names):
+    """{group: how many of its parameters are among names}."""
+    groups = {}
+    for name in params:
+        groups.setdefault(group_of(paper, name), []).append(name in names)
+    return {group: ALL if all(hits) else PART if any(hits) else ZERO for group, hits in groups.items()}
+
+
+def measured(paper, name):
+    """{subject: names of the parameters that are reached}, after checking that both sides reach the same ones."""
+    config, rng = variant(paper, name), np.random.default_rng(5)
+    own, params = PAPERS[paper], PAPERS[paper].random_params(config, rng)
+    model, found = own.model_with(params, config), {}
+    tokens, middle = rng.integers(config.vocabulary, size=(2, 2, config.segment)), own.random_state(config, rng, 2)
+    for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
+        task = [random_task(config, rng, [kind, kind])] if kind else []
+        for when in ("first", "later"):
+            first = when == "first"
+            state = own.reference.initial_state(params, config, 2) if first else middle
+            expected = by_the_reference(paper, params, config, tokens, first, state, task)
+            state = model.initial_state(2) if first else own.to_torch(middle)
+            actual = by_autograd(paper, model, tokens, state, [own.to_torch(each) for each in task])
+            assert actual == expected, {loss: actual[loss] ^ expected[loss] for loss in expected}
+            for loss, names in actual.items():
+                found[f"{loss if 'compression' in loss else loss + label} {when} {name}"] = cells(paper, params, names)
+    return found
+
+
+@over(EVERY_VARIANT)
+def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
+    """The own segment's losses and, through the state, the next one's; exactly zero elsewhere, on both sides."""
+    for subject, found in measured(paper, name).items():
+        expected = expected_cells(paper, subject)
+        assert found == {group: expected[group] for group in found}, subject
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_group_and_row_of_the_table_is_used(paper):
+    variants, losses = PAPERS[paper].variants, [*TASKS, *(f"next-{task}" for task in TASKS), "compression", "next-compression"]
+    named = {group_of(paper, n) for name in variants for n in PAPERS[paper].model(variant(paper, name)).state_dict()}
+    assert named == set(COLUMNS[paper]) == set(GROUPS[paper])
+    subjects = [f"{loss} {when} {name}" for loss in losses for when in ("first", "later") for name in variants]
+    assert all(any(re.search(pattern, subject) for subject in subjects) for _, pattern, _ in ROWS[paper])
