@@ -1,17 +1,42 @@
-"""Settings of all tests: deterministic examples, float64 by default, two threads unless OMP_NUM_THREADS is set."""
+"""Settings of all tests: the same examples each time, float64 by default, one thread, no network."""
 
 import os
+import socket
 from pathlib import Path
 
+import profiles  # noqa: F401 (registers Hypothesis' profiles)
 import pytest
 import torch
 from hypothesis import settings
 
 ROOT = Path(__file__).parent.parent
+HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
-settings.register_profile("deterministic", deadline=None, derandomize=True, max_examples=25, print_blob=True)
-settings.load_profile("deterministic")
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))
+settings.load_profile("ci")
+torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # of processes that tests start, too
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loopback_alone():
+    """Fail a test that asks for another machine's address or connects to it."""
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def check(host):
+        if host not in HERE:
+            pytest.fail(f"a test needs no network, and this one asks for {host}")
+
+    def connecting(self, address):
+        check(address[0] if isinstance(address, tuple) else None)
+        return connect(self, address)
+
+    def looking_up(host, *given, **options):
+        check(host.decode() if isinstance(host, bytes) else host)
+        return look_up(host, *given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connecting)
+        patch.setattr(socket, "getaddrinfo", looking_up)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -102,7 +102,7 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
     """All of eval.py's reports that this model has."""
     text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
     train(*options_of(model, text, tmp_path / "run"), "--sample", 0)
-    for name, report in evaluation_script.REPORTS.items():
+    for name, report in evaluation_script.FUNCTIONS.items():
         if model not in REPORTS_OF.get(name, SCRIPTS):
             continue
         watched = []
@@ -110,9 +110,9 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
         def run(*given, report=report, watched=watched):
             watched.append(given)
             with NoDoubles():
-                return report.run(*given)
+                return report(*given)
 
-        monkeypatch.setitem(evaluation_script.REPORTS, name, report._replace(run=run))
+        monkeypatch.setitem(evaluation_script.FUNCTIONS, name, run)
         evaluate(name, tmp_path / "run", *OPTIONS_OF.get(name, []))
         assert len(watched) == 1, name
 

@@ -1,5 +1,6 @@
 """The bench prints its tables, at tiny sizes."""
 
+import dataclasses
 import importlib.util
 import re
 
@@ -8,7 +9,7 @@ import torch
 
 from accelerated.bench import __main__ as bench
 from accelerated.bench import generation, horizons, timing
-from accelerated.bench.timing import SIZES, matmul_rate
+from accelerated.bench.timing import SEGMENTS, SIZES, matmul_rate
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.memformer import Memformer
@@ -45,14 +46,23 @@ def tiny(monkeypatch):
     monkeypatch.setattr(timing, "matmul_rate", lambda device, dtype: 1e6)
     monkeypatch.setattr(horizons, "HORIZONS", (1, 2))
     monkeypatch.setattr(horizons, "WINDOWS", (1, 2))
+    monkeypatch.setitem(SEGMENTS, "memformer", 2)
 
 
 def run(table, *argv):
     bench.main([table, "--device", "cpu", "--batch", "2", "--repeats", "1", *argv])
 
 
+def test_memformers_two_models_are_the_papers_sizes():
+    layers = [(c.encoder_layers, c.decoder_layers) for c in horizons.configs_to_compare("memformer", TINY["memformer"]).values()]
+    assert layers == [(4, 8), (0, 12)]
+
+
 @pytest.mark.parametrize("model", TINY)
-def test_horizons(model, capsys):
+def test_horizons(model, capsys, monkeypatch):
+    both = {layers: dataclasses.replace(TINY["memformer"], encoder_layers=layers) for layers in (1, 0)}
+    compared = horizons.configs_to_compare
+    monkeypatch.setattr(horizons, "configs_to_compare", lambda *given: both if model == "memformer" else compared(*given))
     run("horizons", "--model", model)
     rows = re.findall(r"^(\d+) +(\w+) +\d+ ", capsys.readouterr().out, re.M)
     methods = ["through_time", "checkpointed", "memory_replay"]
