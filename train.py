@@ -31,7 +31,8 @@ def train(run: runs.Run) -> str | None:
     with Interruption(told=process.rank() == 0) as interruption, progress_bar(run) as steps:
         if run.validation_due:  # the run was stopped in a validation
             runs.save(run, validate(run, steps, interruption))
-        for run.step in steps:
+            [stopped] = process.summed([bool(interruption.signal)], run.device)
+        for run.step in () if stopped else steps:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
 

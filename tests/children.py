@@ -22,7 +22,7 @@ from accelerated.training.log import read_metrics
 
 PATIENCE = 120.0  # seconds
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["children", "pytest"])  # imported once, before the forks
+SERVER.set_forkserver_preload(["children", "pytest", "torch._dynamo"])  # imported once, before the forks
 
 
 def run_script(argv, output, errors, environment, hang):

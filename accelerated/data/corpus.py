@@ -283,12 +283,17 @@ def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_
     return tokenised(open_source(data, data_dir), tokenizer, data_dir)
 
 
-def check_length(data: str, splits: dict[str, Sequence], segment: int, needed: tuple[str, ...] = ("train", "valid")) -> None:
-    """Raise InputError if a needed split has too few tokens for one segment (what a model reads at once)."""
-    for split in needed:
+def check_length(data: str, splits: dict[str, Sequence], segment: int, lanes: int) -> None:
+    """Raise InputError if the training split is too short for a segment in each lane, or the validation split for one."""
+    for split, count in (("train", lanes), ("valid", 1)):
         tokens = int(lengths_of(splits[split]).sum())
         if tokens < segment:
             raise InputError(
-                f"--data {data}: the {split} split has {tokens} tokens to predict, fewer than a segment of {segment}; "
+                f"--data {data}: the {split} split has {tokens:,} tokens to predict, fewer than a segment of {segment:,}; "
                 f"give more text or a smaller --segment"
+            )
+        if tokens < count * segment:
+            raise InputError(
+                f"--batch {lanes:,} lanes need {lanes * segment:,} tokens for a segment of {segment:,} each, the {split} split "
+                f"has {tokens:,}; give at most --batch {tokens // segment}"
             )

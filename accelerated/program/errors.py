@@ -78,7 +78,8 @@ def errors_in_one_line(name: str) -> Iterator[None]:
 
 def end(name: str, message: str) -> None:
     """Print the message in one line and exit with code 2."""
-    sys.stderr.write(f"{name}: {' '.join(message.split())}\n")
+    with contextlib.suppress(OSError):
+        print(f"{name}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -86,8 +87,8 @@ def end_interrupted(name: str, advice: str = "") -> None:
     """Say that the program was interrupted, and end it at once: threads of libraries may still be at work."""
     with contextlib.suppress(OSError):
         sys.stdout.flush()
-    sys.stderr.write(f"\n{name}: interrupted{advice and '; '}{advice}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        print(f"\n{name}: interrupted{advice and '; '}{advice}", file=sys.stderr, flush=True)
     os._exit(INTERRUPTED)
 
 

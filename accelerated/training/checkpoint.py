@@ -18,6 +18,7 @@ from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 from accelerated.training.settings import is_of_type
 
 FORMAT = "palimpsest"
+MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # step-N.pt may be the same file on the disk
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
@@ -79,21 +80,19 @@ def load_checkpoint(path: str | Path) -> dict:
     path = Path(path)
     checksum = checksum_at_end(path)
     if checksum and checksum != file_checksum(path, end=END):
-        raise InputError(f"{path} is damaged: its checksum is wrong; use another copy (an earlier step-N.pt) or train again")
+        raise InputError(f"{path} is damaged: its checksum is wrong; {MEND}")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(
-            f"{path} is truncated or not a checkpoint ({reason}); use another copy (a step-N.pt) or train again"
-        ) from None
+        raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out")
     if contents.get("version") == EARLIER:
         print(f"warning: {path} has no checksum, because an earlier release wrote it; it is used as it is", file=sys.stderr)
         contents = NOT_IN_EARLIER | contents | {"version": VERSION}
     elif not checksum:
-        raise InputError(f"{path} is damaged: its end is not a checksum; use another copy (an earlier step-N.pt) or train again")
+        raise InputError(f"{path} is damaged: its end is not a checksum; {MEND}")
     check_contents(contents, path)
     return contents
 
@@ -105,12 +104,12 @@ def check_contents(contents: dict, path: Path) -> None:
         raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
     missing = [field for field in FIELDS if field not in contents]
     if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged, use another copy or train again")
+        raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged; {MEND}")
     wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents[field], kind)]
     tensors = () if wrong else (*contents["parameters"].items(), *enumerate(contents["state"]))
     wrong += [str(name) for name, tensor in tensors if not isinstance(tensor, torch.Tensor)]
     if wrong:
-        raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged, use another copy or train again")
+        raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged; {MEND}")
 
 
 def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:

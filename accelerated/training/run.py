@@ -223,7 +223,7 @@ def load_data(settings: Settings, beginning: Beginning) -> tuple[object, Corpus]
     with process.first_process_first():
         tokenizer = choose_tokenizer(settings, beginning)
         corpus = load_corpus(data, tokenizer, settings.recall, beginning.data_dir)
-    check_length(data.data, corpus.splits, settings.model_config.segment)
+    check_length(data.data, corpus.splits, settings.model_config.segment, settings.training.batch)
     if beginning.resumed and beginning.resumed["corpus"] not in ("", corpus.digest):
         raise InputError(
             f"--data {data.data} does not have the tokens that {beginning.folder} was trained on; restore them, or begin a new "

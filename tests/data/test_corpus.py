@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from documents import small_encoding
+from documents import documents_of, small_encoding
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,16 +209,19 @@ def test_load_corpus_gives_real_splits(data_dir):
     assert none == "" and lengths_of(recall["valid"]).tolist() == [len(d.inputs) for d in recall["valid"]]
 
 
-def test_a_split_without_a_segment_is_refused(tmp_path):
-    (tmp_path / "book.txt").write_text("a few words only")
-    splits, _ = load_corpus(DataConfig(str(tmp_path / "book.txt")), BYTES, RecallConfig(), tmp_path / "cache")
-    check_length("book.txt", splits, 13, needed=("train",))
-    for segment, needed, words in (
-        (14, ("train",), "the train split has 13 tokens"),
-        (1, ("train", "valid"), "valid split has 0"),
+def test_splits_too_short_for_the_lanes_are_refused():
+    splits = {"train": documents_of([14, 8]), "valid": documents_of([6, 1])}  # 20 and 5 tokens to predict
+    check_length("book.txt", splits, 5, lanes=4)
+    for segment, lanes, words in (
+        (21, 1, "the train split has 20 tokens to predict, fewer than a segment of 21; give more text"),
+        (6, 1, "the valid split has 5 tokens to predict, fewer than a segment of 6"),
+        (5, 1000, "--batch 1,000 lanes need 5,000 tokens .*, the train split has 20; give at most --batch 4"),
     ):
         with pytest.raises(InputError, match=words):
-            check_length("book.txt", splits, segment, needed)
+            check_length("book.txt", splits, segment, lanes)
+
+
+def test_data_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(InputError, match="did you mean stdlib"):
         load_corpus(DataConfig("stdlb"), BYTES, RecallConfig(), tmp_path)
     with pytest.raises(InputError, match="give a file, a folder, or one of stdlib, recall, enwik8, wikitext-103, pg19"):

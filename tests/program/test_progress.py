@@ -4,6 +4,7 @@ import io
 import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_lines_have_the_time_since_the_beginning_alone_for_what_is_not_known(scr
         bar.update(0)
         clock.sleep(60.0)
         bar.update(2_500_000)
-    assert shown.getvalue() == "merging: 00:06 so far\nmerging: 2.50M tokens, 01:06 so far\n"
+    assert shown.getvalue() == "merging: 00:06 so far\nmerging: 2,500,000 tokens, 01:06 so far\n"
 
 
 def test_what_was_done_before_counts_but_took_no_time(screen, clock):
@@ -189,6 +190,17 @@ def test_an_output_that_cannot_be_written_does_not_stop_the_work(screen, clock, 
         clock.sleep(6.0)
         done += 1
     assert done == 4
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full output needs /dev/full; run it on Linux")
+def test_what_is_said_to_a_full_output_stops_no_work(screen, monkeypatch):
+    screen(terminal=False)
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        Progress.say("step 1: the best so far")
+        monkeypatch.undo()
+        with pytest.raises(OSError, match="No space left"):
+            full.close()
 
 
 def test_the_clock_is_the_real_one(screen, monkeypatch):

@@ -95,7 +95,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, part):
         damaged = content.copy()
         damaged[first + rng.integers(size)] ^= 1 << rng.integers(8)
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"is damaged: its (checksum is wrong|end is not a checksum); use another copy"):
+        with pytest.raises(InputError, match=r"is damaged: its (checksum is wrong|end is not a checksum); remove it and copy"):
             load_checkpoint(path)
 
 
