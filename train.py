@@ -59,12 +59,11 @@ def train(run: runs.Run) -> str | None:
 
             # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
             run.validation_due |= runs.validates_after(run.step, training)
-            save_due |= run.step % training.save_every == 0 or run.step == training.steps
+            save_due |= run.validation_due or run.step % training.save_every == 0 or run.step == training.steps
             if run.gathered:
                 continue
 
             # Validate; Ctrl-C leaves a validation, which is then due when the run is resumed
-            save_due |= run.validation_due
             is_best = validate(run, steps, interruption) if run.validation_due else False
 
             # Save. Processes vote, so that all do the same

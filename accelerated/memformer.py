@@ -32,11 +32,6 @@ def project(x: torch.Tensor, heads: int, weight: torch.Tensor, bias: torch.Tenso
     return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
 
 
-def padding_mask(readable: torch.Tensor) -> torch.Tensor:
-    """(B, 1, 1, N), true if no query sees the key. In a text of padding alone all are seen: softmax over no key is NaN."""
-    return (~readable & readable.any(1, keepdim=True))[:, None, None]
-
-
 class Distances(nn.Module):
     """Constants that all self-attentions of a stack share: rows of distances, the causal mask and sinusoids."""
 
@@ -89,7 +84,7 @@ class SelfAttention(nn.Module):
         if memory is not None:
             slots = self.key_value(self.memory_norm(memory))
             key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
-        mask = distances.mask if readable is None else padding_mask(readable)
+        mask = distances.mask if readable is None else ~readable[:, None, None]
         return self.attend(query, key, value, distances.index, mask, distances.sinusoids)
 
     def project_query(self, normal: torch.Tensor) -> torch.Tensor:
@@ -156,10 +151,8 @@ class CrossAttention(nn.Module):
     ) -> torch.Tensor:
         """The same as forward, from the source's key and value (B, H, K, E)."""
         query = project(self.norm(x), self.heads, self.query, self.query_bias)
-        mask = None if readable is None else padding_mask(readable)
+        mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
         out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0)
-        if readable is not None:
-            out = out * readable.any(1)[:, None, None, None]  # nothing is found in a text of padding alone
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout, self.training)
 

@@ -498,9 +498,9 @@ def norm_backward(dy, cache):
 
 
 def softmax_forward(scores):
-    """Softmax over the last axis; -inf scores get exactly zero, and so does a query that sees no key: a text of padding alone."""
-    weights = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), np.finfo(float).min))  # -inf less -inf is no number
-    weights /= np.maximum(weights.sum(-1, keepdims=True), 1)  # the largest weight is 1 so far, if any key is seen
+    """Softmax over the last axis; -inf scores get exactly zero."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
     return weights, weights
 
 

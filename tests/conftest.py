@@ -1,6 +1,7 @@
 """Settings of all tests: the same examples each time, float64 by default, one thread, no network."""
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import settings
 ROOT = Path(__file__).parent.parent
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C
 settings.load_profile("ci")
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # of processes that tests start, too
 

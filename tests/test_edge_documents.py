@@ -11,8 +11,9 @@ import torch
 from comparison import assert_agree
 from documents import BYTES, documents_of
 from edges import accelerated_rollout, agreed, random_rows, reference_rollout, rows_of, starting
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from rollouts import torch_segments
 from scripts import ROOT
 from tolerances import LADDER
@@ -50,7 +51,7 @@ def reference_nats(paper, params, config, document):
 
 
 @over(ONE_OF_EACH)
-@settings(max_examples=12)
+@examples(12)
 @given(
     lengths=st.lists(st.sampled_from(["none", "one", "two", "a segment", "one more", "some"]), max_size=5), at=st.integers(0, 5)
 )
@@ -77,7 +78,7 @@ def test_documents_with_nothing_to_predict_are_refused_if_there_are_no_others(pa
 
 
 @over(ONE_OF_EACH)
-@settings(max_examples=12)
+@examples(12)
 @given(data=st.data())
 def test_a_rollout_with_a_single_scored_token_is_equal_on_both_sides(paper, name, data):
     """In any segment, lane and place; the other segments give gradient through what is carried alone."""
@@ -106,7 +107,7 @@ def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, 
 
 
 @over(ONE_OF_EACH)
-@settings(max_examples=12)
+@examples(12)
 @given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=4), lanes=st.integers(1, 3), seed=st.integers(0, 99))
 def test_a_horizon_longer_than_its_documents_is_equal_on_both_sides(paper, name, lengths, lanes, seed):
     """Six segments of documents of one to three, as training deals them: starts are anywhere, windows may overlap."""

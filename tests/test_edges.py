@@ -9,10 +9,11 @@ import torch
 from comparison import assert_agree
 from documents import BYTES, documents_of
 from edges import accelerated_rollout, agreed, random_rows, starting
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 from torch.nn import functional
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, random_task, variant
+from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
@@ -197,7 +198,7 @@ def test_infinite_losses_are_reported_as_such(nats, expected):
 
 
 @over(ONE_OF_EACH)
-@settings(max_examples=8)
+@examples(8)
 @given(exponent=st.integers(0, 12))
 def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_float32(paper, name, exponent):
     """Loss, gradients and states. (From 10^15 on products of queries, keys and gradients leave the range of both.)"""
@@ -208,44 +209,7 @@ def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_
         assert all_finite(*accelerated_rollout(paper, model, segments, starting(0, count=2), dtype=dtype)), dtype
 
 
-# Queries that see no key
-
-
-def with_padding_alone(paper, name, lanes, seed=0):
-    """(config, segments, starts) of which the second has a Task in which the last lane has only padding to read."""
-    config, rng = variant(paper, name), np.random.default_rng(seed)
-    segments = random_rows(config, rng, lanes)
-    task = random_task(config, rng, np.arange(lanes)[::-1] + 1)
-    task.readable[-1] = False
-    segments[1] = (*segments[1], task)
-    return config, segments, starting(0, lanes=lanes)
-
-
-@over(TASK_READERS)
-def test_a_text_of_padding_alone_is_equal_on_both_sides_beside_other_lanes(paper, name):
-    """Also with dropout, whose path is another: finite."""
-    config, segments, starts = with_padding_alone(paper, name, 2)
-    agreed(paper, config, segments, starts)
-    model = PAPERS[paper].model_with(
-        PAPERS[paper].random_params(config, np.random.default_rng(5)), dataclasses.replace(config, dropout=0.2)
-    )
-    for dtype in (torch.float64, torch.bfloat16):
-        assert all_finite(*accelerated_rollout(paper, model.train(), segments, starts, dtype=dtype))
-
-
-@over(TASK_READERS)
-def test_from_a_text_of_padding_alone_nothing_is_read_or_learned(paper, name):
-    """Slots stay as they are; no gradient reaches the encoder; the padding's ids change nothing."""
-    config, segments, _ = with_padding_alone(paper, name, 1)
-    tokens, targets, scored, task = segments[1]
-    other = task._replace(reading=(task.reading + 1) % config.vocabulary)
-    found = [agreed(paper, config, [(tokens, targets, scored, each)], starting(0, count=1, lanes=1)) for each in (task, other)]
-    (loss, gradients, state), (same_loss, same_gradients, same_state) = found
-    params = PAPERS[paper].random_params(config, np.random.default_rng(5))
-    assert loss == same_loss and all((gradients[n] == same_gradients[n]).all() for n in gradients)
-    assert (state.memory == params["initial_memory"]).all() and (state.memory == same_state.memory).all()
-    silent = {n for n in gradients if n.startswith(("encoder.", "writer.")) or (".cross." in n and "output_bias" not in n)}
-    assert zero({n: gradients[n] for n in silent}) and not zero(gradients)
+# Queries that see no key (tests/data/test_tasks.py: no text that an encoder reads is empty)
 
 
 @over([("pretrained_recurrence", name) for name in ("overlapping", "several-vectors", "at-every-layer", "one-token")])

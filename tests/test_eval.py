@@ -296,7 +296,7 @@ def test_ctrl_c_ends_a_long_evaluation_with_one_line(runs, tmp_path):
     long = tmp_path / "long.txt"
     long.write_text("a long text " * 100_000)
     process = started("-c", SCRIPT, runs.recurrent, "--data", long, "--split", "train", "--batch", 1, "--json")
-    out, err = interrupted_at(process, r"evaluating: \S+ of 1.08M tokens, .* so far, .* left")
+    out, err = interrupted_at(process, r"evaluating: \S+ of 1,0[\d,]+ tokens, .* so far, .* left")
     assert process.returncode == 130 and out == ""
     assert err.endswith("\neval.py: interrupted\n") and "Traceback" not in err
 
@@ -583,7 +583,7 @@ def test_where_the_prompt_ends_is_shown(runs, capsys, monkeypatch, terminal, no_
     bold = terminal and not no_color
     begin, end = ("\x1b[1m", "\x1b[0m") if bold else ("", "")
     assert out == f"{begin}{plain['prompt']}{end}{plain['continuation']}\n"
-    assert err == ("" if bold else "the prompt is 5 tokens and 4 characters; its continuation follows\n")
+    assert err == ("" if bold else "the continuation begins after 4 characters\n")
 
 
 def test_seed_and_sampling_reach_the_sample(runs, capsys):

@@ -38,7 +38,7 @@ def test_spans_mask_the_budget_and_nothing_else(n, masked, span, seed):
     lengths = span_lengths(config.budget(n), span, np.random.default_rng(seed))
     out = mask_spans(text, MASK, config, np.random.default_rng(seed)).tolist()
     assert sum(lengths) == config.budget(n) == round(masked * n) and min(lengths, default=0) >= 0
-    assert len(out) == n - config.budget(n) + len(lengths) <= n and out.count(MASK) == len(lengths)
+    assert 1 <= len(out) == n - config.budget(n) + len(lengths) <= n and out.count(MASK) == len(lengths), "never empty"
     gaps, at, masks = [], 0, 0  # tokens missing at each run of masks
     for item in [*out, 1000 + n]:
         if item == MASK:

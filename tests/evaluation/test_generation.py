@@ -351,15 +351,6 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(sampling, valu
         next(drawn)
 
 
-@given(text=st.text(max_size=30), cut=st.integers(0, 60))
-def test_a_prompt_comes_first_in_one_piece(text, cut):
-    ids = BYTES.encode(text).tolist()
-    pieces = list(stream_text(BYTES, iter(ids[cut:]), before=ids[:cut]))
-    assert "".join(pieces) == text
-    whole = max(n for n in range(len(text) + 1) if len(text[:n].encode()) <= cut)
-    assert pieces[:1] == ([text[:whole]] if whole else [text[:1]] if text else [])
-
-
 @given(text=st.text(max_size=30) | st.binary(max_size=30), tokenizer=st.sampled_from([BYTES, MERGED]))
 def test_each_character_is_written_once_complete(text, tokenizer):
     if isinstance(text, bytes):

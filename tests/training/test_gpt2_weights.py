@@ -10,8 +10,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from profiles import examples
 
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.program.errors import InputError
@@ -102,7 +103,7 @@ def test_hostile_headers_are_refused(name, tmp_path):
         check_gpt2(file, CONFIG)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(data=st.data())
 def test_a_damaged_header_is_refused_or_describes_the_same_gpt2(data, whole):
     content, file = whole
