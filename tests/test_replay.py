@@ -1,5 +1,6 @@
 """Full BPTT, gradient checkpointing and memory replay give the same loss, gradients and next state."""
 
+import contextlib
 import dataclasses
 import math
 import shutil
@@ -220,6 +221,16 @@ def test_every_segment_draws_from_its_own_seed():
     assert len(set(first + second)) == 100
 
 
+def test_the_generators_of_a_segments_device_are_restored(monkeypatch):
+    """A CPU's always; of other devices the GPU's own."""
+    asked = []
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **given: asked.append(given) or contextlib.nullcontext())
+    for device in map(torch.device, ("cpu", "cuda", "mps", "meta")):
+        with replay.seeded(0, device):
+            own = {"devices": [device], "device_type": device.type}
+            assert asked[-1] == (own if device.type in ("cuda", "mps") else {"devices": [], "device_type": "cpu"})
+
+
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_processes_draw_different_dropout_from_the_same_generator(method):
     """One saved generator state then restores all processes."""
@@ -291,6 +302,20 @@ class Counter(torch.nn.Module):
 
     def advance(self, tokens, state):
         return self.read(tokens, state).state
+
+
+class Forgetful(Counter):
+    """It writes a state that it does not read."""
+
+    def read(self, tokens, state):
+        return super().read(tokens, CounterState(*(torch.zeros_like(field) for field in state)))
+
+
+def test_a_state_that_nothing_reads_passes_no_gradient_on():
+    model, segments = Forgetful(), random_rollout(dataclasses.replace(SMALL, vocabulary=4), 3)
+    segments = [segment._replace(starts=torch.zeros(3, dtype=torch.bool)) for segment in segments]
+    rows = [rows_of(method, model, segments, model.initial_state(3)) for method in (replay.through_time, replay.memory_replay)]
+    assert_agree(*rows, TOLERANCE)
 
 
 def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():

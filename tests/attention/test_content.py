@@ -8,17 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
+from accelerated.attention import content
 from accelerated.attention.content import content_attention, content_attention_plain
 
 
 @given(n=st.integers(1, 5), k=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))
 def test_content_attention_equals_its_plain_path(n, k, padded, seed):
-    """Outputs and gradients, with some keys masked or none."""
+    """Outputs and gradients, with some keys masked or none, but never all except one: then gradients of scores are rounding."""
     rng = np.random.default_rng(seed)
     arrays = [rng.standard_normal((2, 3, rows, 4)) for rows in (n, k, k)]
     hidden = torch.tensor(rng.random((2, 1, 1, k)) < 0.4) if padded else None
     if padded:
-        hidden[..., 0] = False
+        hidden[..., :2] = False
     rows = []
     for attend in (content_attention_plain, content_attention):
         leaves = [torch.tensor(array, requires_grad=True) for array in arrays]
@@ -84,3 +85,17 @@ def test_dropout_is_drawn_by_torchs_dropout(monkeypatch, rate):
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, rate: rates.append(rate) or x)
     content_attention(*(torch.randn(1, 2, rows, 4) for rows in (3, 5, 5)), dropout=rate)
     assert rates == ([rate] if rate else [])
+
+
+@pytest.mark.parametrize("device, keys, fused", [("meta", 2, True), ("meta", 1, False), ("cpu", 2, False)])
+def test_off_the_cpu_sdpa_is_taken_for_more_than_one_key(device, keys, fused):
+    query, key = (torch.empty(1, 1, rows, 4, device=device) for rows in (3, keys))
+    assert content.takes_sdpa(query, key) == fused
+    assert content.sdpa_is_faster_on_a_cpu(query, key) == (keys > 1)
+
+
+def test_where_sdpa_is_taken_it_is_taken_with_dropout_too(monkeypatch):
+    monkeypatch.setattr(content, "takes_sdpa", lambda query, key: True)
+    monkeypatch.setattr(content, "sdpa", lambda query, key, value, offset, dropout, causal: (dropout, causal))
+    rows = torch.randn(1, 2, 5, 4)
+    assert content_attention(rows, rows, rows, dropout=0.4, causal=True) == (0.4, True)

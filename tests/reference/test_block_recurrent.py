@@ -354,6 +354,13 @@ def test_impossible_configs_are_refused(change, words):
         dataclasses.replace(SMALL, **change)
 
 
+def test_two_buckets_are_enough():
+    """One for distances up to 1 and one for the others."""
+    dataclasses.replace(SMALL, buckets=2, max_distance=2)
+    with pytest.raises(ValueError, match="max_distance 1 must exceed half of buckets 2"):
+        dataclasses.replace(SMALL, buckets=2, max_distance=1)
+
+
 # Where gradients stop
 
 

@@ -41,8 +41,9 @@ def test_the_papers_schedule():
         assert learning_rate(step, config) == pytest.approx(min(step / 1000, 1) / math.sqrt(max(step, 1000)))
 
 
-def test_no_warmup_starts_at_the_peak():
-    assert learning_rate(1, dataclasses.replace(BASE, warmup=0, schedule="constant")) == 0.5
+@pytest.mark.parametrize("schedule", ["constant", "inverse_square_root"])
+def test_no_warmup_starts_at_the_peak(schedule):
+    assert learning_rate(1, dataclasses.replace(BASE, warmup=0, schedule=schedule)) == 0.5
 
 
 def test_the_compressive_papers_schedule():
