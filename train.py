@@ -24,6 +24,8 @@ from accelerated.program.progress import Progress
 from accelerated.training import optimization, process
 from accelerated.training import run as runs
 
+END = "⟫"  # of the prompt in a printed sample
+
 
 def train(run: runs.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped the run early, or None."""
@@ -176,8 +178,10 @@ def sample(run: runs.Run) -> None:
             run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
         )
         continuation = generation.show_text(run.tokenizer, [token.item() for token in tokens])
-    print(f"a validation document begins:\n{generation.show_text(run.tokenizer, prompt[0].tolist())}")
-    print(f"the model continues it:\n{continuation}")
+    opening = generation.show_text(run.tokenizer, prompt[0].tolist())
+    print(
+        f"a sample: the opening of a validation document, and after {END} how the model continues it:\n{opening}{END}{continuation}"
+    )
 
 
 def main(settings: runs.Settings, beginning: runs.Beginning) -> None:

@@ -63,8 +63,8 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys):
     run = tmp_path / "run"
     train("--data", text, *TINY, "--steps", 3, "--out", run, "--data-dir", tmp_path / "data")
     printed = capsys.readouterr().out
-    reported = re.search(r"bits per byte: (\d\.\d{3}) with the memory, (\d\.\d{3}) with it cleared at every segment", printed)
-    assert re.search(r"a validation document begins:\n(.|\n)+\nthe model continues it:\n", printed)
+    reported = re.search(r"bits per byte: (\d\.\d{3}) with the memory, (\d\.\d{3}) cleared each segment", printed)
+    assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed)
     assert f"python eval.py {run} --data-dir {tmp_path / 'data'}\n" in printed, "which must be given again"
     assert saved(run)["step"] == 3
     evaluate("score", run)
@@ -521,7 +521,7 @@ def test_documents_without_tokens_are_passed_over(tmp_path, capsys):
     for i in range(60):
         (folder / f"{i}.txt").write_text("" if i % 2 else f"some text number {i}. " * 40)
     train(*WINDOWED, "--data", folder, "--steps", 1, "--sample", 3, "--out", tmp_path / "run")
-    assert "a validation document begins:\nsome text number" in capsys.readouterr().out
+    assert "how the model continues it:\nsome text number" in capsys.readouterr().out
 
 
 def test_readme_commands_pin_torch_and_make_their_environment():

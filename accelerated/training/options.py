@@ -112,7 +112,7 @@ def add_options(parser: OptionParser, title: str, config: Any, prefix: str = "",
         if field.name in leave_out:
             continue
         default = getattr(config, field.name)
-        shown = (",".join(map(str, default)) or "none") if isinstance(default, tuple) else default
+        shown = "none" if default in ((), "") else ",".join(map(str, default)) if isinstance(default, tuple) else default
         option = {"dest": prefix + field.name, "default": argparse.SUPPRESS}
         option["help"] = f"{field_help(type(config))[field.name]} (default {shown})".replace("%", "%%")
         if isinstance(default, bool):

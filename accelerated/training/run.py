@@ -320,7 +320,7 @@ def final_lines(run: Run, carried: Any, cleared: Any = None) -> str:
     what, bits = f"validation on {counted(carried.tokens, 'token')}{share}", f"{carried.bits_per_byte:.3f}"
     if not cleared:
         return f"{what}: {bits} bits per byte; this model carries no memory"
-    bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} with it cleared at every segment"
+    bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
     if run.settings.data.data != "recall":
         return bits
     right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {CHANCE:.0%})"

@@ -66,7 +66,7 @@ class TrainingConfig:
         save_minutes: most minutes between checkpoints, 0 for no limit
         keep: number of last checkpoints to keep; the best one is kept too
         validate_every: iterations between validations, which choose the best checkpoint; 0 validates only at the end
-        validation_segments: segments of each lane to validate on (one lane per document at most), 0 for the whole split
+        validation_segments: segments in each lane to validate on, taken from all over the split, 0 for the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
         plot: draw the curves of metrics.jsonl in RUN/curves.png, twice a minute
         sample: tokens of sample text to print at the end
