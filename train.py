@@ -179,9 +179,8 @@ def sample(run: runs.Run) -> None:
         )
         continuation = generation.show_text(run.tokenizer, [token.item() for token in tokens])
     opening = generation.show_text(run.tokenizer, prompt[0].tolist())
-    print(
-        f"a sample: the opening of a validation document, and after {END} how the model continues it:\n{opening}{END}{continuation}"
-    )
+    print(f"a sample: the opening of a validation document, and after {END} how the model continues it:")
+    print(f"{opening}{END}{continuation}")
 
 
 def main(settings: runs.Settings, beginning: runs.Beginning) -> None:
