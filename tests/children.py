@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from scripts import saved
+from scripts import equal, saved
 
 import train as training_script
 from accelerated.program.errors import begin_program, run_program
@@ -94,17 +93,6 @@ def hanging(argv, folder, owner, name, call=1):
         assert started[0].is_alive() and time.monotonic() < deadline, (folder / "errors").read_text()
         time.sleep(0.01)
     return started
-
-
-def equal(first, second):
-    """Whether two saved values are the same to the bit."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(equal, first, second))
-    return first == second
 
 
 def measurements(run):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 import eval as evaluation_script
 import train as training_script
 from accelerated.evaluation.options import parse
@@ -44,3 +46,14 @@ def evaluate(*argv):
 def saved(run):
     """The contents of a run's last checkpoint."""
     return load_checkpoint(checkpoint_path(run))
+
+
+def equal(first, second):
+    """Whether two saved values are the same to the bit."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return first == second

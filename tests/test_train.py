@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
 
 import train as training_script
 from accelerated import replay
@@ -25,17 +25,6 @@ MODELS = {
     "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": [*MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
     "decoder-only": [*MEMFORMER, "--encoder-layers", 0], "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
 }  # fmt: skip
-
-
-def equal(first, second):
-    """Whether two saved values are the same to the bit."""
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
-    if isinstance(first, (list, tuple)):
-        return len(first) == len(second) and all(map(equal, first, second))
-    return first == second
 
 
 def losses(run):
