@@ -97,7 +97,7 @@ def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: t
     carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
     config = data_config(trained, data)
     corpus = load_corpus(config, run.tokenizer, run.settings.recall, options.data_dir)
-    if data == trained.data and run.checkpoint.get("corpus") not in (None, corpus.digest):
+    if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
         print(f"warning: {data} is no longer what the run was trained on; its splits may differ", file=sys.stderr)
     read = {split: corpus.splits[split] for split in ((options.split,) if options.split else splits)}
     for split, documents in read.items():

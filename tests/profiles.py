@@ -8,10 +8,11 @@ from hypothesis import HealthCheck, settings
 
 USUAL = 25
 
+# what a profile does not say is Hypothesis' default, which is another where the variable CI is set
 settings.register_profile("ci", deadline=None, max_examples=USUAL, print_blob=True, derandomize=True)
-settings.register_profile("dev", deadline=None, max_examples=USUAL, print_blob=True)
-slow = [HealthCheck.too_slow]
-settings.register_profile("thorough", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=slow)
+settings.register_profile("dev", deadline=None, max_examples=USUAL, print_blob=True, derandomize=False)
+THOROUGH = {"max_examples": 2000, "derandomize": False, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("thorough", deadline=None, print_blob=True, **THOROUGH)
 
 
 def examples(count: int) -> settings:

@@ -19,6 +19,7 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except bytes are tikt
     "bytes": 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
     "o200k_base": 200019, "o200k_harmony": 201088,
 }  # fmt: skip
+RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
 SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
 OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
 

@@ -25,7 +25,7 @@ from typing import IO, NamedTuple
 
 from accelerated.data.config import DataConfig
 from accelerated.data.windows import SPLITS
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, counted
 from accelerated.program.unpacking import RecodedFile, Unpacked
 
 TEXT_SUFFIXES = (
@@ -130,7 +130,7 @@ def naming_all_undecodable(source: Source) -> Iterator[None]:
     except Undecodable as first:
         names = [str(error) for error in undecodable(source.whole())] or [str(first)]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        what = "1 file is" if len(names) == 1 else f"{len(names):,} files are"
+        what = f"{counted(len(names), 'file')} {'is' if len(names) == 1 else 'are'}"
         raise InputError(
             f"{what} not {source.encoding} text: {', '.join(names[:NAMED])}{more}; give --encoding NAME, or --skip-undecodable "
             "to leave such files out"
@@ -333,7 +333,7 @@ def names_left_out(files: Iterable[Path], data: DataConfig) -> frozenset[str]:
     """The names of the texts that --skip-undecodable leaves out; reads all texts if it is given, and says how many there are."""
     names = [error.name for error in undecodable(texts_of_files(files, data))] if data.skip_undecodable else []
     if names:
-        what = "1 file that is" if len(names) == 1 else f"{len(names):,} files that are"
+        what = f"{counted(len(names), 'file')} that {'is' if len(names) == 1 else 'are'}"
         print(f"left out {what} not {chosen_encoding(data).upper()} text; the first is {names[0]}", file=sys.stderr)
     return frozenset(names)
 

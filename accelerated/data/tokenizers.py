@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from accelerated.data.config import ENCODINGS
+from accelerated.data.config import ENCODINGS, RANKS
 from accelerated.data.sources import Source, decoded, naming_all_undecodable
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -41,7 +41,6 @@ FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # all ENCODINGS end a piece there
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
-RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut between any two characters
 

@@ -14,7 +14,7 @@ from accelerated.data.lanes import Segment, independent_windows, joined_for_lane
 from accelerated.data.named_sets import words_of_split
 from accelerated.data.recall import CHANCE
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes, replace_lanes
 from accelerated.replay import logits_in_chunks, targets_of
@@ -241,7 +241,7 @@ def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
     lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
     lines.append(f"perplexity          {score.perplexity(score.tokens):,.3f}")
     if words[0]:
-        of_words = f"{words[0]:,} word{'s' * (words[0] > 1)} of the original text, {words[1]}"
+        of_words = f"{counted(words[0], 'word')} of the original text, {words[1]}"
         lines.append(f"per word            {score.perplexity(words[0]):,.5g} ({of_words})")
     lines.append(f"log-probability     {-score.nats:,.2f} nats")
     return [*lines, f"tokens scored       {score.tokens:,} of {total:,} in the split"]

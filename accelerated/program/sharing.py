@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, written_whole
+from accelerated.program.files import file_checksum, nearest_existing, written_whole
 from accelerated.program.progress import Progress
 
 VERIFIED = "verified.json"  # says which files of a folder were read and found right, in which state
@@ -35,9 +35,10 @@ def is_own(path: Path) -> bool:
 
 def may_write(path: Path) -> bool:
     """Whether this user may write a file or folder, or make it in the nearest folder above that exists."""
-    found = next(above for above in (path, *path.absolute().parents) if above.exists())
-    wanted = os.W_OK | os.X_OK if found.is_dir() else os.W_OK
-    return os.access(found, wanted) or (found != path and not found.is_dir())  # then writing says what stands in the way
+    found = nearest_existing(path)
+    if found != path.absolute() and not found.is_dir():
+        return True  # writing will say what stands in the way
+    return os.access(found, os.W_OK | os.X_OK if found.is_dir() else os.W_OK)
 
 
 def state_of_file(path: Path) -> list[int]:

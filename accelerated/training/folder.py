@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from accelerated.data.config import RANKS
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, remove_unfinished, written_whole
 
@@ -65,7 +66,7 @@ def write_settings(run: Path, settings: dict) -> None:
 
 def remove_new_run(run: Path) -> None:
     """Remove the folder of a run that could not begin, unless something else was put there."""
-    for name in (LOCK, SETTINGS, METRICS, "tokenizer.tiktoken"):
+    for name in (LOCK, SETTINGS, METRICS, RANKS):
         (run / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         run.rmdir()

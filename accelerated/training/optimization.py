@@ -1,6 +1,7 @@
 """Optimisers, learning-rate schedules and gradient clipping, for train.py, run.py and evaluation/dynamic.py."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,8 +74,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def check_finite(step: int, values: dict[str, float], saved: str) -> None:
-    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite; saved says what is left."""
+def check_finite(step: int, values: dict[str, float], saved: Callable[[], str]) -> None:
+    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite; saved() says what is left."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise InputError(f"the {name} is {value} at step {step}; {saved}; try a lower --learning-rate")
+            raise InputError(f"the {name} is {value} at step {step}; {saved()}; try a lower --learning-rate")

@@ -25,7 +25,7 @@ from accelerated.data.tokenizers import check_package, open_tokenizer, run_token
 from accelerated.data.windows import lengths_of, overlap_of
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, counted
-from accelerated.program.files import disk_errors
+from accelerated.program.files import disk_errors, nearest_existing
 from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
@@ -78,7 +78,6 @@ class Run:
         """Tokens that all processes read per second, on average since the run was opened."""
         return self.tokens / (time.perf_counter() - self.opened)
 
-    @property
     def saved(self) -> str:
         """What can be gone back to, for messages."""
         path = checkpoint_path(self.folder)
@@ -187,9 +186,7 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
 
 def check_writable(folder: Path, option: str) -> None:
     """Raise InputError unless folder, or its nearest parent that exists, can be written to."""
-    above = folder.absolute()
-    while not above.exists():
-        above = above.parent
+    above = nearest_existing(folder)
     if not above.is_dir() or not os.access(above, os.W_OK):
         raise InputError(f"cannot write to {above}; give another {option} than {folder}")
 

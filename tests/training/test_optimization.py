@@ -114,6 +114,6 @@ def test_optimisers_decay_matrices_only(name, kind):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinite_values_stop_a_run(value):
-    check_finite(3, {"loss": 1e30}, "x")
+    check_finite(3, {"loss": 1e30}, lambda: "x")
     with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; x; try"):
-        check_finite(3, {"loss": 2.0, "gradient's norm": value}, "x")
+        check_finite(3, {"loss": 2.0, "gradient's norm": value}, lambda: "x")
