@@ -50,6 +50,8 @@ def run_program(name: str, main: Callable, *given: Any) -> None:
     with errors_in_one_line(name):
         main(*given)
         sys.stdout.flush()  # here, where a full disk is still answered in one line
+    if "WORLD_SIZE" in os.environ:  # of torchrun: while Python ends, its threads can abort it (pytorch issue 190489)
+        os._exit(0)
 
 
 @contextlib.contextmanager

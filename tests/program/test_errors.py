@@ -133,6 +133,15 @@ def test_an_interrupt_with_a_full_output_is_one_line():
     assert (code, errors) == (130, "\neval.py: interrupted\n")
 
 
+@pytest.mark.parametrize("together,said", [({"WORLD_SIZE": "2"}, "done\n"), ({}, "done\nended\n")])
+def test_one_of_several_processes_leaves_without_what_may_abort_it(monkeypatch, together, said):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in together.items():
+        monkeypatch.setenv(name, value)
+    code, output, errors = run("import atexit\natexit.register(print, 'ended')\nrun_program('train.py', lambda: print('done'))")
+    assert (code, output, errors) == (0, said, "")
+
+
 def test_a_choice_names_the_nearest_one():
     check_choice("--model", "memformer", ["memformer", "compressive"])
     with pytest.raises(InputError) as caught:
