@@ -208,6 +208,15 @@ def test_dtypes_are_kept(paper, name, dtype):
     assert all(tensor.isfinite().all() for tensor in (output.logits, logits, *output.state, *grads))
 
 
+@over([each for each in ONE_OF_EACH if each[0] != "block_recurrent"])
+def test_the_biases_of_matrices_begin_at_zero(paper, name):
+    """The Block-Recurrent Transformer's matrices have none."""
+    config = variant(paper, name)
+    params = PAPERS[paper].reference.init_params(config, np.random.default_rng(0))
+    biases = [params[matrix + "_bias"] for matrix in params if matrix + "_bias" in params]
+    assert len(biases) >= 4 and not any(bias.any() for bias in biases)
+
+
 @over(EVERY_VARIANT)
 def test_a_model_can_be_made_on_the_meta_device(paper, name):
     """It then takes no memory, has all names and shapes, and returns outputs with the right shapes."""

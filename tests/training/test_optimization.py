@@ -54,6 +54,10 @@ def test_the_compressive_papers_schedule():
     assert (config.clip, config.weight_decay, config.beta2) == (0.1, 0.0, 0.999)
 
 
+def test_one_iteration_after_the_warmup_is_the_end_of_the_cosine():
+    assert learning_rate(5, dataclasses.replace(BASE, steps=5, warmup=4)) == pytest.approx(0.5 * BASE.final_fraction)
+
+
 def test_updates_come_every_k_iterations_from_n_on():
     """5.5.1: after every iteration up to n, then after every k-th, and after the last."""
     config = dataclasses.replace(BASE, steps=14, update_every=4, update_every_from=5)
