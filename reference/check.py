@@ -1,0 +1,161 @@
+"""python -m reference.check VECTORS THEIRS: is a port right? Compares what it wrote with docs/vectors, tensor by tensor.
+
+VECTORS is a file of docs/vectors, or a folder of them; THEIRS is a safetensors file with tensors of the same names, or a folder
+with files of the same names. Everything that does not begin with `given/` is compared. Values inside a layer, `inner/`, may be
+left out, and a state's fields of size zero. Exit code 0 if all agree, 1 if not, 2 if a file cannot be read. docs/porting.md
+tells how to use it.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-3}  # of the largest magnitude in a tensor; measured: docs/porting.md
+DESCRIPTION = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
+GIVEN, INNER = "given/", "inner/"
+
+
+class Row(NamedTuple):
+    """The comparison of one tensor."""
+
+    name: str
+    error: float  # relative to the largest expected magnitude; infinite if it cannot be compared
+    tolerance: float
+    words: str
+
+    @property
+    def passes(self) -> bool:
+        """Whether it agrees; NaN does not."""
+        return self.error <= self.tolerance
+
+
+class CheckError(Exception):
+    """A file that cannot be read; the message says what to do."""
+
+
+def load(path: Path) -> tuple[dict, dict]:
+    """({name: array}, {key: text of the metadata}) of a safetensors file."""
+    if not Path(path).is_file():
+        raise CheckError(f"{path}: no such file")
+    try:
+        with safe_open(path, "numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError, TypeError) as error:
+        raise CheckError(f"{path} is no safetensors file that NumPy can hold: {error}") from None
+
+
+def in_order(names: list, inner: list) -> list:
+    """Names in the order of computation: inside a layer, by segment, gradients from the last layer to the first, steps."""
+    kinds = ("logits", "auxiliary", "loss", "next")
+
+    def place(name):
+        head, _, rest = name.partition("/")
+        if name in inner:
+            return (0, inner.index(name))
+        if head.isdigit():
+            return (1, int(head), kinds.index(rest.split(".")[0]), rest)
+        if name == "objective":
+            return (2, 0)
+        groups = {"grad": 3, "grad_state": 4, "sgd": 5, "adamw": 6}
+        numbers = [-int(part) for part in rest.split(".") if part.isdigit()]
+        return (groups[head], rest == "embedding", numbers, rest)
+
+    return sorted(names, key=place)
+
+
+def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
+    """The Row of a tensor that both have; integers and booleans must be equal."""
+    tolerance = TOLERANCES.get(str(actual.dtype), 0.0 if actual.dtype.kind in "iub" else TOLERANCES["float32"])
+    if expected.shape != actual.shape:
+        return Row(name, np.inf, tolerance, f"shape {actual.shape}, expected {expected.shape}")
+    expected, actual = expected.astype(np.float64), actual.astype(np.float64)
+    if not np.isfinite(actual).all():
+        return Row(name, np.inf, tolerance, f"{np.count_nonzero(~np.isfinite(actual))} of {actual.size} NaN or infinite")
+    if expected.size == 0:
+        return Row(name, 0.0, tolerance, "of size zero")
+    scale = np.abs(expected).max()
+    difference = np.abs(actual - expected)
+    error = float(difference.max() / scale) if scale else float(difference.max())  # of what is exactly zero, the error itself
+    where = ",".join(str(int(i)) for i in np.unravel_index(difference.argmax(), difference.shape))
+    share = f"{share_of(error, tolerance)}{'' if scale else ', expected exactly zero'}"
+    return Row(name, error, tolerance, f"{error:.1e} at [{where}], {share}")
+
+
+def share_of(error: float, tolerance: float) -> str:
+    """How much of the tolerance an error uses, in words."""
+    if not tolerance:
+        return "must be equal" if error else "equal"
+    share = error / tolerance
+    return f"{share:.1%} of the tolerance" if share < 10 else f"{share:.0e} times the tolerance"
+
+
+def compare(expected: dict, actual: dict, inner: list) -> list[Row]:
+    """A Row for each tensor that a port computes, in the order of computation."""
+    rows = []
+    for name in in_order([name for name in expected if not name.startswith(GIVEN)], inner):
+        if name in actual:
+            rows.append(compared(name, expected[name], actual[name]))
+        elif not name.startswith(INNER) and expected[name].size:
+            rows.append(Row(name, np.inf, 0.0, f"missing, shape {expected[name].shape}"))
+    return rows
+
+
+def report(title: str, rows: list[Row], unknown: list) -> bool:
+    """Print the verdict, with the first wrong tensor named first, and the table; returns whether all agree."""
+    wrong = [row for row in rows if not row.passes]
+    missing = [row for row in wrong if row.words.startswith("missing")]
+    print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {len(missing)} missing")
+    if wrong:
+        first = next((row for row in wrong if row not in missing), wrong[0])
+        print(f"  begin with {first.name}, the first that is {'missing' if first in missing else 'wrong'}: {first.words}")
+        print(*(f"  {row.name:<52} {row.words}{'' if row.passes else '  FAIL'}" for row in rows), sep="\n")
+    if unknown:
+        print(f"  not in the vectors: {', '.join(unknown[:5])}{' and more' if len(unknown) > 5 else ''}")
+    return not wrong
+
+
+def check(vectors: Path, theirs: Path) -> bool:
+    """Compare one file with another; returns whether all tensors agree."""
+    (expected, metadata), (actual, _) = load(vectors), load(theirs)
+    if "paper" not in metadata:
+        raise CheckError(f"{vectors} is no file of docs/vectors: it has no metadata; give VECTORS before THEIRS")
+    rows = compare(expected, actual, json.loads(metadata["inner"]))
+    return report(f"{metadata['paper']} {metadata['case']}", rows, sorted(actual.keys() - expected.keys()))
+
+
+def pairs(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
+    """The files to compare with each other: one of each, or those of one name in two folders."""
+    if not vectors.is_dir():
+        return [(vectors, theirs)]
+    names = sorted(path.name for path in vectors.glob("*.safetensors"))
+    found = [(vectors / name, theirs / name) for name in names if (theirs / name).is_file()]
+    if not found:
+        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
+    return found
+
+
+def main(argv: list | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m reference.check", description=DESCRIPTION)
+    parser.add_argument("vectors", metavar="VECTORS", type=Path, help="a file of docs/vectors, or a folder of them")
+    parser.add_argument(
+        "theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder with files so named"
+    )
+    options = parser.parse_args(argv)
+    try:
+        agreed = [check(*pair) for pair in pairs(options.vectors, options.theirs)]
+    except CheckError as error:
+        print(f"reference.check: {error}", file=sys.stderr)
+        return 2
+    if len(agreed) > 1:
+        print(f"{sum(agreed)} of {len(agreed)} cases agree")
+    return 0 if all(agreed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
