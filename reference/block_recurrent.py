@@ -28,6 +28,7 @@ V vocabulary, L layers, R recurrent layers, K keys.
 Decisions are numbered in docs/block_recurrent.md.
 """
 
+import sys
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -837,4 +838,8 @@ def demonstrate():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:  # --check [--case NAME]
+        from reference.gradients import main
+
+        sys.exit(main("block_recurrent"))
     demonstrate()

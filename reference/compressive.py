@@ -28,6 +28,7 @@ Glossary: code symbol, meaning, paper symbol, shape
 B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -769,4 +770,8 @@ def demonstrate():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:  # --check [--case NAME]
+        from reference.gradients import main
+
+        sys.exit(main("compressive"))
     demonstrate()

@@ -30,6 +30,7 @@ R distances, K keys. Decisions are numbered in docs/memformer.md.
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -1032,4 +1033,8 @@ def demonstrate():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:  # --check [--case NAME]
+        from reference.gradients import main
+
+        sys.exit(main("memformer"))
     demonstrate()

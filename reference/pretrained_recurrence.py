@@ -25,6 +25,7 @@ B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward 
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -755,4 +756,8 @@ def demonstrate():
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:  # --check [--case NAME]
+        from reference.gradients import main
+
+        sys.exit(main("pretrained_recurrence"))
     demonstrate()
