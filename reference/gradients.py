@@ -196,7 +196,7 @@ class Calls:
 
 def gradients_of(case: Case) -> tuple[dict, Calls]:
     """({name: gradient} by hand, the calls that made them)."""
-    _, caches = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
+    _, caches, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
     with Calls(case.reference) as calls:
         grads, dstate = rollout_backward(case.reference, case.params, case.config, caches)
     return {f"grad/{name}": grad for name, grad in grads.items()} | differentiable({}, dstate), calls

@@ -53,8 +53,10 @@ def count_scored(segments: list) -> int:
     return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
-def rollout_forward(reference: ModuleType, params: dict, config: object, segments: list, state: tuple) -> tuple[dict, list]:
-    """Read the segments: {name: array} of logits, losses and next states by segment, and of the objective; a Cache for each.
+def rollout_forward(
+    reference: ModuleType, params: dict, config: object, segments: list, state: tuple
+) -> tuple[dict, list, tuple]:
+    """Read the segments: {name: array} of logits, losses, next states and of the objective; a Cache for each; the last state.
 
     The objective is the summed cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
     """
@@ -71,14 +73,15 @@ def rollout_forward(reference: ModuleType, params: dict, config: object, segment
         rows |= {f"{k}/loss": np.array(loss)} | named(f"{k}/next.", state)
         nats, auxiliary = nats + loss, auxiliary + sum(losses.values())
         caches.append(Cache(segment, cache, loss_cache, auxiliary_cache))
-    return rows | {"objective": np.array(nats / count_scored(segments) + auxiliary / len(segments))}, caches
+    objective = nats / count_scored(segments) + auxiliary / len(segments)
+    return rows | {"objective": np.array(objective)}, caches, state
 
 
 def rollout_backward(reference: ModuleType, params: dict, config: object, caches: list) -> tuple[dict, tuple]:
     """Gradients of the objective: {name: gradient} of the parameters, and that of the state before the first segment."""
-    grads, dstate = {}, None
+    grads, dstate, count = {}, None, count_scored([cache.segment for cache in caches])
     for cache in reversed(caches):
-        dlogits = reference.cross_entropy_backward(1 / count_scored([each.segment for each in caches]), cache.loss)
+        dlogits = reference.cross_entropy_backward(1 / count, cache.loss)
         dparams, dstate = reference.backward(params, config, cache.forward, dlogits, dstate)
         reference.add_into(grads, dparams)
         if cache.auxiliary:

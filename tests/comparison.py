@@ -52,6 +52,6 @@ def assert_agree(expected, actual, tolerance, title=""):
     assert passed, "\n".join([title, *(line for line in lines if line.endswith("FAIL"))])
 
 
-def named(prefix, state):
+def named(prefix, state, between="."):
     """A state's fields as {name: tensor}."""
-    return {f"{prefix}.{name}": field for name, field in zip(state._fields, state, strict=True)}
+    return {f"{prefix}{between}{name}": field for name, field in zip(state._fields, state, strict=True)}

@@ -9,6 +9,7 @@ from variants import PAPERS
 
 from accelerated.protocol import computing_in
 from accelerated.replay import BACKPROP
+from reference.rollout import Segment, count_scored, rollout_backward, rollout_forward
 
 
 def random_rows(config, rng, lanes=2, count=3):
@@ -24,36 +25,14 @@ def starting(*numbers, count=3, lanes=2):
     return [np.full(lanes, number in numbers) for number in range(count)]
 
 
-def choose_lanes(starts, first, second):
-    """The state `first` in the lanes where starts (B,) is true, `second` elsewhere."""
-    pairs = zip(first, second, strict=True)
-    return type(first)(*(np.where(starts.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in pairs))
-
-
 def reference_rollout(paper, params, config, segments, starts):
-    """(Mean loss, {name: gradient}, next state) by the reference, from a document's start; the objective is that of `replay`."""
-    ref, state, caches, loss = PAPERS[paper].reference, None, [], 0.0
-    scored_tokens = max(1, sum(int(segment[2].sum()) for segment in segments))
-    for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
-        initial = ref.initial_state(params, config, len(tokens))
-        state = initial if state is None else choose_lanes(begins, initial, state)
-        logits, state, cache = ref.forward(params, config, tokens, state, None, *task)
-        nats, loss_cache = ref.cross_entropy_forward(logits, targets, scored)
-        extra = ref.auxiliary_forward(params, config, cache)[1] if hasattr(ref, "auxiliary_forward") else None
-        loss += nats / scored_tokens
-        caches.append((cache, loss_cache, extra))
-    grads, dstate = {}, None
-    for (cache, loss_cache, extra), begins in zip(reversed(caches), reversed(starts), strict=True):
-        dlogits = ref.cross_entropy_backward(1 / scored_tokens, loss_cache)
-        dparams, dstate = ref.backward(params, config, cache, dlogits, dstate)
-        ref.add_into(grads, dparams)
-        if extra is not None:
-            ref.add_into(grads, ref.auxiliary_backward(config, 1 / len(segments), extra))
-        zero = type(dstate)(*(np.zeros_like(field) for field in dstate))
-        if hasattr(ref, "initial_state_backward"):
-            ref.add_into(grads, ref.initial_state_backward(config, choose_lanes(begins, dstate, zero)))
-        dstate = choose_lanes(begins, zero, dstate)
-    return loss, grads, state
+    """(Mean loss, {name: gradient}, next state) by the reference, from a document's start."""
+    ref = PAPERS[paper].reference
+    segments = [Segment(*rows[:3], begins, *rows[3:]) for rows, begins in zip(segments, starts, strict=True)]
+    state = ref.initial_state(params, config, len(starts[0]))
+    rows, caches, after = rollout_forward(ref, params, config, segments, state)
+    grads, _ = rollout_backward(ref, params, config, caches)
+    return sum(rows[f"{k}/loss"] for k in range(len(segments))) / count_scored(segments), grads, after
 
 
 def accelerated_rollout(paper, model, segments, starts, method="through_time", dtype=torch.float64):

@@ -1,7 +1,7 @@
 """A rollout (consecutive segments) by a reference and by its accelerated model: everything that must agree, by name.
 
 Segments are (tokens, targets, scored) arrays of two lanes (rows of the batch), with a reference's Task if the segment has one;
-lane 1 starts a document at segment `start`. The objective is the sum over segments of cross-entropy and auxiliary losses.
+lane 1 starts a document at one of them. The objective is that of reference/rollout.py.
 """
 
 import numpy as np
@@ -13,6 +13,7 @@ from variants import PAPERS, random_task
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.protocol import replace_lanes, require_gradient
+from reference import rollout
 
 RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
 
@@ -53,59 +54,36 @@ def check_back_propagation(model, segments, state):
     assert_agree(found["through_time"], found["memory_replay"], 1e-11)
 
 
-def by_lane(first, second):
-    """A state with lane 0 of the first and lane 1 of the second."""
-    return type(first)(*(np.concatenate([a[:1], b[1:]]) for a, b in zip(first, second, strict=True)))
+def with_starts(segments, start):
+    """The segments as the reference's rollout reads them; lane 1 starts a document at segment `start`."""
+    return [rollout.Segment(*rows[:3], np.array([False, k == start]), *rows[3:]) for k, rows in enumerate(segments)]
 
 
-def reference_rollout(ref, params, config, segments, start, state):
-    """{name: array} of losses, logits, states and gradients in float64."""
-    caches, rows, total = [], {}, 0.0
-    for index, (tokens, targets, scored, *task) in enumerate(segments):
-        if index == start:
-            state = by_lane(state, ref.initial_state(params, config, len(tokens)))
-        logits, state, cache = ref.forward(params, config, tokens, state, None, *task)
-        loss, loss_cache = ref.cross_entropy_forward(logits, targets, scored)
-        losses, auxiliary_cache = (
-            ref.auxiliary_forward(params, config, cache) if hasattr(ref, "auxiliary_forward") else ({}, None)
-        )
-        rows |= {f"logits {index}": logits} | named(f"state {index}", state)
-        rows |= {f"auxiliary {index} {name}": np.array([loss]) for name, loss in losses.items()}
-        total += loss
-        caches.append((cache, loss_cache, auxiliary_cache))
-    grads, dstate = {}, None
-    for index in reversed(range(len(segments))):
-        cache, loss_cache, auxiliary_cache = caches[index]
-        dparams, dstate = ref.backward(params, config, cache, ref.cross_entropy_backward(1.0, loss_cache), dstate)
-        ref.add_into(grads, dparams)
-        if auxiliary_cache is not None:
-            ref.add_into(grads, ref.auxiliary_backward(config, 1.0, auxiliary_cache))
-        if index == start:
-            zero = type(dstate)(*(np.zeros_like(field) for field in dstate))
-            if hasattr(ref, "initial_state_backward"):
-                ref.add_into(grads, ref.initial_state_backward(config, by_lane(zero, dstate)))
-            dstate = by_lane(dstate, zero)
-    rows |= {f"grad {name}": value for name, value in grads.items()} | named("grad state", dstate)
-    return rows | {"loss": np.array([total])}
+def reference_rollout(ref, params, config, segments, state):
+    """{name: array} of losses, logits, states and gradients in float64, by the names of the conformance vectors."""
+    rows, caches, _ = rollout.rollout_forward(ref, params, config, segments, state)
+    grads, dstate = rollout.rollout_backward(ref, params, config, caches)
+    return rows | {f"grad/{name}": value for name, value in grads.items()} | named("grad_state", dstate, "/")
 
 
-def accelerated_rollout(paper, model, segments, start, state):
-    """The same as reference_rollout for a model; leaves the gradients in .grad."""
+def accelerated_rollout(paper, model, segments, state):
+    """The same for a model; leaves the gradients in .grad."""
     leaf = require_gradient(state)
-    state, total, rows = leaf, 0.0, {}
-    objective = 0.0
-    for index, (tokens, targets, scored, *task) in enumerate(segments):
-        state = replace_lanes(torch.tensor([False, index == start]), model.initial_state(2), state)
-        logits, state, auxiliary = model(torch.tensor(tokens), state, *(PAPERS[paper].to_torch(each) for each in task))
+    state, nats, extra, rows = leaf, 0.0, 0.0, {}
+    for k, (tokens, targets, scored, starts, *task) in enumerate(segments):
+        state = replace_lanes(torch.tensor(starts), model.initial_state(len(starts)), state)
+        tasks = [PAPERS[paper].to_torch(each) for each in task if each is not None]
+        logits, state, auxiliary = model(torch.tensor(tokens), state, *tasks)
         picked = logits.log_softmax(-1).gather(-1, torch.tensor(targets)[..., None])[..., 0]
         loss = -picked[torch.tensor(scored)].sum()
-        total, objective = total + loss, objective + loss + sum(auxiliary.values())
-        rows |= {f"logits {index}": logits} | named(f"state {index}", state)
-        rows |= {f"auxiliary {index} {name}": loss[None] for name, loss in auxiliary.items()}
+        nats, extra = nats + loss, extra + sum(auxiliary.values())
+        rows |= {f"{k}/logits": logits, f"{k}/loss": loss} | named(f"{k}/next", state)
+        rows |= {f"{k}/auxiliary.{name}": loss for name, loss in auxiliary.items()}
+    objective = nats / rollout.count_scored(segments) + extra / len(segments)
     objective.backward()
-    rows |= {f"grad {n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    rows |= {f"grad/{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     dstate = type(leaf)(*(torch.zeros_like(f) if f.grad is None else f.grad for f in leaf))
-    return rows | named("grad state", dstate) | {"loss": total[None]}
+    return rows | named("grad_state", dstate, "/") | {"objective": objective}
 
 
 def filled(rows):
@@ -120,18 +98,18 @@ def rows_of_state(state):
 
 def check_rollout(paper, config, params, segments, state, title):
     """Compare everything over the segments, with a document start in the second, then the weights after five steps."""
-    ref, model = PAPERS[paper].reference, PAPERS[paper].model_with(params, config)
+    ref, model, segments = PAPERS[paper].reference, PAPERS[paper].model_with(params, config), with_starts(segments, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
     for step in range(5):
         optimizer.zero_grad()
         read = segments if step == 0 else segments[:2]  # enough to train on
-        expected = reference_rollout(ref, params, config, read, 1, state)
-        actual = accelerated_rollout(paper, model, read, 1, PAPERS[paper].to_torch(state))
+        expected = reference_rollout(ref, params, config, read, state)
+        actual = accelerated_rollout(paper, model, read, PAPERS[paper].to_torch(state))
         if step == 0:
             assert_agree(filled(expected), filled(actual), LADDER, title)
         optimizer.step()
-        velocity = {name: MOMENTUM * velocity[name] + expected[f"grad {name}"] for name in params}
+        velocity = {name: MOMENTUM * velocity[name] + expected[f"grad/{name}"] for name in params}
         params = {name: value - RATE * velocity[name] for name, value in params.items()}
     assert_agree(params, dict(model.state_dict()), LADDER, f"{title}: weights after five steps")
 

@@ -152,7 +152,7 @@ def computed(paper: str, name: str, reference: object) -> dict:
     """{name: array} of all that a port should compute, by this reference."""
     config = CASES[paper][name].config
     params, state, segments = inputs_of(paper, name)
-    rows, caches = rollout_forward(reference, params, config, segments, state)
+    rows, caches, _ = rollout_forward(reference, params, config, segments, state)
     grads, dstate = rollout_backward(reference, params, config, caches)
     rows = inner_of(paper, name, reference, params, state, segments) | rows
     rows |= {f"grad/{n}": value for n, value in grads.items()} | named("grad_state/", dstate)
