@@ -1,9 +1,9 @@
 """python -m reference.check VECTORS THEIRS: is a port right? Compares what it wrote with docs/vectors, tensor by tensor.
 
 VECTORS is a file of docs/vectors, or a folder of them; THEIRS is a safetensors file with tensors of the same names, or a folder
-with files of the same names. Everything that does not begin with `given/` is compared. Values inside a layer, `inner/`, may be
-left out, and a state's fields of size zero. Exit code 0 if all agree, 1 if not, 2 if a file cannot be read. docs/porting.md
-tells how to use it.
+with files of the same names. Everything that does not begin with `given/` is compared; values inside a layer, `inner/`, may be
+left out. A file's table has all tensors, a folder's those that fail. Exit code 0 if all agree, 1 if not, 2 if a file cannot be
+read. It needs NumPy and safetensors, and nothing else of this project. docs/porting.md tells how to use it.
 """
 
 import argparse
@@ -105,27 +105,30 @@ def compare(expected: dict, actual: dict, inner: list) -> list[Row]:
     return rows
 
 
-def report(title: str, rows: list[Row], unknown: list) -> bool:
-    """Print the verdict, with the first wrong tensor named first, and the table; returns whether all agree."""
+def report(title: str, rows: list[Row], unknown: list, whole: bool) -> bool:
+    """Print the verdict, the first wrong tensor, and a table, whole or of failures only; returns whether all agree."""
     wrong = [row for row in rows if not row.passes]
     missing = [row for row in wrong if row.words.startswith("missing")]
     print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {len(missing)} missing")
     if wrong:
         first = next((row for row in wrong if row not in missing), wrong[0])
         print(f"  begin with {first.name}, the first that is {'missing' if first in missing else 'wrong'}: {first.words}")
-        print(*(f"  {row.name:<52} {row.words}{'' if row.passes else '  FAIL'}" for row in rows), sep="\n")
+    if wrong and all(row.name.startswith(INNER) for row in wrong):
+        print(f"  only {INNER} values are wrong: all that is asked for agrees")
+    for row in rows if whole else wrong:
+        print(f"  {row.name:<52} {row.words}{'' if row.passes else '  FAIL'}")
     if unknown:
         print(f"  not in the vectors: {', '.join(unknown[:5])}{' and more' if len(unknown) > 5 else ''}")
     return not wrong
 
 
-def check(vectors: Path, theirs: Path) -> bool:
-    """Compare one file with another; returns whether all tensors agree."""
+def check(vectors: Path, theirs: Path, whole: bool) -> bool:
+    """Compare one file with another and report; returns whether all tensors agree."""
     (expected, metadata), (actual, _) = load(vectors), load(theirs)
     if "paper" not in metadata:
         raise CheckError(f"{vectors} is no file of docs/vectors: it has no metadata; give VECTORS before THEIRS")
     rows = compare(expected, actual, json.loads(metadata["inner"]))
-    return report(f"{metadata['paper']} {metadata['case']}", rows, sorted(actual.keys() - expected.keys()))
+    return report(f"{metadata['paper']} {metadata['case']}", rows, sorted(actual.keys() - expected.keys()), whole)
 
 
 def pairs(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
@@ -148,12 +151,14 @@ def main(argv: list | None = None) -> int:
     )
     options = parser.parse_args(argv)
     try:
-        agreed = [check(*pair) for pair in pairs(options.vectors, options.theirs)]
+        files = pairs(options.vectors, options.theirs)
+        agreed = [check(*pair, whole=not options.vectors.is_dir()) for pair in files]
     except CheckError as error:
         print(f"reference.check: {error}", file=sys.stderr)
         return 2
-    if len(agreed) > 1:
-        print(f"{sum(agreed)} of {len(agreed)} cases agree")
+    if options.vectors.is_dir():
+        absent = len([*options.vectors.glob("*.safetensors")]) - len(files)
+        print(f"{sum(agreed)} of {len(agreed)} cases agree; {absent} are not in {options.theirs}")
     return 0 if all(agreed) else 1
 
 

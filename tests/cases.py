@@ -20,8 +20,8 @@ def cases_of(small: object, variants: dict, tasks: dict | None = None) -> dict:
 
 
 BLOCK_RECURRENT = block_recurrent.Config(
-    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, window=4, segment=8, recurrent_layers=(2,), states=5,
-    buckets=4, max_distance=4, attention_scale=3.0, dropout=0.0,
+    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, window=4, segment=8, recurrent_layers=(1,), states=5,
+    buckets=4, max_distance=6, attention_scale=3.0, dropout=0.0,
 )  # fmt: skip
 COMPRESSIVE = compressive.Config(
     vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, segment=4, memory=6, compressed_memory=3,
@@ -32,7 +32,7 @@ MEMFORMER = memformer.Config(
     max_distance=5, retention=0.5,
 )  # fmt: skip
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
-    vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, module_width=4,
+    vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,
 )  # fmt: skip
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 CASES = {
@@ -111,13 +111,13 @@ WRITER = {
     "value": "slot_value", "scores": "slot_scores",
 }  # fmt: skip
 BLOCK_RECURRENT_INNER = [
-    (("layer_forward[1]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
-    (("layer_forward[1]",), {"keys": "keys", "values": "values"}),
-    (("layer_forward[1]", "sliding_attention_forward"), {"bias": "position_bias"}),
-    (("layer_forward[1]", "attention_forward"), {"similarity": "similarity", "weights": "weights", "return.0": "attended"}),
+    (("layer_forward[0]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
+    (("layer_forward[0]",), {"keys": "keys", "values": "values"}),
+    (("layer_forward[0]", "sliding_attention_forward"), {"bias": "position_bias"}),
+    (("layer_forward[0]", "attention_forward"), {"similarity": "similarity", "weights": "weights", "return.0": "attended"}),
     (("state_projection_forward",), {"identified": "identified_states"}),
     (("state_projection_forward",), {f"projected.{name}": f"state_{name}" for name in ("key", "value", "query", "cross_query")}),
-    (("layer_forward[1]", "token_projection_forward"), {"projected.cross_query": "cross_query"}),
+    (("layer_forward[0]", "token_projection_forward"), {"projected.cross_query": "cross_query"}),
     (("recurrence_forward", "attention_forward[0]"), {"weights": "read_weights", "return.0": "read"}),
     (("state_update_forward", "attention_forward[0]"), {"return.0": "states_from_states"}),
     (("state_update_forward", "attention_forward[1]"), {"return.0": "states_from_tokens"}),
@@ -125,9 +125,9 @@ BLOCK_RECURRENT_INNER = [
     (("fixed_gate_forward",), {"z": "gate_candidate", "g": "gate"}),
     (("lstm_gate_forward",), {"z": "gate_candidate", "i": "input_gate", "f": "forget_gate"}),
     (("state_update_forward",), {"return.0": "states_after_a_block"}),
-    (("layer_forward[1]",), {"out": "attention_output"}),
-    (("layer_forward[1]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
-    (("layer_forward[1]",), {"return.0": "layer_output"}),
+    (("layer_forward[0]",), {"out": "attention_output"}),
+    (("layer_forward[0]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
+    (("layer_forward[0]",), {"return.0": "layer_output"}),
 ]
 COMPRESSIVE_INNER = [
     (("layer_forward",), {"h": "layer_input"}),
@@ -170,12 +170,12 @@ MEMFORMER_INNER = [
     (("memory_layer_forward[0]",), {"return.0": "layer_output"}),
 ]
 PRETRAINED_RECURRENCE_INNER = [
-    (("layer_forward[1]", "window_projections_forward"), {"normal": "normed_input"}),
-    (("layer_forward[1]", "window_attention_forward"), {name: name for name in ("query", "key", "value")}),
-    (("layer_forward[1]", "masked_attention_forward"), {"scores": "scores", "weights": "weights", "return.0": "attended"}),
-    (("layer_forward[1]", "window_attention_forward"), {"return.0": "after_attention"}),
-    (("layer_forward[1]", "gelu_mlp_forward"), {"normal": "normed_mlp_input", "before": "before_gelu", "hidden": "mlp_hidden"}),
-    (("layer_forward[1]",), {"return.0": "layer_output"}),
+    (("layer_forward[0]", "window_projections_forward"), {"normal": "normed_input"}),
+    (("layer_forward[0]", "window_attention_forward"), {name: name for name in ("query", "key", "value")}),
+    (("layer_forward[0]", "masked_attention_forward"), {"scores": "scores", "weights": "weights", "return.0": "attended"}),
+    (("layer_forward[0]", "window_attention_forward"), {"return.0": "after_attention"}),
+    (("layer_forward[0]", "gelu_mlp_forward"), {"normal": "normed_mlp_input", "before": "before_gelu", "hidden": "mlp_hidden"}),
+    (("layer_forward[0]",), {"return.0": "layer_output"}),
 ]
 POOLING_INNER = [
     (("module_forward",), {"return.0": "inserted"}),

@@ -27,6 +27,7 @@ from tests.variants import PAPERS, random_task, shaken
 
 FOLDER = Path(__file__).parent.parent / "docs" / "vectors"
 LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW
+STARTS = (2, 1, -1)  # the lane that starts a document, by segment
 BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exactly
 
 
@@ -41,12 +42,12 @@ def generator(paper: str, case: str) -> np.random.Generator:
 
 
 def segments_of(paper: str, case: Case, rng: np.random.Generator) -> list[Segment]:
-    """Three segments; the middle lane starts a document at the second, and lane 2 ends with padding, which is not scored."""
+    """Three segments; lane 2 starts a document at the first, the middle lane at the second; lane 2 ends with padding."""
     config, overlap, segments = case.config, getattr(case.config, "overlap", 0), []
     for k in range(SEGMENTS):
         length = config.segment - (PAPERS[paper].shorter if k == SEGMENTS - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
-        scored, starts = rng.random(tokens.shape) < 0.8, np.arange(LANES) == (1 if k == 1 else -1)
+        scored, starts = rng.random(tokens.shape) < 0.8, np.arange(LANES) == STARTS[k]
         if k and overlap:  # as windows overlap: read again, not scored again
             carried = ~starts
             tokens[carried, :overlap] = segments[-1].tokens[carried, -overlap:]
@@ -117,7 +118,7 @@ class Recorder:
                 for local, name in names.items():
                     value = part_of(values, local)
                     if name not in self.found and value is not None:
-                        self.found[name] = np.where(np.isfinite(value), value, 0)  # the score of a masked key is written as 0
+                        self.found[name] = np.where(np.isfinite(value), value, 0)  # -inf is the score of a hidden key
 
     def __enter__(self):
         sys.setprofile(self)
@@ -127,13 +128,29 @@ class Recorder:
         sys.setprofile(None)
 
 
+def hidden_of(paper: str, config: object) -> dict:
+    """{value inside a layer: mask of the query-key pairs that count}; where it hides a key, 0 is written."""
+    if paper == "block_recurrent":
+        return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(config.window))
+    if paper == "compressive":
+        keys = config.compressed_memory + config.memory + config.segment
+        return dict.fromkeys(("scores_by_distance_shifted", "scores"), compressive.causal_mask(config.segment, keys))
+    return {}
+
+
 def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
     listed = [entry for entries, cases in INNER_VALUES[paper] if cases is None or name in cases for entry in entries]
     with Recorder(reference.__file__, listed) as recorder:
         rollout_forward(reference, params, CASES[paper][name].config, segments[:1], state)
+    found = recorder.found
+    if "decoded" in found:
+        found["decoded"] = found["decoded"].reshape(found["evicted"].shape)
+    for each, mask in hidden_of(paper, CASES[paper][name].config).items():
+        if each in found:
+            found[each] = np.where(mask, found[each], 0)
     order = dict.fromkeys(name for _, names in listed for name in names.values())
-    return {INNER + name: recorder.found[name] for name in order if name in recorder.found}
+    return {INNER + name: found[name] for name in order if name in found}
 
 
 def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
@@ -150,7 +167,7 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
 
 def computed(paper: str, name: str, reference: object) -> dict:
     """{name: array} of all that a port should compute, by this reference."""
-    config = CASES[paper][name].config
+    config = reference.Config(**dataclasses.asdict(CASES[paper][name].config))
     params, state, segments = inputs_of(paper, name)
     rows, caches, _ = rollout_forward(reference, params, config, segments, state)
     grads, dstate = rollout_backward(reference, params, config, caches)

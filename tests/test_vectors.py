@@ -1,0 +1,215 @@
+"""docs/vectors: made again they are the same, PyTorch passes the checker, and a rule that is broken is noticed by a case."""
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from rollouts import accelerated_rollout
+from safetensors.numpy import save_file
+
+from reference import check
+from reference.gradients import read_case
+from tests.cases import CASES, EVERY_CASE
+from tests.variants import PAPERS
+from tests.vectors import FOLDER, case_file, computed, inputs_of, rules
+
+
+class Wrong(NamedTuple):
+    """A convention that a port may get wrong: a piece of a reference's text, and what replaces it."""
+
+    rule: str
+    paper: str
+    case: str  # of docs/vectors, which has to notice
+    first: str  # the tensor that is named
+    old: str
+    new: str
+
+
+def read_wrong(text):
+    """The Wrong that a block of wrong_conventions.txt describes."""
+    head, *lines = text.splitlines()
+    rule, _, words = head.partition(": ")
+    return Wrong(rule, *words.split(), *("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+"))
+
+
+WRONG = [read_wrong(block) for block in (Path(__file__).parent / "wrong_conventions.txt").read_text().strip().split("\n\n")]
+cases = pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
+
+
+def rows_against(paper, name, actual):
+    """The checker's rows for what a port computed of a case."""
+    expected, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
+    return check.compare(expected, actual, json.loads(metadata["inner"]))
+
+
+# Made again
+
+
+@cases
+def test_a_file_is_what_its_command_writes(paper, name):
+    (rows, metadata), (held, held_metadata) = case_file(paper, name), check.load(FOLDER / paper / f"{name}.safetensors")
+    assert metadata == held_metadata and rows.keys() == held.keys()
+    for key, row in rows.items():
+        assert row.shape == held[key].shape and row.dtype == held[key].dtype, key
+        np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key)
+    assert {str(row.dtype) for row in rows.values()} <= {"float64", "int64", "bool"}
+    assert all(np.isfinite(row).all() for row in rows.values())
+
+
+def test_the_rules_are_what_their_command_writes():
+    assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
+
+
+def test_every_file_is_a_case_and_together_they_are_small():
+    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+    cases = {f"{paper}/{name}.safetensors" for paper, name in EVERY_CASE}
+    assert {path.relative_to(FOLDER).as_posix() for path in files} == {*cases, "rules.json"}
+    assert sum(path.stat().st_size for path in files) <= 3_000_000
+
+
+@cases
+def test_a_case_has_two_starts_padding_and_three_segments(paper, name):
+    _, state, segments = inputs_of(paper, name)
+    assert [segment.starts.tolist() for segment in segments] == [[False, False, True], [False, True, False], [False] * 3]
+    assert not segments[-1].scored[2, -2:].any() and all(segment.scored.any() for segment in segments)
+    assert any(field.any() for field in state) or not any(field.size for field in state)
+
+
+# The checker
+
+
+def test_a_right_port_passes_and_needs_nothing_inside_a_layer(tmp_path, capsys):
+    rows, _ = check.load(FOLDER / "memformer" / "all-tasks.safetensors")
+    save_file({name: row for name, row in rows.items() if not name.startswith(("given/", "inner/"))}, tmp_path / "mine")
+    assert check.main([str(FOLDER / "memformer" / "all-tasks.safetensors"), str(tmp_path / "mine")]) == 0
+    assert "memformer all-tasks: 234 of 234 tensors agree, 0 missing" in capsys.readouterr().out
+
+
+CHANGES = [
+    ("0/logits", lambda row: row + 1e-7 * np.abs(row).max(), "begin with 0/logits, the first that is wrong: 1.0e-07 at"),
+    ("0/logits", lambda row: np.where(row == row.max(), np.nan, row), "begin with 0/logits, the first that is wrong: 1 of"),
+    ("1/next.memory", lambda row: row.swapaxes(0, 1), "begin with 1/next.memory, the first that is wrong: shape (1, 3, 5, 4)"),
+    ("1/next.previous", lambda row: row + 1, "begin with 1/next.previous, the first that is wrong: "),
+    ("grad/decoder.norm.bias", None, "begin with grad/decoder.norm.bias, the first that is missing: missing, shape (4,)"),
+    ("grad/encoder.layers.0.read.key_bias", lambda row: row + 1e-6, "expected exactly zero"),
+    ("2/loss", lambda row: row.astype(np.float32) * 1.01, "begin with 2/loss"),
+    ("objective", lambda row: row * 1.001, "begin with objective"),
+    ("inner/slot_scores", lambda row: row[..., ::-1].copy(), "begin with inner/slot_scores"),
+]
+
+
+@pytest.mark.parametrize("name,change,says", CHANGES, ids=[f"{name} {i}" for i, (name, _, _) in enumerate(CHANGES)])
+def test_one_wrong_tensor_is_named(name, change, says, tmp_path, capsys):
+    path = FOLDER / "memformer" / "all-tasks.safetensors"
+    rows, _ = check.load(path)
+    rows = {
+        each: (np.asarray(change(row)) if each == name and change else row)
+        for each, row in rows.items()
+        if each != name or change
+    }
+    save_file(rows, tmp_path / "mine")
+    assert check.main([str(path), str(tmp_path / "mine")]) == 1
+    out = capsys.readouterr().out
+    assert says in out and out.count("FAIL") == 1 and f"{len([*check.load(path)[0]]) - 95 - 1} of" in out
+
+
+def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computation(tmp_path, capsys):
+    path = FOLDER / "compressive" / "conv-bptt.safetensors"
+    rows, _ = check.load(path)
+    del rows["0/logits"]
+    rows |= {
+        name: rows[name] + 1
+        for name in ("grad/embedding", "grad/layers.0.query", "grad/layers.1.query", "1/loss", "sgd/embedding")
+    }
+    save_file(rows, tmp_path / "mine")
+    check.main([str(path), str(tmp_path / "mine")])
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 missing" in lines[0] and "begin with 1/loss" in lines[1]
+    order = [line.split()[0] for line in lines if line.endswith("FAIL")]
+    assert order == ["0/logits", "1/loss", "grad/layers.1.query", "grad/layers.0.query", "grad/embedding", "sgd/embedding"]
+
+
+def test_unknown_names_are_said_and_folders_are_compared(tmp_path, capsys):
+    for name in ("plain", "mean"):
+        rows, _ = check.load(FOLDER / "pretrained_recurrence" / f"{name}.safetensors")
+        save_file(
+            rows | {"logit": np.zeros(2)} | ({"0/loss": np.array(0.0)} if name == "plain" else {}),
+            tmp_path / f"{name}.safetensors",
+        )
+    assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "not in the vectors: logit" in out and "1 of 2 cases agree; 8 are not in" in out
+    assert out.count("FAIL") == 1 and out.count("  0/") == 1, "of a folder, failures only"
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "folder", "swapped"])
+def test_what_cannot_be_compared_is_one_line_and_exit_code_2(kind, tmp_path, capsys):
+    path, mine = FOLDER / "compressive" / "conv-bptt.safetensors", tmp_path / "mine"
+    if kind == "text":
+        mine.write_text("no tensors")
+    if kind == "swapped":
+        save_file({"0/logits": np.zeros(3)}, mine)
+    if kind == "folder":
+        mine.mkdir()
+    files = {"folder": (path.parent, mine), "swapped": (mine, path)}.get(kind, (path, mine))
+    assert check.main([*map(str, files)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and error.startswith("reference.check: ")
+
+
+# PyTorch as a port
+
+
+def of_pytorch(paper, name, dtype):
+    """What the accelerated model computes of a case, except inside layers and the steps."""
+    case = read_case(paper, name)
+    model = PAPERS[paper].model_with(case.params, case.config).to(dtype)
+    state = PAPERS[paper].to_torch(case.state)
+    state = type(state)(*(field.to(dtype) if field.is_floating_point() else field for field in state))
+    found = accelerated_rollout(paper, model, case.segments, state)
+    return {key: row.detach().numpy() for key, row in found.items()}
+
+
+@cases
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_pytorch_passes(paper, name, dtype):
+    found = of_pytorch(paper, name, dtype)
+    rows = [row for row in rows_against(paper, name, found) if not row.words.startswith("missing")]
+    assert len(rows) >= len([key for key in found if found[key].size]) - 1
+    assert not [row for row in rows if not row.passes]
+
+
+# Wrong conventions
+
+
+def planted(paper, old, new):
+    """The reference of a paper with one piece of its text replaced."""
+    source = Path(PAPERS[paper].reference.__file__).read_text()
+    assert source.count(old) >= 1, f"{old!r} is not in reference/{paper}.py"
+    module = ModuleType(f"wrong_{paper}")
+    module.__file__ = f"wrong_{paper}.py"
+    sys.modules[module.__name__] = module  # dataclasses ask for it
+    try:
+        exec(compile(source.replace(old, new), module.__file__, "exec"), vars(module))
+    finally:
+        del sys.modules[module.__name__]
+    return module
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.paper}: {wrong.rule}" for wrong in WRONG])
+def test_a_broken_rule_is_noticed_and_named(wrong):
+    """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
+    rows = rows_against(wrong.paper, wrong.case, computed(wrong.paper, wrong.case, planted(wrong.paper, wrong.old, wrong.new)))
+    failing = [row.name for row in rows if not row.passes]
+    assert failing, "no tensor of this case notices"
+    assert failing[0] == wrong.first
+
+
+def test_there_are_enough_wrong_conventions_and_every_paper_has_some():
+    assert len(WRONG) > 100 and {wrong.paper for wrong in WRONG} == CASES.keys()
+    assert len({(wrong.paper, wrong.case, wrong.old, wrong.new) for wrong in WRONG}) == len(WRONG)
