@@ -122,10 +122,8 @@ def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computat
     path = FOLDER / "compressive" / "conv-bptt.safetensors"
     rows, _ = check.load(path)
     del rows["0/logits"]
-    rows |= {
-        name: rows[name] + 1
-        for name in ("grad/embedding", "grad/layers.0.query", "grad/layers.1.query", "1/loss", "sgd/embedding")
-    }
+    wrong = ("grad/embedding", "grad/layers.0.query", "grad/layers.1.query", "1/loss", "sgd/embedding")
+    rows |= {name: np.asarray(rows[name] + 1) for name in wrong}
     save_file(rows, tmp_path / "mine")
     check.main([str(path), str(tmp_path / "mine")])
     lines = capsys.readouterr().out.splitlines()
