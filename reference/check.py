@@ -8,6 +8,7 @@ read. It needs NumPy and safetensors, and nothing else of this project. docs/por
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -163,4 +164,6 @@ def main(argv: list | None = None) -> int:
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of: python -m reference.check ... | head
     sys.exit(main())

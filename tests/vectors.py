@@ -172,7 +172,8 @@ def computed(paper: str, name: str, reference: object) -> dict:
     rows, caches, _ = rollout_forward(reference, params, config, segments, state)
     grads, dstate = rollout_backward(reference, params, config, caches)
     rows = inner_of(paper, name, reference, params, state, segments) | rows
-    rows |= {f"grad/{n}": value for n, value in grads.items()} | named("grad_state/", dstate)
+    rows |= {f"grad/{n}": value for n, value in grads.items()}
+    rows |= {f"grad_state/{field}": value for field, value in dstate._asdict().items() if getattr(state, field).dtype.kind == "f"}
     return rows | steps_of(reference, config, params, state, segments)
 
 
