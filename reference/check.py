@@ -14,11 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+
+try:
+    from safetensors import SafetensorError, safe_open
+except ImportError:
+    sys.exit("reference.check needs the package safetensors: pip install safetensors")
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3}  # of the largest magnitude in a tensor; measured: docs/porting.md
 DESCRIPTION = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
 GIVEN, INNER = "given/", "inner/"
+BACKWARDS = (  # parameters, as a backward pass comes to them
+    "final_norm", "decoder.norm", "decoder", "layers", "writer", "encoder.norm", "encoder", "module", "positions",
+    "initial_memory", "embedding",
+)  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -52,7 +60,7 @@ def load(path: Path) -> tuple[dict, dict]:
 
 def in_order(names: list, inner: list) -> list:
     """Names in the order of computation: inside a layer, by segment, gradients from the last layer to the first, steps."""
-    kinds = ("logits", "auxiliary", "loss", "next")
+    kinds, groups = ("logits", "auxiliary", "loss", "next"), ("grad", "grad_state", "sgd", "adamw")
 
     def place(name):
         head, _, rest = name.partition("/")
@@ -62,9 +70,8 @@ def in_order(names: list, inner: list) -> list:
             return (1, int(head), kinds.index(rest.split(".")[0]), rest)
         if name == "objective":
             return (2, 0)
-        groups = {"grad": 3, "grad_state": 4, "sgd": 5, "adamw": 6}
-        numbers = [-int(part) for part in rest.split(".") if part.isdigit()]
-        return (groups[head], rest == "embedding", numbers, rest)
+        part = next((number for number, prefix in enumerate(BACKWARDS) if rest.startswith(prefix)), len(BACKWARDS))
+        return (3, groups.index(head), part, [-int(word) for word in rest.split(".") if word.isdigit()], rest)
 
     return sorted(names, key=place)
 

@@ -253,13 +253,18 @@ def check(paper: str, name: str) -> bool:
     return not wrong
 
 
-def main(paper: str, argv: list | None = None) -> int:
-    """Run the command line of a reference; returns the exit code."""
+def parser_of(paper: str) -> argparse.ArgumentParser:
+    """The command line of a reference."""
+    names = case_names(paper)
     parser = argparse.ArgumentParser(prog=f"python -m reference.{paper}", description="Without options: the demonstration.")
     parser.add_argument("--check", action="store_true", required=True, help="compare gradients with finite differences")
-    names = case_names(paper)
     parser.add_argument("--case", metavar="NAME", default=names[0] if names else "", help=f"one of {', '.join(names)}")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(paper: str, argv: list | None = None) -> int:
+    """Run the command line of a reference; returns the exit code."""
+    options = parser_of(paper).parse_args(argv)
     try:
         return 0 if check(paper, options.case) else 1
     except CheckError as error:

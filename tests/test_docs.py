@@ -16,6 +16,7 @@ from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.models import MODELS
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training
+from reference.gradients import parser_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -181,9 +182,9 @@ def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
 
 @functools.cache
 def known_options():
-    """All options of train.py, whatever the model, of eval.py and of the bench."""
+    """All options of train.py, whatever the model, of eval.py, the references and the bench."""
     parsers = [training_parser(choose_defaults(first_options(["--model", model]))[0]) for model in MODELS]
-    parsers += [report_parser(name) for name in REPORTS]
+    parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in MODELS]
     return {option for parser in parsers for option in parser._option_string_actions} | {"--repeats", "--overlaps", "--help"}
 
 

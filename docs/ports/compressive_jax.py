@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 jax.config.update("jax_enable_x64", True)
 
 SEGMENTS, ADAMW_STEPS = 3, 3
-# The arrays are tiny, so nearly all time is compilation: these two options make it several times shorter.
+# The arrays are tiny, so nearly all time is compilation: these two options of JAX 0.10 make it several times shorter.
 COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 

@@ -77,7 +77,6 @@ static int list(char *at, long *out, int most) { // [1, 2, 3]; returns how many
     }
     return n;
 }
-
 static void read_tensor(const char *name, char *object, const char *block, long block_size) {
     char *dtype = after(object, "dtype");
     int is_bool = !strncmp(dtype, "BOOL\"", 5), is_integer = !strncmp(dtype, "I64\"", 4), bytes = is_bool ? 1 : 8;
@@ -154,7 +153,6 @@ static void read_config(void) {
         if (layers[n] >= 1 && layers[n] <= L) is_insertion[layers[n] - 1] = S > 0;
         else fail("there is no layer %ld to insert at", layers[n]);
 }
-
 static Tensor *param(const char *name, long size) { return find(text("given/param/%s", name), size); }
 static char *of(int l, const char *name) { return text("layers.%d.%s", l, name); }
 
@@ -434,7 +432,7 @@ static void save(const char *name, const double *data, int B, int lane, long a, 
     memcpy(t->data + lane * (t->size / B), data, t->size / B * sizeof(double));
 }
 static void rollout(int keep) { // all segments forward, then all backward. keep: whether the results are written
-    double count = 0, objective = 0, yes = 1, no = 0;
+    double count = 0, objective = 0, yes = 1;
     int K = 0, B = look_up("given/0/starts") ? look_up("given/0/starts")->size : 0;
     if (B < 1) fail("there is no tensor given/0/starts");
     while (look_up(text("given/%d/tokens", K)) || look_up(text("given/%d/starts", K))) K++;
@@ -450,6 +448,9 @@ static void rollout(int keep) { // all segments forward, then all backward. keep
             if (keep && S) save(text("%d/next.pooled", k), w->pooled, B, b, D, 0, 0);
             if (keep && S) save(text("%d/next.present", k), &yes, B, b, 0, 0, 0);
             if (keep && S && !k) save("inner/inserted", w->out[module_layers], B, b, S, D, 0);
+            if (keep && S && !k) save("inner/normed_input", w->layers[0].normed, B, b, w->layers[0].K, D, 0);
+            if (keep && S && !k) save("inner/after_attention", w->layers[0].after, B, b, w->N, D, 0);
+            if (keep && S && !k) save("inner/mlp_hidden", w->layers[0].hidden, B, b, w->N, F, 0);
             if (keep && S && !k) save("inner/mixed", w->mixed, B, b, w->R, D, 0);
         }
         objective += loss;
@@ -459,7 +460,6 @@ static void rollout(int keep) { // all segments forward, then all backward. keep
         double *dpooled = numbers(D);
         for (int k = K - 1; k >= 0; k--) dpooled = window_backward(dpooled, 1 / count, &windows[k * B + b]);
         if (keep && S) save("grad_state/pooled", dpooled, B, b, D, 0, 0);
-        if (keep && S) save("grad_state/present", &no, B, b, 0, 0, 0);
     }
     if (keep) *add_tensor("objective", 8, 0, NULL) = objective / count;
 }
