@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PAPERS = ("block_recurrent", "compressive", "memformer", "pretrained_recurrence")
 FILES = (
     *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
-    *("accelerated/protocol.py", "accelerated/replay.py"),
+    *("reference/rollout.py", "accelerated/protocol.py", "accelerated/replay.py"),
     *(f"accelerated/attention/{name}.py" for name in ("content", "heads", "relative_shift", "signed_distance", "sliding_window")),
     *("accelerated/data/windows.py", "accelerated/evaluation/score.py", "accelerated/training/optimization.py"),
 )

@@ -113,7 +113,7 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
                 return report(*given)
 
         monkeypatch.setitem(evaluation_script.FUNCTIONS, name, run)
-        evaluate(name, tmp_path / "run", *OPTIONS_OF.get(name, []))
+        evaluate(name, tmp_path / "run", *([tmp_path / "exported"] if name == "export" else OPTIONS_OF.get(name, [])))
         assert len(watched) == 1, name
 
 

@@ -96,6 +96,11 @@ def add_learning_rate(parser: OptionParser) -> None:
     parser.add_argument("--learning-rate", type=rate, metavar="RATE", required=True, help=text)
 
 
+def add_folder(parser: OptionParser) -> None:
+    """Add the argument of export."""
+    parser.add_argument("folder", metavar="FOLDER", help="where to write it; a folder that does not exist yet, or is empty")
+
+
 class Report(NamedTuple):
     """A subcommand of eval.py; eval.py's FUNCTIONS compute it."""
 
@@ -108,6 +113,7 @@ class Report(NamedTuple):
     plots: bool = False  # whether it takes --plot
     several: bool = False  # whether it makes one table of several runs
     exact: bool = False  # whether bfloat16 is off, because small differences matter
+    sizes: bool = True  # whether it can evaluate with other sizes than those of training
 
 
 REPORTS = {
@@ -136,6 +142,10 @@ REPORTS = {
         "the score when training continues on the text that is scored", "RUN --learning-rate 2e-4", add_learning_rate,
         exact=True,  # bfloat16 would round small steps away
     ),
+    "export": Report(
+        "a run as safetensors, settings, tokenizer and model card, for other programs and for --init", "RUN FOLDER", add_folder,
+        splits=(), exact=True, sizes=False,
+    ),
 }  # fmt: skip
 
 
@@ -154,8 +164,12 @@ python eval.py RUN means python eval.py score RUN. Each report has its own optio
 def report_parser(name: str) -> OptionParser:
     """The parser of one report; it has only the options that the report uses."""
     report = REPORTS[name]
-    usage = f"python eval.py {name} RUN{' [RUN ...]' if report.several else ''} [options]"
-    about = {"description": f"Print {report.help}.", "epilog": f"example: python eval.py {name} {report.example}"}
+    folder = " FOLDER" if report.add_options is add_folder else ""
+    usage = f"python eval.py {name} RUN{' [RUN ...]' if report.several else ''}{folder} [options]"
+    about = {
+        "description": f"{'Write' if folder else 'Print'} {report.help}.",
+        "epilog": f"example: python eval.py {name} {report.example}",
+    }
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
     report.add_options(parser)
@@ -166,11 +180,11 @@ def report_parser(name: str) -> OptionParser:
         parser.add_argument("--plot", metavar="FILE", help="draw it too: .png, .pdf or .svg (needs the extra plot)")
     if report.splits:
         add_reading(parser, report.splits)
-    if report.model != GPT2_MODEL:
+    if report.sizes and report.model != GPT2_MODEL:
         for size in ("memory", "compressed_memory"):
             text = f"rows of {size.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
             parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
-    if report.model != "compressive":
+    if report.sizes and report.model != "compressive":
         whose = "of a pretrained_recurrence model (default the run's)"
         parser.add_argument("--segment", type=int, metavar="T", help=f"window length {whose}")
         parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {whose}")

@@ -3,6 +3,7 @@
 For run.py, options.py and eval.py. A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all before it.
 """
 
+import json
 import math
 import os
 import pickle
@@ -14,10 +15,11 @@ import torch
 
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, written_whole
-from accelerated.training.folder import checkpoint_path, numbered_checkpoints
+from accelerated.training.folder import SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
+from accelerated.training.gpt2_weights import check_safetensors
 from accelerated.training.settings import is_of_type
 
-FORMAT = "palimpsest"
+FORMAT, EXPORT = "palimpsest", "palimpsest-export-1"
 MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # step-N.pt may be the same file on the disk
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
@@ -94,6 +96,24 @@ def load_checkpoint(path: str | Path) -> dict:
     elif not checksum:
         raise InputError(f"{path} is damaged: its end is not a checksum; {MEND}")
     check_contents(contents, path)
+    return contents
+
+
+def load_exported(folder: str | Path) -> dict:
+    """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; raises InputError if it is damaged."""
+    config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
+    described, safetensors = json.loads(config.read_text()), check_safetensors()
+    if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
+        raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")
+    with safetensors.safe_open(weights, "pt") as file:
+        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
+    nothing = {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "parameters": parameters}
+    for part in ("model_config", "training_config", "data_config"):  # JSON has no tuples
+        values = described.get(part)
+        if isinstance(values, dict):
+            described[part] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    contents = NOT_IN_EARLIER | described | nothing | {"version": VERSION}
+    check_contents(contents, config)
     return contents
 
 

@@ -17,6 +17,8 @@ from accelerated.program.files import locked, remove_unfinished, written_whole
 LOCK = ".lock"
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
+EXPORT = "palimpsest-export"  # what the config.json of an exported run says that it is
+WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
 
 
 def checkpoint_path(run: str | Path) -> Path:
@@ -37,6 +39,15 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
         others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
         raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}; give one of these")
     return path
+
+
+def is_exported(folder: str | Path) -> bool:
+    """Whether eval.py export wrote this folder."""
+    try:
+        described = json.loads((Path(folder) / SETTINGS).read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(described, dict) and str(described.get("format", "")).startswith(EXPORT)
 
 
 def new_folder(out: str | None, stem: str) -> Path:

@@ -1,4 +1,4 @@
-"""Check and load a published GPT-2, a safetensors file, into a pretrained_recurrence model: for --init (run.py).
+"""A published GPT-2, a safetensors file: checked and loaded into a pretrained_recurrence model for --init, and the way back.
 
 The file's tensors are wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn (D, 3D: query, key
 and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj, then ln_f, each with weight and bias. The names
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from accelerated.program.errors import InputError, option_name
+from accelerated.training.folder import SETTINGS, WEIGHTS
 from accelerated.training.settings import GPT2_SIZES
 from reference.pretrained_recurrence import Config
 
@@ -35,25 +36,30 @@ LOOK_ALIKES = {  # {first bytes of a file: what it is instead}
 EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
 
+def check_safetensors(what: str = "an exported run") -> Any:
+    """The package safetensors; raises InputError if it is not installed."""
+    try:
+        import safetensors
+    except ImportError:
+        raise InputError(f"{what} needs the package safetensors: pip install safetensors") from None
+    return safetensors
+
+
 def open_file(path: str | Path) -> tuple[Path, Any]:
     """Return (file, safetensors reader) for path: a file, or a folder with model.safetensors.
 
     The reader has read only the header. Raises InputError if the file is not a whole safetensors file.
     """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError:
-        raise InputError("--init of a safetensors file needs the package safetensors: pip install safetensors") from None
-    path = Path(path)
-    file = path / "model.safetensors" if path.is_dir() else path
+    safetensors, path = check_safetensors("--init of a safetensors file"), Path(path)
+    file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
-        missing = "neither model.safetensors nor checkpoint.pt in this folder" if path.is_dir() else "no such file"
+        missing = f"neither {WEIGHTS} nor checkpoint.pt in this folder" if path.is_dir() else "no such file"
         raise InputError(f"--init {path}: {missing}; {EXPECTED}, or a run of train.py")
     try:
-        return file, safe_open(file, "pt")
+        return file, safetensors.safe_open(file, "pt")
     except OSError as error:
         raise InputError(f"--init {file} cannot be read: {error.strerror or error}; {EXPECTED}") from None
-    except SafetensorError as error:
+    except safetensors.SafetensorError as error:
         with open(file, "rb") as opened:
             head = opened.read(32).lstrip()
         reason = next((kind for start, kind in LOOK_ALIKES.items() if head.startswith(start)), error)
@@ -120,6 +126,32 @@ def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch
     return ours
 
 
+def of_ours(parameters: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
+    """Return {GPT-2's name: tensor} of a pretrained_recurrence model's parameters, without the module: the inverse of renamed."""
+    theirs = {"wte.weight": parameters["embedding"], "wpe.weight": parameters["positions"]}
+    theirs |= {"ln_f.weight": parameters["final_norm.scale"], "ln_f.bias": parameters["final_norm.bias"]}
+    for i in range(config.layers):
+        ours = {name.removeprefix(f"layers.{i}."): p for name, p in parameters.items() if name.startswith(f"layers.{i}.")}
+        for name, own in NORMS.items():
+            theirs |= {f"h.{i}.{name}.weight": ours[f"{own}.scale"], f"h.{i}.{name}.bias": ours[f"{own}.bias"]}
+        for name, own in MATRICES.items():
+            theirs |= {f"h.{i}.{name}.weight": ours[own].t(), f"h.{i}.{name}.bias": ours[f"{own}_bias"]}
+        parts = ("query", "key", "value")
+        theirs[f"h.{i}.attn.c_attn.weight"] = torch.cat([ours[part] for part in parts]).t()
+        theirs[f"h.{i}.attn.c_attn.bias"] = torch.cat([ours[f"{part}_bias"] for part in parts])
+    return {f"transformer.{name}": tensor for name, tensor in theirs.items()}
+
+
+def described_gpt2(config: Config) -> dict:
+    """The config.json of a GPT-2 of these sizes, for the package transformers."""
+    end = 50256 if config.vocabulary == 50257 else None
+    return {
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": config.vocabulary,
+        "n_positions": config.max_positions, "n_embd": config.width, "n_layer": config.layers, "n_head": config.heads,
+        "n_inner": config.feed_forward, "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": True,
+    } | {name: values[0] for name, values in COMPUTED.items()}  # fmt: skip
+
+
 def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> None:
     """Raise InputError if a GPT-2 of these shapes differs in size from config; the message lists the options to give."""
     words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
@@ -151,7 +183,7 @@ def check_described(file: Path, config: Config) -> None:
     No shape shows the number of heads. config.json gives it, or else the size, if a GPT-2 of that size is published.
     """
     try:
-        described = dict(json.loads((file.parent / "config.json").read_text()))
+        described = dict(json.loads((file.parent / SETTINGS).read_text()))
     except (OSError, TypeError, ValueError, RecursionError):  # no file, or no JSON object in it
         described = {}
     heads = described.get("n_head")

@@ -24,7 +24,7 @@ from accelerated.data.config import (
     default_data_dir,
 )
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import checkpoint_path, new_folder
+from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
 from accelerated.training.log import is_finished
 from accelerated.training.settings import (
     CONFIGS,
@@ -173,6 +173,10 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, s
         from accelerated.training.checkpoint import checksum_at_end, load_checkpoint  # here: it imports torch
 
         checksum, saved = checksum_at_end(path), load_checkpoint(path)
+    elif first.init and is_exported(first.init):
+        from accelerated.training.checkpoint import load_exported
+
+        path, saved = Path(first.init) / SETTINGS, load_exported(first.init)
     held = saved and settings_from(saved, path)
     if first.resume:
         return held, saved, checksum
@@ -212,8 +216,9 @@ def training_parser(defaults: Settings) -> OptionParser:
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
     parser.add_argument(
         "--init", metavar="PATH",
-        help="start from the weights, model and data of another run (--preset sets the training); or from a GPT-2 in "
-        "safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl of pretrained_recurrence",
+        help="start from the weights, model and data of another run, or of one that eval.py exported (--preset sets the "
+        "training); or from a GPT-2 in safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or "
+        "gpt2-xl of pretrained_recurrence",
     )  # fmt: skip
     add_options(parser, "data", defaults.data)
     add_options(parser, "recall task (with --data recall)", defaults.recall, prefix="recall_")
@@ -222,6 +227,25 @@ def training_parser(defaults: Settings) -> OptionParser:
         add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
     add_options(parser, "model", defaults.model_config, leave_out=("vocabulary",))
     return parser
+
+
+def options_of(settings: Settings) -> list[str]:
+    """The command line of train.py that gives these settings, without --out."""
+    preset = "recall" if settings.data.data == "recall" else "tiny"
+    usual, words = preset_settings(settings.model, preset), ["--model", settings.model]
+    for part, prefix in PREFIXES.items():
+        own, default = getattr(settings, part), getattr(usual, part)
+        for field in dataclasses.fields(own):
+            value = getattr(own, field.name)
+            if value == getattr(default, field.name) or (part, field.name) == ("model_config", "vocabulary"):
+                continue
+            option = option_name(prefix + field.name)
+            if isinstance(value, bool):
+                words.append(option if value else f"--no-{option[2:]}")
+            else:
+                text = (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
+                words += [f"{option}={text}"] if text.startswith("-") else [option, text]
+    return words
 
 
 def options_elsewhere(defaults: Settings) -> dict[str, str]:

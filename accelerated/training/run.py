@@ -289,7 +289,7 @@ def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
         ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (own, parameters))
         if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
             parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
-        load_parameters(model, parameters, checkpoint_path(beginning.init))
+        load_parameters(model, parameters, beginning.init)
 
 
 def introduce(run: Run, beginning: Beginning) -> None:

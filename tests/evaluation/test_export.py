@@ -1,0 +1,194 @@
+"""`eval.py export`: the NumPy reference and --init read what it writes; damage and other folders are refused."""
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, saved, train
+
+from accelerated.data.tokenizers import merges_of, run_tokenizer, tokenizer_of_ranks
+from accelerated.models import MODELS
+from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.program.errors import InputError
+from accelerated.training.checkpoint import load_exported
+from accelerated.training.gpt2_weights import load_gpt2, of_ours, renamed
+from accelerated.training.options import options_of, parse
+from accelerated.training.settings import settings_from
+from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+
+safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs the extra gpt2: safetensors")
+
+REFERENCES = {
+    module.__name__.split(".")[1]: module for module in (block_recurrent, compressive, memformer, pretrained_recurrence)
+}
+RUNS = {
+    "block_recurrent": TINY, "compressive": [*COMPRESSIVE, "--no-carry-over-documents"], "memformer": MEMFORMER,
+    "pretrained_recurrence": [*WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
+}  # fmt: skip
+BRIEF = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
+
+
+@pytest.fixture
+def exported(text, tmp_path):
+    """exported(*options) -> (run, folder): a run of two steps and what eval.py export makes of it."""
+
+    def make(*options):
+        run, folder = tmp_path / "run", tmp_path / "exported"
+        train("--data", text, *options, *BRIEF, "--out", run, "--data-dir", tmp_path / "data")
+        evaluate("export", run, folder)
+        return run, folder
+
+    return make
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_the_reference_gives_the_models_logits(model, exported):
+    run, folder = exported(*RUNS[model])
+    described, params = json.loads((folder / "config.json").read_text()), safetensors.load_file(folder / "model.safetensors")
+    reference = REFERENCES[model]
+    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in described["model_config"].items()}
+    config = reference.Config(**fields)
+    tokens = np.random.default_rng(1).integers(config.vocabulary, size=(2, config.segment))
+    params = {name: value.astype(np.float64) for name, value in params.items()}
+    logits, after, _ = reference.forward(params, config, tokens, reference.initial_state(params, config, 2))
+    own = MODELS[model](settings_from(saved(run), run).model_config).eval()
+    own.load_state_dict(saved(run)["parameters"])
+    found = own(torch.tensor(tokens), own.initial_state(2))
+    np.testing.assert_allclose(found.logits.detach().numpy(), logits, atol=2e-5)
+    np.testing.assert_allclose(found.state[0].detach().numpy(), after[0], atol=2e-5)
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_init_begins_with_what_was_exported(model, exported, tmp_path, capsys):
+    run, folder = exported(*RUNS[model])
+    train(
+        "--init",
+        folder,
+        "--steps",
+        1,
+        "--learning-rate",
+        1e-12,
+        "--sample",
+        0,
+        "--out",
+        tmp_path / "next",
+        "--data-dir",
+        tmp_path / "data",
+    )
+    assert f"starts with the weights, model and data of {folder}" in capsys.readouterr().out
+    before, after = saved(run), saved(tmp_path / "next")
+    assert before["model_config"] == after["model_config"] and before["data_config"] == after["data_config"]
+    for name, value in before["parameters"].items():
+        torch.testing.assert_close(after["parameters"][name], value, atol=1e-9, rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", RUNS)
+def test_the_cards_command_gives_the_settings_again(model, exported):
+    run, folder = exported(*RUNS[model])
+    settings = settings_from(saved(run), run)
+    again, _ = parse([*options_of(settings), "--out", str(run.parent / "other")])
+    assert again == settings
+    card = (folder / "README.md").read_text()
+    assert "python train.py --model " + model in card and "validation, bits per byte" in card
+    assert "--steps 2" in card and ("![loss" in card) == (folder / "curves.png").exists()
+
+
+def test_a_learned_tokenizer_comes_along_in_both_forms(exported, tmp_path, text):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
+    run, folder = exported(*TINY, "--train-bpe", 300)
+    own = run_tokenizer(run, settings_from(saved(run), run).data)
+    ours, theirs = (
+        run_tokenizer(folder, settings_from(saved(run), run).data),
+        tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")),
+    )
+    assert ours.fingerprint == own.fingerprint
+    drawn = random.Random(3)
+    words = [*text.read_text().split(), "naïve", "日本", "don't", "  two", "\n\n", "1234", "x_y", "…"]
+    for _ in range(200):
+        sentence = "".join(drawn.choice([" ", "", "\n"]) + drawn.choice(words) for _ in range(drawn.randrange(1, 9)))
+        assert theirs.encode(sentence).ids == own.encode(sentence).tolist()
+        assert theirs.decode(own.encode(sentence).tolist()) == sentence
+    train("--init", folder, "--steps", 1, "--sample", 0, "--out", tmp_path / "next", "--data-dir", tmp_path / "data")
+    assert saved(tmp_path / "next")["tokenizer"] == own.fingerprint
+
+
+def test_merges_are_those_that_made_the_ranks():
+    tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" the", b"ee", b"eee"]
+    assert merges_of(tokens) == [(b"t", b"h"), (b"h", b"e"), (b"th", b"e"), (b" ", b"the"), (b"e", b"e"), (b"ee", b"e")]
+    assert tokenizer_of_ranks("x", {token: rank for rank, token in enumerate(tokens)}).encode("the").tolist() == [258]
+
+
+def test_transformers_loads_the_gpt2_part(exported):
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers, of the extra test")
+    run, folder = exported(*RUNS["pretrained_recurrence"])
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(folder / "gpt2").eval()
+    config = settings_from(saved(run), run).model_config
+    plain = PretrainedRecurrence(dataclasses.replace(config, vectors=0)).eval()
+    plain.load_state_dict({name: value for name, value in saved(run)["parameters"].items() if not name.startswith("module.")})
+    tokens = torch.randint(config.vocabulary, (2, config.segment))
+    with torch.no_grad():
+        expected, found = theirs(tokens).logits, plain(tokens, plain.initial_state(2)).logits
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+    other = PretrainedRecurrence(dataclasses.replace(config, vectors=0))
+    load_gpt2(other, folder / "gpt2")
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+def test_the_way_to_gpt2s_names_and_back_is_the_identity():
+    model = PretrainedRecurrence(pretrained_recurrence.Config(vocabulary=11, width=8, layers=2, heads=2, vectors=0))
+    parameters = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    theirs = {name.removeprefix("transformer."): value for name, value in of_ours(parameters, model.config).items()}
+    back = renamed(theirs, model.config)
+    assert back.keys() == parameters.keys() and all(torch.equal(back[name], parameters[name]) for name in parameters)
+
+
+@pytest.mark.parametrize("what", ["file", "full", "itself"])
+def test_nothing_is_overwritten(what, exported, tmp_path):
+    run, _ = exported(*TINY)
+    folder = run if what == "itself" else tmp_path / "there"
+    if what == "file":
+        folder.write_text("mine")
+    if what == "full":
+        folder.mkdir()
+        (folder / "mine").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="nothing is overwritten"):
+        evaluate("export", run, folder)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def flip(path, at):
+    """Flip a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["weights", "no weights", "types", "model", "ranks"])
+def test_a_damaged_export_is_refused_in_one_line(what, exported, tmp_path):
+    _, folder = exported(*TINY, *(("--train-bpe", 300) if what == "ranks" else ()))
+    described = json.loads((folder / "config.json").read_text())
+    if what == "weights":
+        flip(folder / "model.safetensors", -9)
+    if what == "no weights":
+        (folder / "model.safetensors").unlink()
+    if what == "types":
+        (folder / "config.json").write_text(json.dumps(described | {"step": "two"}))
+    if what == "model":
+        (folder / "config.json").write_text(json.dumps(described | {"model": "rnn"}))
+    if what == "ranks":
+        (folder / "tokenizer.tiktoken").write_bytes((folder / "tokenizer.tiktoken").read_bytes()[:-8])
+    with pytest.raises(InputError) as refusal:
+        train("--init", folder, "--steps", 1, "--out", tmp_path / "next", "--data-dir", tmp_path / "data")
+    assert "\n" not in str(refusal.value) and not (tmp_path / "next" / "checkpoint.pt").exists()
+
+
+def test_a_checkpoint_can_be_chosen_and_json_names_the_files(exported, tmp_path, capsys):
+    run, _ = exported(*TINY, "--validate-every", 1)
+    evaluate("export", run, tmp_path / "best", "--checkpoint", "best", "--json")
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"config.json", "model.safetensors", "README.md"} <= set(record["files"])
+    assert load_exported(tmp_path / "best")["step"] in (1, 2)
