@@ -12,9 +12,10 @@ from rollouts import accelerated_rollout
 from safetensors.numpy import save_file
 from wrong import read_wrong
 
-from reference import check
+from reference import block_recurrent, check, compressive, memformer, pretrained_recurrence
 from reference.gradients import read_case
-from tests.cases import CASES, EVERY_CASE
+from tests import vectors
+from tests.cases import EVERY_CASE
 from tests.variants import PAPERS
 from tests.vectors import FOLDER, case_file, computed, inputs_of, rules
 
@@ -44,6 +45,24 @@ def test_a_file_is_what_its_command_writes(paper, name):
 
 def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
+
+
+RULES = [
+    (block_recurrent, "tile_mask", lambda mask: ~mask), (block_recurrent, "tile_distance", lambda distance: -distance),
+    (block_recurrent, "position_bucket", lambda bucket: bucket // 2), (compressive, "causal_mask", lambda mask: mask[:, ::-1]),
+    (memformer, "distance_index", lambda index: index.T), (memformer.Config, "distances", lambda distances: distances + 1),
+    (memformer.Config, "special", lambda token: token + 1), (pretrained_recurrence, "window_mask", lambda mask: ~mask),
+    (pretrained_recurrence, "pooled_rows", lambda rows: rows + 1), (vectors, "cut", lambda windows: windows[:-1]),
+    (vectors, "learning_rate", lambda rate: rate * 0.9),
+    (vectors, "recall_document", lambda document: document._replace(scored=~document.scored)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("owner,name,wrong", RULES, ids=[name for _, name, _ in RULES])
+def test_a_rule_that_is_broken_changes_the_rules(owner, name, wrong, monkeypatch):
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given: wrong(right(*given)))
+    assert json.loads((FOLDER / "rules.json").read_text()) != json.loads(json.dumps(rules()))
 
 
 def test_every_file_is_a_case_and_together_they_are_small():
@@ -188,6 +207,6 @@ def test_a_broken_rule_is_noticed_and_named(wrong):
     assert failing[0] == wrong.first
 
 
-def test_there_are_enough_wrong_conventions_and_every_paper_has_some():
-    assert len(WRONG) > 100 and {wrong.paper for wrong in WRONG} == CASES.keys()
+def test_there_are_enough_wrong_conventions_and_every_case_notices_one():
+    assert len(WRONG) > 130 and {(wrong.paper, wrong.case) for wrong in WRONG} == set(EVERY_CASE)
     assert len({(wrong.paper, wrong.case, wrong.old, wrong.new) for wrong in WRONG}) == len(WRONG)
