@@ -29,7 +29,7 @@ COMPRESSIVE = compressive.Config(
 )  # fmt: skip
 MEMFORMER = memformer.Config(
     vocabulary=7, width=4, encoder_layers=1, decoder_layers=1, heads=2, head_width=3, feed_forward=5, segment=6, slots=5,
-    max_distance=5, retention=0.5,
+    max_distance=3, retention=0.5,
 )  # fmt: skip
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
     vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,

@@ -209,7 +209,7 @@ def rules_of_attention() -> dict:
                     "max_distance": longest,
                     "of distances from 0": block_recurrent.position_bucket(np.arange(200), buckets, longest).tolist(),
                 }
-                for buckets, longest in ((32, 128), (6, 5), (4, 4))
+                for buckets, longest in ((32, 128), (6, 5), (4, 6))
             ],
         },
         "compressive": {

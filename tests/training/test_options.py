@@ -9,6 +9,7 @@ from accelerated.models import MODELS
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
+from accelerated.training.options import options_of
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
 
@@ -229,3 +230,14 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert parse_training(["--data", "recall"])[1].folder.name == "block_recurrent-recall-2"
     with pytest.raises(InputError, match="already holds a run"):
         parse_training(["--data", "recall", "--out", str(beginning.folder)])
+
+
+def test_a_command_line_of_settings_says_no_to_what_the_preset_says_yes(monkeypatch):
+    usual = preset_settings("block_recurrent", "tiny")
+    plotting = usual._replace(training=dataclasses.replace(usual.training, plot=True))
+    assert options_of(plotting) == ["--model", "block_recurrent", "--plot"] and options_of(usual) == [
+        "--model",
+        "block_recurrent",
+    ]
+    monkeypatch.setattr("accelerated.training.options.preset_settings", lambda model, preset: plotting)
+    assert options_of(usual) == ["--model", "block_recurrent", "--no-plot"]
