@@ -18,7 +18,8 @@ import numpy as np
 try:
     from safetensors import SafetensorError, safe_open
 except ImportError:
-    sys.exit("reference.check needs the package safetensors: pip install safetensors")
+    print("reference.check needs the package safetensors: pip install safetensors", file=sys.stderr)
+    sys.exit(2)
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3}  # of the largest magnitude in a tensor; measured: docs/porting.md
 DESCRIPTION = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."

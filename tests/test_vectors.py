@@ -1,6 +1,8 @@
 """docs/vectors: made again they are the same, PyTorch passes the checker, and a rule that is broken is noticed by a case."""
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +12,7 @@ import pytest
 import torch
 from rollouts import accelerated_rollout
 from safetensors.numpy import save_file
+from scripts import ROOT
 from wrong import read_wrong
 
 from reference import block_recurrent, check, compressive, memformer, pretrained_recurrence
@@ -158,6 +161,19 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(kind, tmp_path, cap
     assert check.main([*map(str, files)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("reference.check: ")
+
+
+def test_a_missing_package_is_one_line_and_exit_code_2():
+    program = "import sys; sys.modules['safetensors'] = None; import reference.check"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "pip install safetensors" in done.stderr
+
+
+def test_a_copy_of_the_checker_works_alone(tmp_path):
+    shutil.copy(ROOT / "reference" / "check.py", tmp_path)
+    command = [sys.executable, "check.py", str(FOLDER / "memformer"), str(FOLDER / "memformer")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "8 of 8 cases agree; 0 are not in" in done.stdout
 
 
 # PyTorch as a port
