@@ -8,8 +8,9 @@ read. It needs NumPy and safetensors, and nothing else of this project. docs/por
 
 import argparse
 import json
-import signal
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,6 +152,30 @@ def pairs(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
     return found
 
 
+def check_all(vectors: Path, theirs: Path) -> bool:
+    """Compare a file or a folder with another; returns whether all tensors agree."""
+    files = pairs(vectors, theirs)
+    agreed = [check(*pair, whole=not vectors.is_dir()) for pair in files]
+    if vectors.is_dir():
+        absent = len([*vectors.glob("*.safetensors")]) - len(files)
+        print(f"{sum(agreed)} of {len(agreed)} cases agree; {absent} are not in {theirs}")
+    return all(agreed)
+
+
+def exit_code(name: str, work: Callable[[], bool]) -> int:
+    """0 if work() is true, 1 if not or if nobody reads its output any more, 2 with one line if a file cannot be read."""
+    try:
+        right = work()
+        sys.stdout.flush()
+        return 0 if right else 1
+    except CheckError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # as in: python -m reference.check ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
 def main(argv: list | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m reference.check", description=DESCRIPTION)
@@ -159,19 +184,8 @@ def main(argv: list | None = None) -> int:
         "theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder with files so named"
     )
     options = parser.parse_args(argv)
-    try:
-        files = pairs(options.vectors, options.theirs)
-        agreed = [check(*pair, whole=not options.vectors.is_dir()) for pair in files]
-    except CheckError as error:
-        print(f"reference.check: {error}", file=sys.stderr)
-        return 2
-    if options.vectors.is_dir():
-        absent = len([*options.vectors.glob("*.safetensors")]) - len(files)
-        print(f"{sum(agreed)} of {len(agreed)} cases agree; {absent} are not in {options.theirs}")
-    return 0 if all(agreed) else 1
+    return exit_code("reference.check", lambda: check_all(options.vectors, options.theirs))
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # of: python -m reference.check ... | head
     sys.exit(main())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reference.check import CheckError, in_order, load
+from reference.check import CheckError, exit_code, in_order, load
 from reference.rollout import Segment, rollout_backward, rollout_forward
 
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
@@ -269,8 +269,4 @@ def parser_of(paper: str) -> argparse.ArgumentParser:
 def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
     options = parser_of(paper).parse_args(argv)
-    try:
-        return 0 if check(paper, options.case) else 1
-    except CheckError as error:
-        print(f"reference.{paper}: {error}", file=sys.stderr)
-        return 2
+    return exit_code(f"reference.{paper}", lambda: check(paper, options.case))

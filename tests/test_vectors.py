@@ -1,6 +1,7 @@
 """docs/vectors: made again they are the same, PyTorch passes the checker, and a rule that is broken is noticed by a case."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -167,6 +168,16 @@ def test_a_missing_package_is_one_line_and_exit_code_2():
     program = "import sys; sys.modules['safetensors'] = None; import reference.check"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "pip install safetensors" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["reference.check {folder} {folder}", "reference.compressive --check"])
+def test_output_that_nobody_reads_is_no_error(module):
+    command = module.format(folder=FOLDER / "compressive").split()
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_copy_of_the_checker_works_alone(tmp_path):
