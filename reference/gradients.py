@@ -12,6 +12,7 @@ import importlib
 import inspect
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -260,9 +261,14 @@ def check(paper: str, name: str) -> bool:
 def parser_of(paper: str) -> argparse.ArgumentParser:
     """The command line of a reference."""
     names = case_names(paper)
-    parser = argparse.ArgumentParser(prog=f"python -m reference.{paper}", description="Without options: the demonstration.")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m reference.{paper}", description="Without options: the demonstration.",
+        epilog=textwrap.fill(f"cases: {', '.join(names)}", 80, break_on_hyphens=False),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("--check", action="store_true", required=True, help="compare gradients with finite differences")
-    parser.add_argument("--case", metavar="NAME", default=names[0] if names else "", help=f"one of {', '.join(names)}")
+    first = names[0] if names else ""
+    parser.add_argument("--case", metavar="NAME", default=first, help=f"the case to check (default {first})")
     return parser
 
 
