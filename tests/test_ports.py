@@ -20,11 +20,11 @@ needs_a_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compil
 JAX_CASES = ("conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "transformer-xl-short")
 
 
-def compiled(source, folder, warnings=()):
+def compiled(source, folder, options=("-O0",)):
     """The C port as a program."""
     folder.mkdir(exist_ok=True)
     (folder / "port.c").write_text(source)
-    command = [COMPILER, "-O1", "-std=c11", *warnings, "-o", str(folder / "port"), str(folder / "port.c"), "-lm"]
+    command = [COMPILER, "-std=c11", *options, "-o", str(folder / "port"), str(folder / "port.c"), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
     return folder / "port"
@@ -51,7 +51,7 @@ def run(program, paper, case, folder):
 
 @pytest.fixture(scope="module")
 def c_port(tmp_path_factory):
-    return compiled(C.read_text(), tmp_path_factory.mktemp("port"), ("-Wall", "-Wextra"))
+    return compiled(C.read_text(), tmp_path_factory.mktemp("port"), ("-O1", "-Wall", "-Wextra"))
 
 
 @needs_a_compiler

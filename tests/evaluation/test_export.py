@@ -1,8 +1,11 @@
 """`eval.py export`: the NumPy reference and --init read what it writes; damage and other folders are refused."""
 
+import argparse
 import dataclasses
+import functools
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ RUNS = {
     "block_recurrent": TINY, "compressive": [*COMPRESSIVE, "--no-carry-over-documents"], "memformer": MEMFORMER,
     "pretrained_recurrence": [*WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
 }  # fmt: skip
+SOURCE = Path(argparse.__file__).read_bytes()[:12_000]
 BRIEF = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
 
 
@@ -44,9 +48,24 @@ def exported(text, tmp_path):
     return make
 
 
+@pytest.fixture(scope="module")
+def of_model(tmp_path_factory):
+    """of_model(model) -> (run, folder), made once for the tests that only read them."""
+
+    @functools.cache
+    def make(model):
+        path = tmp_path_factory.mktemp(model)
+        (path / "book.txt").write_bytes(SOURCE)
+        train("--data", path / "book.txt", *RUNS[model], *BRIEF, "--out", path / "run", "--data-dir", path / "data")
+        evaluate("export", path / "run", path / "exported")
+        return path / "run", path / "exported"
+
+    return make
+
+
 @pytest.mark.parametrize("model", RUNS)
-def test_the_reference_gives_the_models_logits(model, exported):
-    run, folder = exported(*RUNS[model])
+def test_the_reference_gives_the_models_logits(model, of_model):
+    run, folder = of_model(model)
     described, params = json.loads((folder / "config.json").read_text()), safetensors.load_file(folder / "model.safetensors")
     reference = REFERENCES[model]
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in described["model_config"].items()}
@@ -54,7 +73,7 @@ def test_the_reference_gives_the_models_logits(model, exported):
     tokens = np.random.default_rng(1).integers(config.vocabulary, size=(2, config.segment))
     params = {name: value.astype(np.float64) for name, value in params.items()}
     logits, after, _ = reference.forward(params, config, tokens, reference.initial_state(params, config, 2))
-    own = MODELS[model](settings_from(saved(run), run).model_config).eval()
+    own = MODELS[model](settings_from(saved(run), run).model_config).eval().float()
     own.load_state_dict(saved(run)["parameters"])
     found = own(torch.tensor(tokens), own.initial_state(2))
     np.testing.assert_allclose(found.logits.detach().numpy(), logits, atol=2e-5)
@@ -62,8 +81,8 @@ def test_the_reference_gives_the_models_logits(model, exported):
 
 
 @pytest.mark.parametrize("model", RUNS)
-def test_init_begins_with_what_was_exported(model, exported, tmp_path, capsys):
-    run, folder = exported(*RUNS[model])
+def test_init_begins_with_what_was_exported(model, of_model, tmp_path, capsys):
+    run, folder = of_model(model)
     train(
         "--init",
         folder,
@@ -86,10 +105,10 @@ def test_init_begins_with_what_was_exported(model, exported, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("model", RUNS)
-def test_the_cards_command_gives_the_settings_again(model, exported):
-    run, folder = exported(*RUNS[model])
+def test_the_cards_command_gives_the_settings_again(model, of_model, tmp_path):
+    run, folder = of_model(model)
     settings = settings_from(saved(run), run)
-    again, _ = parse([*options_of(settings), "--out", str(run.parent / "other")])
+    again, _ = parse([*options_of(settings), "--out", str(tmp_path / "other")])
     assert again == settings
     card = (folder / "README.md").read_text()
     assert "python train.py --model " + model in card and "validation, bits per byte" in card
@@ -121,18 +140,18 @@ def test_merges_are_those_that_made_the_ranks():
     assert tokenizer_of_ranks("x", {token: rank for rank, token in enumerate(tokens)}).encode("the").tolist() == [258]
 
 
-def test_transformers_loads_the_gpt2_part(exported):
+def test_transformers_loads_the_gpt2_part(of_model):
     transformers = pytest.importorskip("transformers", reason="needs the package transformers, of the extra test")
-    run, folder = exported(*RUNS["pretrained_recurrence"])
+    run, folder = of_model("pretrained_recurrence")
     theirs = transformers.GPT2LMHeadModel.from_pretrained(folder / "gpt2").eval()
     config = settings_from(saved(run), run).model_config
-    plain = PretrainedRecurrence(dataclasses.replace(config, vectors=0)).eval()
+    plain = PretrainedRecurrence(dataclasses.replace(config, vectors=0)).eval().float()
     plain.load_state_dict({name: value for name, value in saved(run)["parameters"].items() if not name.startswith("module.")})
     tokens = torch.randint(config.vocabulary, (2, config.segment))
     with torch.no_grad():
         expected, found = theirs(tokens).logits, plain(tokens, plain.initial_state(2)).logits
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
-    other = PretrainedRecurrence(dataclasses.replace(config, vectors=0))
+    other = PretrainedRecurrence(dataclasses.replace(config, vectors=0)).float()
     load_gpt2(other, folder / "gpt2")
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in other.state_dict().items())
 
