@@ -28,6 +28,7 @@ V vocabulary, L layers, R recurrent layers, K keys.
 Decisions are numbered in docs/block_recurrent.md.
 """
 
+import runpy
 import sys
 from collections import namedtuple
 from dataclasses import dataclass
@@ -838,8 +839,7 @@ def demonstrate():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME]
-        from reference.gradients import main
-
-        sys.exit(main("block_recurrent"))
+    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
+        sys.argv.insert(1, "block_recurrent")
+        runpy.run_module("reference.gradients", run_name="__main__")
     demonstrate()

@@ -28,6 +28,7 @@ Glossary: code symbol, meaning, paper symbol, shape
 B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
 """
 
+import runpy
 import sys
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -770,8 +771,7 @@ def demonstrate():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME]
-        from reference.gradients import main
-
-        sys.exit(main("compressive"))
+    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
+        sys.argv.insert(1, "compressive")
+        runpy.run_module("reference.gradients", run_name="__main__")
     demonstrate()

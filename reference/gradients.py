@@ -276,3 +276,7 @@ def main(paper: str, argv: list | None = None) -> int:
     """Run the command line of a reference; returns the exit code."""
     options = parser_of(paper).parse_args(argv)
     return exit_code(f"reference.{paper}", lambda: check(paper, options.case))
+
+
+if __name__ == "__main__":  # run by a reference, which puts its name in front of its own arguments
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -30,6 +30,7 @@ R distances, K keys. Decisions are numbered in docs/memformer.md.
 """
 
 import math
+import runpy
 import sys
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -1033,8 +1034,7 @@ def demonstrate():
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:  # --check [--case NAME]
-        from reference.gradients import main
-
-        sys.exit(main("memformer"))
+    if sys.argv[1:]:  # --check [--case NAME] is a program of its own
+        sys.argv.insert(1, "memformer")
+        runpy.run_module("reference.gradients", run_name="__main__")
     demonstrate()

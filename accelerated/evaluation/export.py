@@ -7,7 +7,6 @@ without it is not whole.
 """
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from accelerated.evaluation.score import TrainedRun
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.checkpoint import EXPORT
-from accelerated.training.folder import SETTINGS, WEIGHTS
+from accelerated.training.folder import SETTINGS, WEIGHTS, write_settings
 from accelerated.training.gpt2_weights import check_safetensors, described_gpt2, of_ours
 from accelerated.training.log import draw_curves, read_metrics, title_of
 from accelerated.training.options import options_of
@@ -42,19 +41,14 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if run.settings.model == GPT2_MODEL:
         write_gpt2(folder / "gpt2", run)
     curves = write_curves(folder, run)
-    write_text(folder / "README.md", model_card(run, curves))
-    write_text(folder / SETTINGS, json.dumps(config_of(run, file_checksum(folder / WEIGHTS)), indent=2) + "\n")
+    with written_whole(folder / "README.md", ADVICE) as path:
+        path.write_text(model_card(run, curves))
+    write_settings(folder, config_of(run, file_checksum(folder / WEIGHTS)), ADVICE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     size = sum(value.numel() for value in parameters.values())
     lines = [f"{run.settings.model}, {size:,} parameters, step {run.checkpoint['step']:,}, in {folder}: {', '.join(files)}"]
     lines.append(f"train on from there with: python train.py --init {shlex.quote(str(folder))}")
     return {"folder": str(folder), "files": files, "parameters": size}, lines
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    with written_whole(path, ADVICE) as temporary:
-        temporary.write_text(text)
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -99,7 +93,7 @@ def write_gpt2(folder: Path, run: TrainedRun) -> None:
         folder.mkdir()
     config = run.settings.model_config
     write_tensors(folder / WEIGHTS, of_ours(run.model.state_dict(), config))
-    write_text(folder / SETTINGS, json.dumps(described_gpt2(config), indent=2) + "\n")
+    write_settings(folder, described_gpt2(config), ADVICE)
 
 
 def write_curves(folder: Path, run: TrainedRun) -> bool:

@@ -69,9 +69,9 @@ def only_writer(run: Path) -> Iterator[None]:
         yield
 
 
-def write_settings(run: Path, settings: dict) -> None:
+def write_settings(run: Path, settings: dict, advice: str = "give another --out") -> None:
     """Write a run's settings to config.json, to be read by people; the checkpoint has them too, and is what is resumed."""
-    with written_whole(run / SETTINGS, "give another --out") as path:
+    with written_whole(run / SETTINGS, advice) as path:
         path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
