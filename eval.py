@@ -18,7 +18,7 @@ from accelerated.data.config import DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation import dynamic, export, frequency, generation, memories, overlap, positions, score
+from accelerated.evaluation import export, frequency, generation, memories, overlap, positions, score
 from accelerated.evaluation.options import REPORTS
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, option_name
@@ -38,7 +38,7 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "range": positions.report_range,
     "attention": memories.report_attention,
     "compression": memories.report_compression,
-    "dynamic": dynamic.report,
+    "dynamic": score.report_dynamic,
     "export": export.report,
 }
 CONFIGS = {"overlap": overlap.first_config, "compression": memories.reconstructing}  # instead of `changed`: what to evaluate with

@@ -1,4 +1,4 @@
-"""Optimisers, learning-rate schedules and gradient clipping, for train.py, run.py and evaluation/dynamic.py."""
+"""Optimisers, learning-rate schedules and gradient clipping, for train.py, run.py and evaluation/score.py."""
 
 import math
 from collections.abc import Callable
