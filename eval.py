@@ -76,6 +76,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> score
     for parameter, values in model.state_dict().items():
         if not values.isfinite().all():
             raise InputError(f"{file}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
+    score.check_fields(model, getattr(options, "clear_memory", False))
     check_tokenizer(tokenizer := run_tokenizer(path, settings.data), checkpoint, path)
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return score.TrainedRun(path, model.eval(), settings, checkpoint, tokenizer, lane_count)
@@ -107,7 +108,7 @@ def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: t
     return run._replace(data=data, splits=read, carry_over=carry_over)
 
 
-def heading(run: score.TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
+def heading(run: score.TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dict, list[str]]:
     """Return what is evaluated, and how: the first fields of the report's JSON, and its title lines."""
     config, trained = run.model.config, run.settings.model_config
     lines = [run.model.describe()]
@@ -118,9 +119,11 @@ def heading(run: score.TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
         lines += [f"evaluated with {now}; trained with {then}"] if now != then else []
     [split] = run.splits
     step = run.checkpoint["step"]
-    carried = f"memory carried {'over documents' if run.carry_over else 'through each document'}"
-    memory = "no memory" if score.carries_nothing(run.model) else "memory cleared at every segment" if cleared else carried
-    memory += ", documents joined" if run.carry_over and memory != carried else ""
+    carried = f"carried {'over documents' if run.carry_over else 'through each document'}"
+    memory = "no memory" if score.carries_nothing(run.model) else f"memory {carried}"
+    if cleared and memory != "no memory":
+        memory = f"{score.cleared_words(cleared)} at every segment" + ("" if cleared is True else f", the rest {carried}")
+    memory += ", documents joined" if run.carry_over and carried not in memory else ""
     lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
     return record | {"data": run.data, "split": split, "memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines

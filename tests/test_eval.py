@@ -171,6 +171,9 @@ def test_wrong_command_lines_are_refused_in_one_line(argv, words, runs, capsys, 
         (["score", "--memory", 4], "--memory is for compressive models, this is block_recurrent; leave it out"),
         (["score", "--segment", 8], "--segment is for pretrained_recurrence models, this is block_recurrent"),
         (["score", "--pool", "advance"], "--pool is for pretrained_recurrence models, this is block_recurrent"),
+        (["score", "--clear-memory", "slots"], "--clear-memory slots: this model's state has states, keys, values; name some"),
+        (["score", "--clear-memory", "keys,x"], "--clear-memory x: this model's state has"),
+        (["score", "--clear-memory", "runs/a"], "--clear-memory: 'runs/a'; give RUN first, then names of the state's fields"),
         (["sample", "--new-window"], "--new-window is for pretrained_recurrence models, this is block_recurrent"),
     ],
 )  # fmt: skip
@@ -384,9 +387,26 @@ def test_json_holds_what_is_printed(runs, capsys):
     assert record["split"] == "valid" and record["data"] == str(runs.book)
     assert record["config"]["width"] == 16 and record["words_are"] == "counted between white space"
     assert record["word_perplexity"] == pytest.approx(math.exp(record["nats"] / record["words"]))
-    cleared = as_json(capsys, runs.recurrent, "--clear-memory")
-    assert cleared["memory_cleared"] and cleared["nats"] != record["nats"]
-    assert "memory cleared at every segment" in printed(capsys, runs.recurrent, "--clear-memory")
+    assert record["memory_cleared"] is False
+
+
+def test_what_is_cleared_of_the_state_is_said(runs, joined, capsys):
+    """All of it or the fields that are named; the score is another each time."""
+    found = {}
+    for fields, said in (
+        ([], "memory cleared at every segment\n"),
+        (["states"], "states cleared at every segment, the rest carried through each document\n"),
+        (["keys,values"], "keys and values cleared at every segment, the rest carried through each document\n"),
+    ):
+        assert f", {said}" in printed(capsys, runs.recurrent, "--clear-memory", *fields)
+        record = as_json(capsys, runs.recurrent, "--clear-memory", *fields)
+        assert record["memory_cleared"] == ([name for text in fields for name in text.split(",")] or True)
+        found[said] = record["nats"]
+    assert len({*found.values(), as_json(capsys, runs.recurrent)["nats"]}) == 4
+    lines = printed(capsys, joined.compressive, "--clear-memory", "compressed")
+    assert ", compressed cleared at every segment, the rest carried over documents\n" in lines
+    assert ", no memory\n" in printed(capsys, runs.plain, "--clear-memory", "pooled")
+    assert printed(capsys, "overlap", runs.windowed, "--clear-memory", "present").endswith("(present cleared)\n")
 
 
 def test_official_word_counts_are_used_and_named(runs, capsys, monkeypatch):

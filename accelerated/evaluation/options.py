@@ -43,6 +43,13 @@ def overlaps(text: str) -> tuple[int, ...] | None:
         raise argparse.ArgumentTypeError(f"{text!r}; give numbers separated by commas, like 0,5,10, or own") from None
 
 
+def state_fields(text: str) -> tuple[str, ...]:
+    """'states,keys' -> ('states', 'keys'); the model decides which names its state has."""
+    if not all(name.isidentifier() for name in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r}; give RUN first, then names of the state's fields, joined by commas")
+    return tuple(text.split(","))
+
+
 def prompt_in_file(path: str) -> bytes:
     """The bytes of the file that --prompt-file names."""
     with read_errors(f"--prompt-file {path}"):
@@ -174,8 +181,9 @@ def report_parser(name: str) -> OptionParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
     report.add_options(parser)
     if report.clears:
-        text = "start every segment from the initial state instead of the carried one"
-        parser.add_argument("--clear-memory", action="store_true", help=text)
+        text = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
+        how = {"nargs": "?", "const": True, "default": False, "type": state_fields, "metavar": "FIELD,..."}
+        parser.add_argument("--clear-memory", **how, help=text)
     if report.plots:
         parser.add_argument("--plot", metavar="FILE", help="draw it too: .png, .pdf or .svg (needs the extra plot)")
     if report.splits:

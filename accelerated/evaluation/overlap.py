@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from accelerated.data.windows import cut
-from accelerated.evaluation.score import TrainedRun, check_score, evaluate
+from accelerated.evaluation.score import TrainedRun, check_score, cleared_words, evaluate
 from accelerated.training.options import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -128,7 +128,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
             splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
             splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
         notes = [f"trained with {difference}" for difference in differences(config, run.settings.model_config)]
-        notes += ["memory cleared"] if options.clear_memory else []
+        notes += [cleared_words(options.clear_memory)] if options.clear_memory else []
         notes += ["documents joined"] if run.carry_over else []
         counted = counted_flops_per_token(config, itertools.chain(*map(run.to_read, run.splits)))
         rows.append(Row(run.path, config, tuple(notes), splits, paper_flops(config), counted))

@@ -112,6 +112,21 @@ def carries_nothing(model: Module) -> bool:
     return not any(field.numel() for field in model.initial_state(1))
 
 
+def check_fields(model: Module, clear_memory: bool | tuple[str, ...]) -> None:
+    """Raise InputError if clear_memory names what is no field of the model's state."""
+    fields = model.state_shapes(1)._fields
+    for name in clear_memory if isinstance(clear_memory, tuple) else ():
+        if name not in fields:
+            raise InputError(
+                f"--clear-memory {name}: this model's state has {', '.join(fields)}; name some, or none to clear all"
+            )
+
+
+def cleared_words(clear_memory: bool | tuple[str, ...]) -> str:
+    """What is cleared, in words."""
+    return f"{' and '.join(clear_memory) if isinstance(clear_memory, tuple) else 'memory'} cleared"
+
+
 @contextlib.contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Set evaluation mode inside; restore the previous mode on exit."""
@@ -158,12 +173,13 @@ def count_new(segment: Segment, lengths: np.ndarray, overlap: int) -> int:
 @torch.no_grad()
 def read(
     model: Module, documents: Sequence, lanes: int, clear_every: int = 0, independent: bool = False, predict: bool = True,
-    title: str = "evaluating", show: bool = True,
+    title: str = "evaluating", show: bool = True, cleared: tuple[str, ...] = (),
 ) -> Iterator[tuple]:  # fmt: skip
     """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, Predictions).
 
     Only the state is on the model's device. It is the initial one at a document's start, unless clear_every is 0 before every
-    clear_every-th segment, and if segments are `independent` before each of them; these come in any order. Without predict the
+    clear_every-th segment, and if segments are `independent` before each of them; these come in any order. The fields of the
+    state that are named in `cleared` are the initial state's before every segment, the others are carried. Without predict the
     Predictions are None. Progress is shown under the title.
     """
     overlap, lengths = overlap_of(model.config), lengths_of(documents)
@@ -176,8 +192,11 @@ def read(
             number[starts] = 0
             starts = number % clear_every == 0 if clear_every else starts
             state = keep_lanes(state, kept)
+            initial = model.initial_state(len(starts)) if starts.any() or cleared else None
             if starts.any():
-                state = replace_lanes(torch.from_numpy(starts).to(device), model.initial_state(len(starts)), state)
+                state = replace_lanes(torch.from_numpy(starts).to(device), initial, state)
+            if cleared:
+                state = state._replace(**{name: getattr(initial, name) for name in cleared})
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
@@ -189,11 +208,17 @@ def read(
             bar.update(count_new(segment, lengths, overlap))
 
 
-def read_to_score(model: Module, documents: Sequence, lanes: int, clear_memory: bool) -> Iterator[tuple[Segment, Predictions]]:
-    """Read documents; yield (segment, its Predictions). clear_memory starts every segment from the initial state."""
-    independent = clear_memory or carries_nothing(model)
+def read_to_score(
+    model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...]
+) -> Iterator[tuple[Segment, Predictions]]:
+    """Read documents; yield (segment, its Predictions).
+
+    clear_memory starts every segment from the initial state. If it names fields, only these are cleared; segments come in order.
+    """
+    cleared = clear_memory if isinstance(clear_memory, tuple) else ()
+    independent = (clear_memory and not cleared) or carries_nothing(model)
     title = "evaluating, memory cleared" if clear_memory else "evaluating"
-    for segment, _, _, found in read(model, documents, lanes, independent=independent, title=title):
+    for segment, _, _, found in read(model, documents, lanes, independent=independent, title=title, cleared=cleared):
         yield segment, found
 
 
@@ -207,8 +232,10 @@ def add_segment(
     return Score(*(a + b for a, b in zip(score, own, strict=True)))
 
 
-def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False) -> Score:
-    """The Score of documents; the state is carried unless clear_memory."""
+def evaluate(
+    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool | tuple[str, ...] = False
+) -> Score:
+    """The Score of documents; the state is carried, except what clear_memory says: all of it, or the fields it names."""
     score = Score()
     for segment, found in read_to_score(model, documents, lanes, clear_memory):
         score = add_segment(score, found, segment, tokenizer)
@@ -243,7 +270,7 @@ def check_score(score: Score) -> Score:
     return score
 
 
-def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
+def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...] = False) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
     for segment, found in read_to_score(model, documents, lanes, clear_memory):

@@ -271,13 +271,15 @@ def model_for(kind, tokenizer):
 
 @torch.no_grad()
 def nats_one_by_one(model, document, clear):
-    """Score segments and predictions one by one."""
+    """Score segments and predictions one by one; clear: whether the state is cleared, or the names of fields that are."""
     nats, config, state = [math.nan] * len(document.inputs), model.config, model.initial_state(1)
+    cleared = clear if isinstance(clear, tuple) else state._fields if clear else ()
     for w in cut(len(document.inputs) + 1, config.segment, getattr(config, "overlap", 0)):
         tokens = torch.zeros(1, config.segment, dtype=torch.long)
         for place in range(w.start, w.stop):
             tokens[0, place - w.start] = int(document.inputs[place])
-        logits, state, _ = model(tokens, model.initial_state(1) if clear else state)
+        pairs = zip(state._fields, model.initial_state(1), state, strict=True)
+        logits, state, _ = model(tokens, type(state)(*(new if name in cleared else old for name, new, old in pairs)))
         for place in range(w.first - 1, w.stop):
             if document.scored[place]:
                 nats[place] = -logits[0, place - w.start].log_softmax(-1)[int(document.targets[place])].item()
@@ -316,6 +318,21 @@ def test_token_losses_have_no_dropout_and_the_mode_is_restored():
     documents = [document_from("the theatre " * 4, BYTES)]
     first, again = (token_nats(model, documents, 1)[0] for _ in range(2))
     assert (first == again).all() and model.training and all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_named_fields_are_cleared_at_every_segment_and_the_others_carried(paper, name):
+    """In lanes that fall idle; all fields by name are the whole state, which is read in any order."""
+    model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256)).eval()
+    documents, state = documents_of([30, 1, 9, 41]), model.initial_state(1)
+    whole, *others = (np.concatenate(token_nats(model, documents, 2, clear)) for clear in (False, True, state._fields))
+    np.testing.assert_allclose(*others, rtol=1e-9)
+    for field in (name for name, value in zip(state._fields, state, strict=True) if value.numel()):
+        nats = np.concatenate(token_nats(model, documents, 2, (field,)))
+        expected = np.concatenate([nats_one_by_one(model, document, (field,)) for document in documents])
+        np.testing.assert_allclose(nats, expected, rtol=1e-9)
+        assert abs(nats / whole - 1).max() > 1e-6, "it matters"
+        assert evaluate(model, documents, BYTES, 2, (field,)).nats == pytest.approx(expected.sum(), rel=1e-12)
 
 
 def joined_by_hand(documents):
