@@ -84,9 +84,12 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> score
 
 def data_config(trained: DataConfig, data: str) -> DataConfig:
     """The DataConfig to read data with: the run's own, as far as it can apply to other data."""
-    if data == trained.data or Path(data).is_dir():
-        return dataclasses.replace(trained, data=data)
-    return dataclasses.replace(trained, data=data, documents="files") if Path(data).exists() else DataConfig(data)
+    if data == trained.data:
+        return trained
+    if not Path(data).exists():
+        return DataConfig(data)
+    whole = dataclasses.replace(trained, data=data, training_documents=0, validation_tokens=0)
+    return whole if Path(data).is_dir() else dataclasses.replace(whole, documents="files")
 
 
 def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> score.TrainedRun:
@@ -124,7 +127,8 @@ def heading(run: score.TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dic
     if cleared and memory != "no memory":
         memory = f"{score.cleared_words(cleared)} at every segment" + ("" if cleared is True else f", the rest {carried}")
     memory += ", documents joined" if run.carry_over and carried not in memory else ""
-    lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {split} split of {run.data}, {memory}")
+    part = "" if run.splits[split].whole else "a part of "
+    lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {part}{split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
     return record | {"data": run.data, "split": split, "memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
 

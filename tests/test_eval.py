@@ -435,6 +435,18 @@ def test_other_data_and_splits_are_read(runs, tmp_path, capsys):
     assert "has nothing to predict" in refused(capsys, runs.recurrent, "--data", tmp_path / "nothing.txt")
 
 
+def test_a_part_of_a_split_is_called_a_part(runs, tmp_path, capsys):
+    """What a run was trained with, on its own data alone; the test split is never cut."""
+    text = tmp_path / "text.txt"
+    text.write_text("some words of a text " * 60)
+    train(*TINY, "--data", text, "--validation-tokens", 30, "--training-documents", 1, *BRIEF, "--out", tmp_path / "run")
+    for options, tokens, part in (([], 29, "a part of valid"), (["--split", "test"], 62, "step 2, test")):
+        lines = printed(capsys, tmp_path / "run", *options)
+        assert f"{part} split of {text}" in lines and f"tokens scored       {tokens} of {tokens} in" in lines
+    lines = printed(capsys, tmp_path / "run", "--data", runs.book)
+    assert f"step 2, valid split of {runs.book}" in lines and "tokens scored       29 of" not in lines
+
+
 def test_recall_is_read_only_with_byte_tokens(runs, tmp_path, capsys):
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
     train("--data", runs.book, *TINY, *BRIEF, "--train-bpe", 300, "--out", tmp_path / "run")

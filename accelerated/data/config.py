@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accelerated.program.errors import InputError, check_choice, option_name
 
-DATASETS = ("enwik8", "wikitext-103", "pg19")  # named_sets.py opens them
+DATASETS = ("enwik8", "wikitext-103", "wikitext-103-raw", "pg19")  # named_sets.py opens them
 CORPORA = ("stdlib", "recall", *DATASETS)
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
 TASKS = ("continuation", "infilling", "recall")
@@ -21,6 +21,7 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except bytes are tikt
 }  # fmt: skip
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
 SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
+OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
 OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
 
 
@@ -29,14 +30,17 @@ class DataConfig:
     """Which text a model reads, and as which tokens.
 
     Fields:
-        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103 or pg19
-            (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra datasets), a text file, a .jsonl
-            (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and test/ are the splits
+        data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103, wikitext-103-raw
+            (without <unk>) or pg19 (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra
+            datasets), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and
+            test/ are the splits
         documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
+        training_documents: read only so many documents of the training split, the first ones; 0 for all
+        validation_tokens: read only so many tokens of each validation document, the first ones; 0 for all
         encoding: of text files, such as latin-1 or utf-16; a .jsonl is always UTF-8
         skip_undecodable: leave out files that are not in --encoding, and say how many
         suffixes: which files of a folder or .zip to read, such as .rs,.go, instead of the usual ones
@@ -48,6 +52,8 @@ class DataConfig:
     tokenizer: str = "bytes"
     train_bpe: int = 0
     carry_over_documents: bool = False
+    training_documents: int = 0
+    validation_tokens: int = 0
     encoding: str = "utf-8"
     skip_undecodable: bool = False
     suffixes: str = ""
@@ -61,6 +67,10 @@ class DataConfig:
             raise ValueError(f"suffixes is {self.suffixes!r}; it must be suffixes joined by commas, such as .rs,.go")
         if not self.unpacked_limit > 0:
             raise ValueError(f"unpacked_limit is {self.unpacked_limit}; it must be above 0 gigabytes")
+        if self.training_documents < 0:
+            raise ValueError(f"training_documents is {self.training_documents}; it must be at least 1, or 0 for all")
+        if self.validation_tokens < 0 or self.validation_tokens == 1:
+            raise ValueError(f"validation_tokens is {self.validation_tokens}; it must be at least 2, or 0 for all")
         if self.train_bpe and self.train_bpe < 257:
             raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
 
@@ -142,6 +152,9 @@ def check_data(config: DataConfig) -> None:
     if config.documents == "folders" and (named or not os.path.isdir(data)):
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
     defaults = {field.name: field.default for field in fields(config)}
+    for name in OF_TEXTS if data == "recall" else ():
+        if getattr(config, name):
+            raise InputError(f"{option_name(name)} is for texts, and --data recall is made as it is read; leave it out")
     for name in OF_FILES:
         if named and getattr(config, name) != defaults[name]:
             raise InputError(f"{option_name(name)} says how files are read, and --data {data} has its own way; leave it out")

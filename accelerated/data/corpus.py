@@ -5,6 +5,7 @@ manifest with their checksums. verified.json says which of them were read and fo
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -66,6 +67,27 @@ class TextDocuments(Documents):
         tokens = self.tokens[self.ends[index] - self.sizes[index] : self.ends[index]]
         scored = np.broadcast_to(np.True_, (self.lengths[index],))  # takes no memory
         return Document(str(index), tokens[:-1], tokens[1:], scored, int(self.words[index]))
+
+
+class Beginnings(Documents):
+    """The first `tokens` tokens of each of the documents, read as a document."""
+
+    whole = False
+
+    def __init__(self, documents: Sequence, tokens: int, tokenizer: object):
+        self.documents, self.tokenizer = documents, tokenizer
+        self.lengths = np.minimum(lengths_of(documents), tokens - 1)
+
+    def __getitem__(self, index):
+        document, length = self.documents[index], self.lengths[index]
+        fields = (field[:length] for field in (document.inputs, document.targets, document.scored))
+        return Document(document.name, *fields)
+
+    @functools.cached_property
+    def words(self):
+        """(documents,) words that begin in each; counted in the text of the tokens when they are asked for."""
+        texts = (self.tokenizer.decode([*document.inputs[:1], *document.targets]) for document in self)
+        return np.array([len(text.split()) for text in texts], np.int64)
 
 
 def fingerprint(*parts: object) -> str:
@@ -268,19 +290,36 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data)
     if data.data == "stdlib":
-        return standard_library()
-    if data.data in OPENERS:
-        return OPENERS[data.data](Path(data_dir) / data.data)
-    if data.data.startswith(HUB):
-        return hub_set(data.data)
-    return source_of_path(data)
+        source = standard_library()
+    elif data.data in OPENERS:
+        source = OPENERS[data.data](Path(data_dir) / data.data)
+    else:
+        source = hub_set(data.data) if data.data.startswith(HUB) else source_of_path(data)
+    return with_fewer(source, data.training_documents) if data.training_documents else source
+
+
+def with_fewer(source: Source, count: int) -> Source:
+    """The Source with only the first `count` texts of the training split."""
+
+    def texts():
+        left = count
+        for split, text in source.texts():
+            left -= split == "train"
+            if split != "train" or left >= 0:
+                yield split, text
+
+    return source._replace(name=f"{source.name} with {count} for training", texts=texts, size=None)
 
 
 def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path) -> Corpus:
     """The Corpus that --data names: generated for recall, otherwise tokenised once and cached in data_dir."""
     if data.data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
-    return tokenised(open_source(data, data_dir), tokenizer, data_dir)
+    corpus = tokenised(open_source(data, data_dir), tokenizer, data_dir)
+    corpus.splits["train"].whole = not data.training_documents
+    if data.validation_tokens:
+        corpus.splits["valid"] = Beginnings(corpus.splits["valid"], data.validation_tokens, tokenizer)
+    return corpus
 
 
 def check_length(data: str, splits: dict[str, Sequence], segment: int, lanes: int) -> None:

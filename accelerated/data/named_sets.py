@@ -41,6 +41,10 @@ ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes; the splits betw
 WIKITEXT_103 = Archive(
     "https://wikitext.smerity.com/wikitext-103-v1.zip", "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"
 )
+# The same articles before rare words were replaced by <unk>
+WIKITEXT_103_RAW = Archive(
+    "https://wikitext.smerity.com/wikitext-103-raw-v1.zip", "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"
+)
 HEADING = re.compile(rb" = [^=].* = \n")  # of an article; a section's heading has several =
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names, sizes and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
@@ -55,11 +59,15 @@ OFFICIAL_WORDS = {
     ("pg19", "train"): 1_973_136_207, ("pg19", "valid"): 3_007_061, ("pg19", "test"): 6_966_499,
     ("wikitext-103", "train"): 103_227_021, ("wikitext-103", "valid"): 217_646, ("wikitext-103", "test"): 245_569,
 }  # fmt: skip
+OFFICIAL_WORDS |= {("wikitext-103-raw", split): OFFICIAL_WORDS["wikitext-103", split] for split in SPLITS}  # <unk> is a word
 
 
 def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str]:
-    """Return (words in a split, how they were counted): the official count if there is one, otherwise counted in the text."""
-    official = OFFICIAL_WORDS.get((data, split))
+    """Return (words in a split, how they were counted): the official count if there is one, otherwise counted in the text.
+
+    An official count is that of a whole split.
+    """
+    official = OFFICIAL_WORDS.get((data, split)) if getattr(documents, "whole", True) else None
     return (official, "official count") if official else (count_words(documents), "counted between white space")
 
 
@@ -108,10 +116,10 @@ def articles(lines: list[bytes]) -> Iterator[bytes]:
     return (b"".join(lines[start:stop]) for start, stop in pairwise([0, *headings[1:], len(lines)]) if stop)
 
 
-def wikitext_103(folder: Path) -> Source:
-    """Wikipedia articles, each one document, in the splits of the set's files; spaces separate words."""
-    names = [f"wiki.{split}.tokens" for split in SPLITS]
-    paths, openers = files_of_archive(folder, WIKITEXT_103, names)
+def wikitext_103(folder: Path, raw: bool = False) -> Source:
+    """Wikipedia articles, each one document, in the splits of the set's files; spaces separate words. raw: without <unk>."""
+    names = [f"wiki.{split}.{'raw' if raw else 'tokens'}" for split in SPLITS]
+    paths, openers = files_of_archive(folder, WIKITEXT_103_RAW if raw else WIKITEXT_103, names)
 
     def texts():
         for split, name, open_file in zip(SPLITS, names, openers, strict=True):
@@ -120,7 +128,7 @@ def wikitext_103(folder: Path) -> Source:
             for number, article in enumerate(articles(lines)):
                 yield split, Text(f"{name}:{number}", (functools.partial(io.BytesIO, article),))
 
-    return Source("wikitext-103", paths, texts)
+    return Source("wikitext-103-raw" if raw else "wikitext-103", paths, texts)
 
 
 def listed_books(prefix: str) -> Iterator[tuple[str, str]]:
@@ -202,7 +210,9 @@ def hub_set(data: str) -> Source:
     return Source(data, files, lambda: with_missing_splits({split: functools.partial(rows, split) for split in given}))
 
 
-OPENERS = {"enwik8": enwik8, "wikitext-103": wikitext_103, "pg19": pg19}
+OPENERS = {
+    "enwik8": enwik8, "wikitext-103": wikitext_103, "wikitext-103-raw": functools.partial(wikitext_103, raw=True), "pg19": pg19,
+}  # fmt: skip
 
 
 def continue_download(address: str, file: io.FileIO, show: bool) -> None:

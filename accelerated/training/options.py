@@ -17,6 +17,7 @@ from accelerated.data.config import (
     CORPORA,
     ENCODINGS,
     OF_FILES,
+    OF_TEXTS,
     DataConfig,
     TaskConfig,
     check_carry_over,
@@ -272,7 +273,7 @@ def parse(argv: list[str]) -> tuple[Settings, Beginning]:
     elif saved:
         check_initial(options.init, defaults.model_config, asked)
     if not options.resume:
-        adjust(asked)
+        adjust(asked, other_data=bool(saved))
     if not saved:
         asked["model_config"]["vocabulary"] = vocabulary_of(changed(defaults.data, asked["data"]))
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
@@ -301,19 +302,20 @@ def make_absolute(data: dict) -> None:
             data[name] = os.path.abspath(data[name])
 
 
-def adjust(asked: dict[str, dict]) -> None:
-    """Replace defaults that make no sense with a given option."""
+def adjust(asked: dict[str, dict], other_data: bool = False) -> None:
+    """Replace defaults that make no sense with a given option; other_data: whether defaults of the data are a run's, not ours."""
     training, data = asked["training"], asked["data"]
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
     if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
     if data.get("data") == "recall":
-        data.setdefault("carry_over_documents", False)
+        for name in ("carry_over_documents", *OF_TEXTS):
+            data.setdefault(name, getattr(DataConfig, name))
     if data.get("train_bpe"):
         data.setdefault("tokenizer", "bytes")
-    if "data" in data:
-        for name in ("documents", *OF_FILES):  # of the data before
+    if "data" in data and other_data:
+        for name in ("documents", *OF_TEXTS, *OF_FILES):  # of the data before
             data.setdefault(name, getattr(DataConfig, name))
 
 

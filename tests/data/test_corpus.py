@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from documents import documents_of, small_encoding
+from documents import documents_of, small_encoding, text_document
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import corpus as token_cache
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import cache_folder, check_length, load_corpus, pieces_of, tokenised
+from accelerated.data.corpus import Beginnings, cache_folder, check_length, load_corpus, pieces_of, tokenised
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
@@ -224,8 +224,27 @@ def test_splits_too_short_for_the_lanes_are_refused():
 def test_data_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(InputError, match="did you mean stdlib"):
         load_corpus(DataConfig("stdlb"), BYTES, RecallConfig(), tmp_path)
-    with pytest.raises(InputError, match="give a file, a folder, or one of stdlib, recall, enwik8, wikitext-103, pg19"):
+    with pytest.raises(InputError, match="a folder, or one of stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"):
         load_corpus(DataConfig(str(tmp_path / "x.txt")), BYTES, RecallConfig(), tmp_path)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SMALL], ids=["bytes", "bpe"])
+def test_the_first_documents_and_tokens_alone_are_read(folder, tmp_path, tokenizer):
+    """The same ones as of the whole; the words are those that begin in the tokens; other splits stay as they are."""
+    whole, few = (
+        load_corpus(DataConfig(str(folder), **part), tokenizer, RecallConfig(), tmp_path / "cache")
+        for part in ({}, {"training_documents": 30, "validation_tokens": 40})
+    )
+    assert few.digest != whole.digest and len(caches(tmp_path)) == 2
+    assert len(few.splits["train"]) == 30 < len(whole.splits["train"])
+    assert [tokens_of(d) for d in few.splits["train"]] == [tokens_of(whole.splits["train"][i]) for i in range(30)]
+    assert [tokens_of(d) for d in few.splits["test"]] == [tokens_of(d) for d in whole.splits["test"]]
+    expected = [tokens_of(document)[:40] for document in whole.splits["valid"]]
+    assert [tokens_of(d) for d in few.splits["valid"]] == expected != [tokens_of(d) for d in whole.splits["valid"]]
+    assert few.splits["valid"].lengths.tolist() == [len(d.inputs) for d in few.splits["valid"]]
+    assert few.splits["valid"].words.tolist() == [len(tokenizer.decode(tokens).split()) for tokens in expected]
+    assert {split: documents.whole for split, documents in few.splits.items()} == {"train": False, "valid": False, "test": True}
+    assert Beginnings([text_document("a", b"x yz", BYTES)], 3, BYTES).words.tolist() == [2]
 
 
 def test_documents_folders_makes_each_subfolder_a_document(tmp_path):

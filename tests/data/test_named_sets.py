@@ -31,6 +31,10 @@ ARTICLES = {
     "valid": b" \n = Three = \n \n = not a heading = \n words = \n",
     "test": b" \n = Four = \n \n",
 }
+RAW_ARTICLES = {split: text.replace(b"words", b"w\xc3\xb6rter") for split, text in ARTICLES.items()}
+ADDRESSES = (
+    ("ENWIK8", "/enwik8.zip"), ("WIKITEXT_103", "/wikitext-103-v1.zip"), ("WIKITEXT_103_RAW", "/wikitext-103-raw-v1.zip"),
+)  # fmt: skip
 BOOKS = {
     f"/{folder}/{i}.txt": f"{folder} {i}".encode()
     for folder, n in (("train", 5), ("validation", 3), ("test", 2))
@@ -43,9 +47,11 @@ BOOKS |= {"/train/notes.md": b"no book"}
 def server(monkeypatch):
     """Serves small sets of the same form; replaces the module's addresses, checksums and counts by theirs."""
     archives = {"/enwik8.zip": as_zip({"enwik8": ENWIK8})}
-    archives["/wikitext-103-v1.zip"] = as_zip({f"wikitext-103/wiki.{split}.tokens": text for split, text in ARTICLES.items()})
+    for kind, ending, texts in (("", "tokens", ARTICLES), ("-raw", "raw", RAW_ARTICLES)):
+        members = {f"wikitext-103{kind}/wiki.{split}.{ending}": text for split, text in texts.items()}
+        archives[f"/wikitext-103{kind}-v1.zip"] = as_zip(members)
     with serving(archives | BOOKS) as server:
-        for name, file in (("ENWIK8", "/enwik8.zip"), ("WIKITEXT_103", "/wikitext-103-v1.zip")):
+        for name, file in ADDRESSES:
             monkeypatch.setattr(named_sets, name, Archive(server.address + file, hashlib.sha256(archives[file]).hexdigest()))
         monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
         monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
@@ -77,12 +83,13 @@ def test_an_unpacked_enwik8_is_used(server, tmp_path):
         read("enwik8", tmp_path)
 
 
-def test_wikitexts_articles_are_documents(server, tmp_path):
-    second = ARTICLES["train"].index(b" = Two")
-    assert read("wikitext-103", tmp_path) == {
-        "train": [ARTICLES["train"][:second], ARTICLES["train"][second:]], "valid": [ARTICLES["valid"]],
-        "test": [ARTICLES["test"]],
+@pytest.mark.parametrize("name,texts", [("wikitext-103", ARTICLES), ("wikitext-103-raw", RAW_ARTICLES)])
+def test_wikitexts_articles_are_documents(server, tmp_path, name, texts):
+    second = texts["train"].index(b" = Two")
+    assert read(name, tmp_path) == {
+        "train": [texts["train"][:second], texts["train"][second:]], "valid": [texts["valid"]], "test": [texts["test"]],
     }  # fmt: skip
+    assert OPENERS[name](tmp_path / "data" / name).name == name, "each has a cache of its own"
 
 
 def test_an_article_begins_between_blank_lines():
@@ -115,6 +122,19 @@ def test_pg19s_books_are_documents(server, tmp_path):
     assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
 
 
+def test_the_first_books_and_the_beginnings_of_those_to_validate_on(server, tmp_path, monkeypatch):
+    """Adding Recurrence to Pretrained Transformers, section 5: the first ones by name; the test split is whole."""
+    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {("pg19", split): 7 for split in SPLITS})
+    data = DataConfig("pg19", training_documents=2, validation_tokens=8)
+    splits = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    texts = {split: [bytes([*d.inputs[:1], *d.targets]).decode() for d in documents] for split, documents in splits.items()}
+    assert texts == {"train": ["train 0", "train 1"], "valid": ["validati"] * 3, "test": ["test 0", "test 1"]}
+    words = {split: named_sets.words_of_split("pg19", split, documents) for split, documents in splits.items()}
+    assert [words[split][0] for split in SPLITS] == [4, 3, 7], "official counts are those of whole splits"
+    whole = load_corpus(DataConfig("pg19"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    assert [len(whole[split]) for split in SPLITS] == [5, 3, 2] and all(whole[split].whole for split in SPLITS)
+
+
 def test_a_book_with_a_wrong_checksum_is_refused(server, tmp_path, monkeypatch):
     listing = server.listing
     monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'))
@@ -131,7 +151,7 @@ def test_too_many_books_are_refused(server, tmp_path):
 
 
 def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeypatch):
-    for name in ("ENWIK8", "WIKITEXT_103"):
+    for name, _ in ADDRESSES:
         archive = getattr(named_sets, name)
         monkeypatch.setattr(
             named_sets, name, archive._replace(address="http://127.0.0.1:9/" + archive.address.rpartition("/")[2])
@@ -140,6 +160,7 @@ def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeyp
     for name, place in (
         ("enwik8", "enwik8/enwik8.zip"),
         ("wikitext-103", "wikitext-103/wikitext-103-v1.zip"),
+        ("wikitext-103-raw", "wikitext-103-raw/wikitext-103-raw-v1.zip"),
         ("pg19", "pg19/train"),
     ):
         with pytest.raises(InputError, match=r"refused.*try again later, or put") as caught:
@@ -162,7 +183,9 @@ def test_official_sizes_and_addresses():
     assert named_sets.PG19_COUNTS == {"train": 28_602, "valid": 50, "test": 100}
     assert named_sets.OFFICIAL_WORDS["pg19", "test"] == 6_966_499 and named_sets.OFFICIAL_WORDS["pg19", "valid"] == 3_007_061
     assert named_sets.OFFICIAL_WORDS["wikitext-103", "test"] == 245_569
-    assert all(len(archive.sha256) == 64 for archive in (named_sets.ENWIK8, named_sets.WIKITEXT_103))
+    assert named_sets.OFFICIAL_WORDS["wikitext-103-raw", "valid"] == 217_646
+    assert all(len(getattr(named_sets, name).sha256) == 64 for name, _ in ADDRESSES)
+    assert all(getattr(named_sets, name).address.endswith(file) for name, file in ADDRESSES)
 
 
 CONTENT = bytes(i % 251 for i in range(100_000))

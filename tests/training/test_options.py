@@ -79,6 +79,9 @@ def test_options_override_presets():
         (["--data", "recall", "--carry-over-documents"], "--data recall has questions of its own; leave one of them out"),
         (["--documents", "folder"], "--documents is 'folder'; it must be one of files, folders"),
         (["--tokenizer", "gpt2", "--train-bpe", "300"], "--tokenizer names a tokenizer and --train-bpe learns one"),
+        (["--training-documents", "-1"], "--training-documents is -1; it must be at least 1, or 0 for all"),
+        (["--validation-tokens", "1"], "--validation-tokens is 1; it must be at least 2, or 0 for all"),
+        (["--data", "recall", "--training-documents", "9"], "--training-documents is for texts, and --data recall is made as it"),
         (["--train-bpe", "256"], "--train-bpe is 256; it must be 0 or at least 257"),
         (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
         (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
@@ -211,6 +214,10 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     assert begun == chosen._replace(training=preset_settings("pretrained_recurrence", "fine-tune").training)
     assert beginning.initial["step"] == 1 and beginning.folder.name == "pretrained_recurrence-recall-1"
     assert parse_training(["--init", run, "--recall-distance", "9"])[0].recall.distance == 9
+    part = {"training_documents": 5, "validation_tokens": 9}
+    partly = str(keep(chosen._replace(data=DataConfig(**part)), tmp_path / "partly"))
+    assert parse_training(["--init", partly])[0].data == DataConfig(**part)
+    assert parse_training(["--init", partly, "--data", str(tmp_path)])[0].data == DataConfig(str(tmp_path)), "other texts"
     for argv, words in (
         (["--width", "24"], "--width is 24, the weights of --init .* have 16; leave it out"),
         (["--tokenizer", "bytes"], "keeps the tokenizer of its weights; leave --tokenizer and --train-bpe out"),
