@@ -84,7 +84,7 @@ class Beginnings(Documents):
         return Document(document.name, *fields)
 
     @functools.cached_property
-    def words(self):
+    def words(self) -> np.ndarray:
         """(documents,) words that begin in each; counted in the text of the tokens when they are asked for."""
         texts = (self.tokenizer.decode([*document.inputs[:1], *document.targets]) for document in self)
         return np.array([len(text.split()) for text in texts], np.int64)
