@@ -2,69 +2,199 @@
 
 (It has nothing to do with Memformer's training task `--task-recall`, which repeats a segment of any text: see tasks.py.)
 
-A document begins with (key, value) pairs and asks for the values later, out of attention's reach. Its bytes look like
-B4Ay=-:.,...?A:,?B;-...  : each key once with its value, then punctuation as filler, `distance` bytes before the first question.
-A question is ? and a key. The answer is the prediction at the key; only answers are scored. Answers never appear in the input,
-so the beginning is their only source. Each key has ten possible values, which no other key has, so a guess is right one time
-in ten.
+A document has facts, then filler, then questions, out of attention's reach. A fact is a key and its value; a question is ? and a
+key. The answer is the prediction at the question's last byte; only answers are scored. Answers never appear in the input, so the
+facts are their only source. Each key has values of its own, or all keys share one set (`shared_values`): then it is not enough to
+remember which values were seen.
+
+    facts       B4AyCkDu=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
+    copying     =-4:.,9-...;1=...?:;?.-?        `pairs` values somewhere in the filler; the i-th ? asks for the i-th
+    one_fact    =-A@4:.,B@9-...A@1=...?A:;      statements in the filler: A is at 4; asked is where A is now
+    two_facts   =-A@4:.,A^z-...A@1=...?z:;      and A takes z; asked is where z is now, which is where its last taker is
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from accelerated.data.windows import SPLITS, Document, Documents
+from accelerated.program.errors import check_choice
 
-KEYS = np.frombuffer(b"ABCD", np.uint8)
-VALUES = np.frombuffer(b"0123456789abcdefghijklmnopqrstKLMNOPQRST", np.uint8).reshape(4, 10)  # ten for each key
 FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
-ASK = ord("?")
-CHANCE = 1 / VALUES.shape[1]
+ASK, GOES, TAKES = b"?@^"
+PLACES, OBJECTS = np.frombuffer(b"0123456789", np.uint8), np.frombuffer(b"zyxw", np.uint8)
+PEOPLE = np.frombuffer(b"ABCD", np.uint8)
+LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+FIRST = b"0123456789abcdefghijklmnopqrstuvwxyz"  # of the values
+# All bytes that facts may use: values are taken from the front, keys from the back
+OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST, *LETTERS})
+SYMBOLS = np.array([*FIRST, *OTHERS, *reversed(LETTERS)], np.uint8)
+TASKS = ("facts", "copying", "one_fact", "two_facts")
+STATEMENT = 3  # bytes of a statement of one_fact and two_facts
 
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The sizes of `--data recall`; an impossible value raises a ValueError that names the field.
+    """The task of `--data recall` and its sizes; an impossible value raises a ValueError that names the field.
 
     Fields:
-        pairs: (key, value) pairs at the beginning of a document, 1 to 4
+        task: facts (keys and values, then questions), copying (values in their order), one_fact or two_facts (who is where, and
+            where is what somebody took: made after bAbI's tasks 1 and 2)
+        pairs: facts at the beginning of a document; in copying the values, in one_fact and two_facts the statements
+        values: values that a key can have; a guess is right one time in so many
+        shared_values: let all keys share one set of values, so that which key has which value must be remembered
+        rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
-        distance: tokens of filler between the last pair and the first question
+        distance: tokens of filler between the last pair and the first question; statements stand in it
         spacing: tokens from one question to the next, at least 2
         documents: training documents; each other split has 64
     """
 
+    task: str = "facts"
     pairs: int = 4
+    values: int = 10
+    shared_values: bool = False
+    rewrites: int = 0
     questions: int = 24
     distance: int = 88
     spacing: int = 4
     documents: int = 100_000
 
     def __post_init__(self):
-        if not 1 <= self.pairs <= len(KEYS):
-            raise ValueError(f"pairs is {self.pairs}; it must lie in 1..{len(KEYS)}")
-        for name, least in (("questions", 1), ("distance", 0), ("spacing", 2), ("documents", 1)):
+        check_choice("task", self.task, TASKS)
+        for name, least in (("pairs", 1), ("values", 2), ("rewrites", 0), ("questions", 1), ("distance", 0), ("spacing", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.documents < 1:
+            raise ValueError(f"documents is {self.documents}; it must be at least 1")
+        if self.symbols > len(SYMBOLS):
+            raise ValueError(
+                f"pairs is {self.pairs}: with {self.values} values each they need {self.symbols} of {len(SYMBOLS)} bytes; give "
+                "fewer --recall-values, or --recall-shared-values"
+            )
+        if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values):
+            raise ValueError(f"task {self.task} has ten values that its questions share; leave rewrites and values out")
+        if self.task == "two_facts" and self.pairs < 2:
+            raise ValueError(f"pairs is {self.pairs}; two_facts needs two statements at least")
+        if self.task == "copying" and self.questions > self.pairs:
+            raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
+        if self.in_filler > self.distance:
+            raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
+
+    @property
+    def symbols(self) -> int:
+        """How many bytes the keys and values of `facts` need."""
+        return self.pairs + self.values * (1 if self.shared_values else self.pairs) if self.task == "facts" else 0
+
+    @property
+    def in_filler(self) -> int:
+        """Tokens of facts that stand in the filler."""
+        return {"facts": 2 * self.rewrites, "copying": self.pairs}.get(self.task, STATEMENT * self.pairs)
+
+    @property
+    def opening(self) -> int:
+        """Tokens of facts before the filler."""
+        return 2 * self.pairs if self.task == "facts" else 0
 
     @property
     def length(self) -> int:
         """Tokens in a document."""
-        return 2 * self.pairs + self.distance + self.questions * self.spacing
+        return self.opening + self.distance + self.questions * self.spacing
+
+    @property
+    def chance(self) -> float:
+        """How often a guess is right."""
+        return 1 / self.values
+
+
+class Story(NamedTuple):
+    """What a document tells, and all that can be asked about it."""
+
+    opening: np.ndarray  # (n,) bytes before the filler
+    pieces: np.ndarray  # (count, width) bytes that stand in the filler, in order
+    questions: np.ndarray  # (K, 1 or 2) bytes of each question
+    answers: np.ndarray  # (K,)
+
+
+def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
+    """Keys with their values; `rewrites` of them get another value later."""
+    sets = 1 if config.shared_values else config.pairs
+    keys = SYMBOLS[::-1][: config.pairs]
+    values = np.broadcast_to(SYMBOLS[: sets * config.values].reshape(sets, config.values), (config.pairs, config.values))
+    every, drawn = np.arange(config.pairs), rng.integers(config.values, size=config.pairs)
+    opening = np.stack([keys, values[every, drawn]], 1)[rng.permutation(config.pairs)].flatten()
+    changed, new = rng.integers(config.pairs, size=config.rewrites), rng.integers(config.values, size=config.rewrites)
+    drawn[changed] = new  # of several the last one counts
+    return Story(opening, np.stack([keys[changed], values[changed, new]], 1), asking(keys), values[every, drawn])
+
+
+def copying(config: RecallConfig, rng: np.random.Generator) -> Story:
+    """Values in the filler, asked for in their order."""
+    items = rng.choice(PLACES, config.pairs)
+    return Story(items[:0], items[:, None], np.full((config.pairs, 1), ASK, np.uint8), items)
+
+
+def one_fact(config: RecallConfig, rng: np.random.Generator) -> Story:
+    """People go to places; asked is where they are."""
+    people, places = rng.choice(PEOPLE, config.pairs), rng.choice(PLACES, config.pairs)
+    now = dict(zip(people.tolist(), places.tolist(), strict=True))  # the last place counts
+    return Story(people[:0], np.stack([people, np.full_like(people, GOES), places], 1), *asked_and_answered(now))
+
+
+def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
+    """People go to places, and then take objects too; asked is where the objects are, which is where their last takers are."""
+    people = rng.choice(PEOPLE, config.pairs)
+    people[1] = people[0]  # who goes somewhere first and takes something then, so that there is a question
+    wants = rng.integers(2, size=config.pairs).astype(bool)
+    wants[1] = True
+    places, objects = rng.choice(PLACES, config.pairs), rng.choice(OBJECTS, config.pairs)
+    place_of, taker_of, statements = {}, {}, []
+    for person, taking, place, thing in zip(*(x.tolist() for x in (people, wants, places, objects)), strict=True):
+        if taking and person in place_of:
+            taker_of[thing] = person
+            statements.append((person, TAKES, thing))
+        else:
+            place_of[person] = place
+            statements.append((person, GOES, place))
+    now = {thing: place_of[person] for thing, person in taker_of.items()}
+    return Story(people[:0], np.array(statements, np.uint8), *asked_and_answered(now))
+
+
+def asking(keys: np.ndarray) -> np.ndarray:
+    """The questions (K, 2) for keys (K,)."""
+    return np.stack([np.full_like(keys, ASK), keys], 1)
+
+
+def asked_and_answered(now: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The questions and the answers of {what can be asked: its place}."""
+    return asking(np.array([*now], np.uint8)), np.array([*now.values()], np.uint8)
+
+
+STORIES = {"facts": facts, "copying": copying, "one_fact": one_fact, "two_facts": two_facts}
+
+
+def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator) -> np.ndarray:
+    """Where `count` pieces of `width` tokens begin in `room` tokens (count,), in order; none overlap."""
+    return np.sort(rng.permutation(room - count * (width - 1))[:count]) + (width - 1) * np.arange(count)
 
 
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -> Document:
     """One document of config.length tokens; only answers are scored."""
-    drawn = rng.integers(VALUES.shape[1], size=config.pairs)
-    answers = VALUES[np.arange(config.pairs), drawn]
-    order = rng.permutation(config.pairs)
+    story = STORIES[config.task](config, rng)
     inputs = rng.choice(FILLER, config.length)
-    inputs[0 : 2 * config.pairs : 2], inputs[1 : 2 * config.pairs : 2] = KEYS[order], answers[order]
-    asked = rng.integers(config.pairs, size=config.questions)
-    at = 2 * config.pairs + config.distance + config.spacing * np.arange(config.questions)
-    inputs[at], inputs[at + 1] = ASK, KEYS[asked]
+    inputs[: config.opening] = story.opening
+    if count := len(story.pieces):
+        width = story.pieces.shape[1]
+        at = config.opening + places_in_filler(count, width, config.distance, rng)
+        inputs[at[:, None] + np.arange(width)] = story.pieces
+    in_order = config.task == "copying"
+    asked = np.arange(config.questions) if in_order else rng.integers(len(story.questions), size=config.questions)
+    width = story.questions.shape[1]
+    at = config.opening + config.distance + config.spacing * np.arange(config.questions)
+    inputs[at[:, None] + np.arange(width)] = story.questions[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
-    targets[at + 1], scored[at + 1] = answers[asked], True
+    targets[at + width - 1], scored[at + width - 1] = story.answers[asked], True
     return Document(name, inputs, targets, scored)
 
 

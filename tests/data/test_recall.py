@@ -1,4 +1,4 @@
-"""The recall task's questions can be answered only from memory."""
+"""The recall tasks' questions can be answered only from memory."""
 
 import dataclasses
 
@@ -7,36 +7,141 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.recall import ASK, FILLER, KEYS, VALUES, RecallConfig, RecallDocuments, recall_document
+from accelerated.data.recall import (
+    ASK,
+    FILLER,
+    GOES,
+    OBJECTS,
+    PEOPLE,
+    PLACES,
+    SYMBOLS,
+    TAKES,
+    RecallConfig,
+    RecallDocuments,
+    places_in_filler,
+    recall_document,
+)  # fmt: skip
 from accelerated.data.windows import SPLITS
 from accelerated.training.settings import preset_settings
 
-configs = st.builds(
-    RecallConfig,
-    pairs=st.integers(1, len(KEYS)),
-    questions=st.integers(1, 9),
-    distance=st.integers(0, 50),
-    spacing=st.integers(2, 9),
-)
+MARKS = {ASK, *FILLER.tolist()}
+seeds = st.integers(0, 99)
 
 
-@given(configs, st.integers(0, 99))
-def test_answers_follow_from_the_opening_alone(config, seed):
+@st.composite
+def configs(draw, task, pairs):
+    """A config of a task with room for what stands in its filler."""
+    count, questions = draw(pairs), draw(st.integers(1, 9))
+    sizes = {"pairs": count, "questions": min(questions, count) if task == "copying" else questions}
+    if task == "facts":
+        shared = draw(st.booleans())
+        most = len(SYMBOLS) - count if shared else len(SYMBOLS) // count - 1
+        sizes |= {"rewrites": draw(st.integers(0, 9)), "shared_values": shared, "values": draw(st.integers(2, min(12, most)))}
+    least = RecallConfig(task=task, distance=999, **sizes).in_filler
+    return RecallConfig(task=task, distance=least + draw(st.integers(0, 30)), spacing=draw(st.integers(2, 9)), **sizes)
+
+
+def parts(config, seed):
+    """(opening, filler, places of the answers in the rest of the document, document) of one document."""
     document = recall_document(config, np.random.default_rng(seed), "x")
     assert len(document.inputs) == len(document.targets) == len(document.scored) == config.length
-    opening, rest = document.inputs[: 2 * config.pairs], document.inputs[2 * config.pairs :]
-    pairs = dict(zip(opening[::2].tolist(), opening[1::2].tolist(), strict=True))
-    assert set(pairs) == set(KEYS[: config.pairs].tolist())
-    assert all(value in VALUES[KEYS.tolist().index(key)] for key, value in pairs.items()), "each key has values of its own"
-    assert not set(rest.tolist()) & set(VALUES.flatten().tolist()), "no answer appears in the input after the opening"
+    begin = config.opening + config.distance
     asked = np.flatnonzero(document.scored)
-    assert len(asked) == config.questions
-    for at in asked:
-        assert document.inputs[at - 1] == ASK and document.targets[at] == pairs[document.inputs[at]]
-    first = asked[0] - 1
-    assert first - 2 * config.pairs == config.distance, "filler before the first question"
-    assert set(rest[: config.distance].tolist()) <= set(FILLER.tolist())
-    assert (np.diff(asked) == config.spacing).all()
+    assert len(asked) == config.questions and (np.diff(asked) == config.spacing).all()
+    assert asked[0] - begin == (0 if config.task == "copying" else 1), "after the filler, at the question's last byte"
+    assert (document.inputs[begin :: config.spacing][: config.questions] == ASK).all()
+    return document.inputs[: config.opening].tolist(), document.inputs[config.opening : begin].tolist(), asked, document
+
+
+@given(configs("facts", st.integers(1, 64)), seeds)
+def test_a_fact_is_what_the_opening_or_the_last_change_says(config, seed):
+    opening, filler, asked, document = parts(config, seed)
+    known = dict(zip(opening[::2], opening[1::2], strict=True))
+    assert len(known) == config.pairs and not {*known, *known.values()} & MARKS
+    changes = [at for at, byte in enumerate(filler) if byte in known and filler[at - 1] not in known]
+    assert len(changes) <= config.rewrites and sum(byte not in MARKS for byte in filler) == 2 * config.rewrites
+    at = 0
+    while at < len(filler):
+        if filler[at] in MARKS:
+            at += 1
+            continue
+        known[filler[at]] = filler[at + 1]
+        at += 2
+    assert {*document.inputs[config.opening + config.distance :].tolist()} <= MARKS | {*known}, "no answer is in the input"
+    for place in asked:
+        assert document.targets[place] == known[document.inputs[place]]
+
+
+@given(configs("facts", st.integers(1, 64)), seeds)
+def test_keys_have_values_of_their_own_unless_they_share_them(config, seed):
+    of_key = {}
+    for number in range(20):
+        opening = recall_document(config, np.random.default_rng([seed, number]), "x").inputs[: config.opening].tolist()
+        for key, value in zip(opening[::2], opening[1::2], strict=True):
+            of_key.setdefault(key, set()).add(value)
+    sets = list(of_key.values())
+    assert not {*of_key} & set.union(*sets), "keys are no values"
+    if config.shared_values:
+        assert len(set.union(*sets)) <= config.values
+    else:
+        assert sum(map(len, sets)) == len(set.union(*sets)) and max(map(len, sets)) <= config.values
+
+
+@given(configs("copying", st.integers(1, 20)), seeds)
+def test_copying_asks_for_the_values_in_their_order(config, seed):
+    _, filler, asked, document = parts(config, seed)
+    values = [byte for byte in filler if byte not in MARKS]
+    assert len(values) == config.pairs and {*values} <= {*PLACES.tolist()}
+    assert document.targets[asked].tolist() == values[: config.questions]
+    assert {*document.inputs[config.distance :].tolist()} <= MARKS
+
+
+def told(filler):
+    """The statements [(person, mark, what)] that stand in a filler."""
+    at = [place for place, byte in enumerate(filler) if byte in PEOPLE.tolist()]
+    return [tuple(filler[place : place + 3]) for place in at]
+
+
+@given(configs("one_fact", st.integers(1, 20)), seeds)
+def test_one_fact_asks_where_somebody_went_last(config, seed):
+    _, filler, asked, document = parts(config, seed)
+    statements = told(filler)
+    assert len(statements) == config.pairs and all(mark == GOES for _, mark, _ in statements)
+    now = {person: place for person, _, place in statements}
+    for place in asked:
+        assert document.targets[place] == now[document.inputs[place]]
+    assert {*now.values()} <= {*PLACES.tolist()}
+
+
+@given(configs("two_facts", st.integers(2, 20)), seeds)
+def test_two_facts_asks_where_the_last_taker_is_now(config, seed):
+    _, filler, asked, document = parts(config, seed)
+    statements = told(filler)
+    assert len(statements) == config.pairs
+    place_of, taker_of = {}, {}
+    for person, mark, what in statements:
+        assert mark in (GOES, TAKES) and what in (PLACES if mark == GOES else OBJECTS)
+        (place_of if mark == GOES else taker_of)[what if mark == TAKES else person] = person if mark == TAKES else what
+    for place in asked:
+        assert document.targets[place] == place_of[taker_of[document.inputs[place]]]
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 20), seeds)
+def test_pieces_in_the_filler_do_not_overlap(count, width, more, seed):
+    at = places_in_filler(count, width, count * width + more, np.random.default_rng(seed))
+    assert len(at) == count and (np.diff(at) >= width).all()
+    assert not count or (at[0] >= 0 and at[-1] + width <= count * width + more)
+
+
+def test_pieces_stand_everywhere_in_the_filler():
+    rng = np.random.default_rng(0)
+    found = np.concatenate([places_in_filler(2, 3, 12, rng) for _ in range(300)])
+    assert set(found.tolist()) == set(range(10))
+
+
+def test_every_question_of_a_story_is_asked():
+    document = recall_document(RecallConfig(pairs=3, questions=200, distance=0), np.random.default_rng(0), "x")
+    assert {*document.inputs[document.scored].tolist()} == {*b"ABC"}
 
 
 def test_documents_depend_on_split_and_number_alone():
@@ -52,26 +157,36 @@ def test_documents_depend_on_split_and_number_alone():
 
 def test_values_and_keys_are_uniform():
     documents = list(RecallDocuments(RecallConfig(documents=600), "train"))
-    targets = np.concatenate([d.targets[d.scored] for d in documents])
-    counts = np.bincount(targets, minlength=128)[VALUES]
-    assert counts.min() > 0.6 * counts.mean() and counts.max() < 1.4 * counts.mean()
-    assert len(np.unique([KEYS, *VALUES.T])) == 44 and not set(FILLER.tolist()) & {
-        ASK,
-        *KEYS.tolist(),
-        *VALUES.flatten().tolist(),
-    }
+    counts = np.bincount(np.concatenate([d.targets[d.scored] for d in documents]), minlength=256)
+    counts = counts[counts > 0]
+    assert len(counts) == 40 and counts.min() > 0.6 * counts.mean() and counts.max() < 1.4 * counts.mean()
+    assert len({*SYMBOLS.tolist()}) == len(SYMBOLS) and not {*SYMBOLS.tolist()} & MARKS and RecallConfig().chance == 0.1
 
 
 def test_the_default_distance_is_beyond_reach_and_the_first_segment():
     """The reach of the preset's attention, W tokens per layer, and of one segment after the memory is cleared."""
-    model = preset_settings("block_recurrent", "recall").model_config
-    task = RecallConfig()
+    chosen = preset_settings("block_recurrent", "recall")
+    model, task = chosen.model_config, chosen.recall
     assert task.distance > model.window * model.layers and 2 * task.pairs + task.distance >= model.segment
 
 
 @pytest.mark.parametrize(
-    "change", [{"pairs": 0}, {"pairs": len(KEYS) + 1}, {"questions": 0}, {"distance": -1}, {"spacing": 1}, {"documents": 0}]
-)
+    "change",
+    [{"task": "recall"}, {"pairs": 0}, {"pairs": 22}, {"values": 1}, {"rewrites": -1}, {"questions": 0}, {"distance": -1},
+     {"spacing": 1}, {"documents": 0}],
+)  # fmt: skip
 def test_impossible_tasks_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         dataclasses.replace(RecallConfig(), **change)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "words"),
+    [("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
+     ("copying", {"questions": 4, "pairs": 89}, "distance is 88"), ("one_fact", {"pairs": 30}, "distance is 88"),
+     ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 1}, "two statements at least"),
+     ("one_fact", {"rewrites": 1}, "leave rewrites and values out"), ("copying", {"values": 4, "questions": 4}, "values out")],
+)  # fmt: skip
+def test_what_a_task_cannot_hold_is_refused(task, change, words):
+    with pytest.raises(ValueError, match=words):
+        RecallConfig(**{"task": task} | change)
