@@ -1,0 +1,198 @@
+"""Compressive Transformers: Tables 5, 7, 8 and 9, Table 4's comparison, Figures 2, 3 and 6."""
+
+from itertools import pairwise
+
+from accelerated.evaluation.frequency import FREQUENCIES
+from accelerated.evaluation.memories import BUCKETS, PARTS
+from accelerated.experiments.table import (
+    CARRIED,
+    CLEARED,
+    GPU,
+    RATES,
+    SMALL,
+    Measure,
+    Ordering,
+    Row,
+    Scale,
+    Table,
+    of_test,
+    product,
+)  # fmt: skip
+
+FACTORS = {"0": 0, "1/2": 0.5, "1": 1, "2": 2, "4": 4, "8": 8}  # Tables 8 and 9: of the compressed memory in evaluation
+
+
+def sizes(rows: int, lanes: int) -> dict[str, int]:
+    """The scale's sizes: M = C = N rows, and what stands beside them."""
+    others = {f"C x {name}": round(factor * rows) for name, factor in FACTORS.items()}
+    return {"M": rows, "C": rows, "2M": 2 * rows, "half the lanes": lanes // 2} | others
+
+
+MODELS = {
+    "small": (f"--model compressive {SMALL} --head-width 16 --layers 3 --segment 24 --batch 84", sizes(24, 84)),
+    "gpu": (f"--model compressive {GPU} --head-width 64 --layers 8 --segment 192 --batch 168", sizes(192, 168)),
+}
+COMPRESSIVE = "--memory {M} --compressed-memory {C}"
+TRANSFORMER_XL = "--memory {2M} --compressed-memory 0"
+BEST = "--compression conv --compression-loss attention_reconstruction --compression-rate 4"  # Table 5's best row
+
+
+def scales(grid: tuple[str, ...] = RATES, first: str = "") -> dict[str, Scale]:
+    """The scales of a table; `first` are options of the run that rows begin from."""
+    return {name: Scale(options, own, grid, first and f"{options} {first}") for name, (options, own) in MODELS.items()}
+
+
+FUNCTIONS = {  # Table 5, from the worst to the best: options, bits per character on enwik8
+    "conv, BPTT": ("--compression conv --compression-loss bptt --horizon 2 --batch {half the lanes}", "0.996"),
+    "max pooling": ("--compression max_pooling --compression-loss none", "0.986"),
+    "conv, auto-encoding": ("--compression conv --compression-loss auto_encoding", "0.984"),
+    "mean pooling": ("--compression mean_pooling --compression-loss none", "0.982"),
+    "most-used": ("--compression most_used --compression-loss none", "0.980"),
+    "dilated conv, attention": ("--compression dilated_conv --compression-loss attention_reconstruction", "0.977"),
+    "conv, attention": ("--compression conv --compression-loss attention_reconstruction", "0.973"),
+}
+TABLE_5 = Table(
+    title="Compressive Transformers, Table 5",
+    about="""Which compression function, trained by which loss, is best? As in the paper, the compression rate of each row is the
+    best of 2, 3 and 4; here it is tuned together with the learning rate. BPTT is unrolled over two segments with half the
+    lanes. The paper's column is bits per character on enwik8.""",
+    rows=tuple(Row(name, f"{COMPRESSIVE} {options}", paper) for name, (options, paper) in FUNCTIONS.items()),
+    measures=(CARRIED, CLEARED),
+    orderings=(
+        *(Ordering(f"{better} is better than {worse}", better, worse) for worse, better in pairwise(FUNCTIONS)),
+        Ordering("conv, attention is better than conv, auto-encoding", "conv, attention", "conv, auto-encoding"),
+    ),
+    scales=scales(product(RATES[:2], [f"--compression-rate {rate}" for rate in (2, 3, 4)])),
+    timed=True,
+)  # fmt: skip
+
+
+def size_measure(factor: str) -> Measure:
+    """The test score with another size of the compressed memory."""
+    return Measure(f"C x {factor}", *of_test(options=f"--compressed-memory {{C x {factor}}}"))
+
+
+TABLES_8_AND_9 = Table(
+    title="Compressive Transformers, Tables 8 and 9",
+    about="""How large should the compressed memory be in evaluation? One model, trained with C rows of compressed memory, reads
+    the test split with other sizes; numbers are bits per byte. The paper's best sizes are 4 C and 3 C (enwik8: 1.01, 0.99, 0.98,
+    0.97 and 1.00 bits per character with 512, 1024, 2048, 3072 and 4096 rows).""",
+    rows=(Row("compressive", f"{COMPRESSIVE} {BEST}"),),
+    measures=tuple(map(size_measure, FACTORS)),
+    orderings=tuple(
+        Ordering(claim, f"compressive | C x {better}", f"compressive | C x {worse}")
+        for claim, better, worse in (
+            ("a compressed memory is better than none", "1", "0"),
+            ("the size of training is better than half of it", "1", "1/2"),
+            ("twice the size of training is better", "2", "1"),
+            ("four times is better still", "4", "2"),
+            ("but a larger one is worse", "4", "8"),
+        )
+    ),
+    scales=scales(),
+)
+
+
+def bucket(name: str) -> Measure:
+    """The perplexity per word of one of Table 7's buckets."""
+    return Measure(
+        name, lambda answer: next(row["perplexity"] for row in answer["by_frequency"] if row["name"] == name),
+        "frequency --split test", ".4g",
+    )  # fmt: skip
+
+
+TABLE_7 = Table(
+    title="Compressive Transformers, Tables 4 and 7",
+    about="""Is a Compressive Transformer better than a Transformer-XL with as many rows of memory (Table 4: 0.97 and 0.98 bits
+    per character on enwik8), and for which words? Table 7 has the perplexity of words by how often the training split has them:
+    2.6% better for the most frequent, 9.5%, 21% and 19.9% for the rarest. Words are those of the test split, with the
+    perplexity per word.""",
+    rows=(Row("Transformer-XL", TRANSFORMER_XL), Row("compressive", f"{COMPRESSIVE} {BEST}")),
+    measures=(CARRIED, CLEARED, *map(bucket, (*FREQUENCIES, "all"))),
+    orderings=(
+        Ordering("the compressive model is better", "compressive", "Transformer-XL"),
+        *(
+            Ordering(f"it is better at words that occur {name} times", f"compressive | {name}", f"Transformer-XL | {name}")
+            for name in FREQUENCIES
+        ),
+    ),
+    scales=scales(),
+    timed=True,
+)
+
+
+def attention_to(part: str, age: int) -> Measure:
+    """The percent of a token's attention that goes to one sixth of a part."""
+    return Measure(
+        f"attention to {part}, {age + 1} of {BUCKETS}", lambda answer: 100 * answer["attention"][part]["mean"][age],
+        "attention --sequences 400 --split test", ".2f",
+    )  # fmt: skip
+
+
+def loss_of_layer(layer: int) -> Measure:
+    """The attention-reconstruction loss of a layer, counted from 0."""
+    return Measure(
+        f"compression loss of layer {layer + 1}", lambda answer: answer["attention_reconstruction_loss"][layer],
+        "compression --sequences 400 --split test", ".4f",
+    )  # fmt: skip
+
+
+FIGURES = Table(
+    title="Compressive Transformers, Figures 2 and 6",
+    about="""Where does attention go, from the oldest sixth of the compressed memory to the newest of the segment, in percent
+    (Figure 2)? And how compressible are the layers (Figure 6)? The segment, the memory and the compressed memory have equal
+    sizes, as in the paper.""",
+    rows=(Row("compressive", f"{COMPRESSIVE} {BEST}"),),
+    measures=(
+        *(attention_to(part, age) for part in PARTS for age in range(BUCKETS)),
+        *(loss_of_layer(layer) for layer in range(3)),
+    ),
+    orderings=(
+        Ordering(
+            "attention rises from the oldest memory to the newest compressed memory",
+            "compressive | attention to memory, 1 of 6", "compressive | attention to compressed memory, 6 of 6",
+        ),
+        Ordering(
+            "most attention goes to the segment, more to its earlier part",
+            "compressive | attention to segment, 6 of 6", "compressive | attention to segment, 1 of 6",
+        ),
+        Ordering(
+            "the first layer is the most compressible",
+            "compressive | compression loss of layer 1", "compressive | compression loss of layer 2",
+        ),
+    ),
+    scales=scales(),
+)  # fmt: skip
+
+
+def training_loss(answer: dict) -> float:
+    """The mean training loss of a run's second half, in bits per byte."""
+    losses = [record["bits_per_byte"] for record in answer["records"] if "loss" in record]
+    return sum(losses[len(losses) // 2 :]) / len(losses[len(losses) // 2 :])
+
+
+CONTINUED = "--init {first} --schedule constant --warmup 0"
+FIGURE_3 = Table(
+    title="Compressive Transformers, Figure 3",
+    about="""What happens to the loss on the training text if the learning rate becomes zero in the middle of training? Three
+    continuations of one run, trained with a constant rate, read the text once more: with the rate kept, with a rate of nearly
+    zero, and with an update every fourth iteration. The paper finds that zero harms at once, since the parameters no longer
+    follow the article that is read (5.5.1), and that rarer updates help.""",
+    rows=(
+        Row("rate kept", f"{CONTINUED}"),
+        Row("rate zero", f"{CONTINUED} --learning-rate 1e-12"),
+        Row("an update every 4 iterations", f"{CONTINUED} --update-every 4"),
+    ),
+    measures=(Measure("training, bits per byte", training_loss), CARRIED),
+    orderings=(
+        Ordering("a rate of zero harms the training loss", "rate kept", "rate zero"),
+        Ordering("rarer updates are better on held-out text",
+                 "an update every 4 iterations | test, bits per byte", "rate kept | test, bits per byte"),
+    ),
+    scales=scales(("",), f"{TRANSFORMER_XL} --schedule constant {RATES[1]}"),
+)  # fmt: skip
+
+TABLES = {
+    "compressive-5": TABLE_5, "compressive-8-9": TABLES_8_AND_9, "compressive-7": TABLE_7, "compressive-2-6": FIGURES,
+    "compressive-3": FIGURE_3,
+}  # fmt: skip

@@ -1,0 +1,142 @@
+"""Memformer: Tables 1 and 2, Figures 3a to 3c; Table 3 is `python -m accelerated.bench horizons --model memformer`."""
+
+from itertools import pairwise
+from pathlib import Path
+
+from accelerated.experiments.table import (
+    CARRIED,
+    CLEARED,
+    GPU,
+    RATES,
+    SMALL,
+    Measure,
+    Ordering,
+    Row,
+    Scale,
+    Table,
+    of_test,
+)  # fmt: skip
+from accelerated.training.log import new_figure, save_figure
+
+PERPLEXITY = Measure("test, perplexity per token", *of_test("perplexity"), ".2f")
+# Both kinds of model read as many tokens in an update: Memformer in rollouts of several segments, Transformer-XL in more lanes
+SCALES = {
+    "small": Scale(
+        f"{SMALL} --head-width 16 --segment 16",
+        {"M": 16, "2M": 32, "4M": 64, "M / 2": 8, "distances": 32, "all lanes": 128, "lanes": 32, "horizon": 4,
+         "layers": 3, "more layers": 4, "encoder": 1, "decoder": 2},
+        RATES,
+    ),
+    "gpu": Scale(
+        f"{GPU} --head-width 64 --segment 64",
+        {"M": 32, "2M": 64, "4M": 128, "M / 2": 16, "distances": 64, "all lanes": 512, "lanes": 128, "horizon": 4,
+         "layers": 12, "more layers": 16, "encoder": 4, "decoder": 8},
+        RATES,
+    ),
+}  # fmt: skip
+XL = (
+    "--model compressive --positions simplified --max-distance {distances} --compressed-memory 0 --layers {layers} "
+    "--batch {all lanes}"
+)
+MEMFORMER = (
+    "--model memformer --encoder-layers {encoder} --decoder-layers {decoder} --slots {M} --retention 4 --backprop memory_replay "
+    "--max-distance {distances} --batch {lanes} --horizon {horizon}"
+)
+INFILLING, RECALL = "--task-infilling 0.3", "--task-recall 0.1"
+
+TABLE_1 = Table(
+    title="Memformer, Table 1",
+    about="""Which memory of a few rows is best at equal widths and segments? Transformer-XL with M, 2 M and 4 M rows a layer,
+    the same with a third more layers, a Compressive Transformer with half of the rows compressed, and the Memformer
+    encoder-decoder with M slots in all, alone and with its two other tasks. All use the simplified positions, as in the paper,
+    whose column is items per second and perplexity on WikiText-103. All rows read equal numbers of tokens in an update.""",
+    rows=(
+        Row("Transformer-XL, M", f"{XL} --memory {{M}}", "1,136; 23.52"),
+        Row("Transformer-XL, 2 M", f"{XL} --memory {{2M}}", "928; 22.44"),
+        Row("Transformer-XL, 4 M", f"{XL} --memory {{4M}}", "805; 21.49"),
+        Row("Transformer-XL large, 2 M", f"{XL} --layers {{more layers}} --memory {{2M}}", "745; 21.95"),
+        Row("Transformer-XL large, 4 M", f"{XL} --layers {{more layers}} --memory {{4M}}", "640; 21.25"),
+        Row("Compressive, M / 2 (M / 2)", f"{XL} --memory {{M / 2}} --compressed-memory {{M / 2}}", "746; 22.79"),
+        Row("Compressive, M (M)", f"{XL} --memory {{M}} --compressed-memory {{M}}", "702; 21.98"),
+        Row("Memformer, M", MEMFORMER, "994; 21.26"),
+        Row("Memformer, infilling", f"{MEMFORMER} {INFILLING}", "994; 21.19"),
+        Row("Memformer, recall", f"{MEMFORMER} {RECALL}", "994; 21.53"),
+        Row("Memformer, all tasks", f"{MEMFORMER} {INFILLING} {RECALL}", "994; 21.11"),
+    ),
+    measures=(PERPLEXITY, CARRIED, CLEARED),
+    orderings=(
+        Ordering("more memory helps Transformer-XL: 2 M", "Transformer-XL, 2 M", "Transformer-XL, M"),
+        Ordering("more memory helps Transformer-XL: 4 M", "Transformer-XL, 4 M", "Transformer-XL, 2 M"),
+        Ordering("more layers help Transformer-XL, 2 M", "Transformer-XL large, 2 M", "Transformer-XL, 2 M"),
+        Ordering("more layers help Transformer-XL, 4 M", "Transformer-XL large, 4 M", "Transformer-XL, 4 M"),
+        Ordering("at M rows, half of them compressed is better", "Compressive, M / 2 (M / 2)", "Transformer-XL, M"),
+        Ordering("at 2 M rows, half of them compressed is better", "Compressive, M (M)", "Transformer-XL, 2 M"),
+        Ordering("Memformer is better than Transformer-XL with as many rows", "Memformer, M", "Transformer-XL, M"),
+        Ordering("and with 4 M rows", "Memformer, M", "Transformer-XL, 4 M"),
+        Ordering("and large with 4 M rows (21.26 and 21.25)", "Memformer, M", "Transformer-XL large, 4 M"),
+        Ordering("infilling helps", "Memformer, infilling", "Memformer, M"),
+        Ordering("recall alone does not", "Memformer, M", "Memformer, recall"),
+        Ordering("all tasks together are best", "Memformer, all tasks", "Memformer, infilling"),
+    ),
+    scales=SCALES,
+    timed=True,
+)  # fmt: skip
+
+TABLE_2 = Table(
+    title="Memformer, Table 2",
+    about="""Relative positions on a Transformer-XL: those of Transformer-XL, or the simplified ones of Memformer (Eqs. 2 to 4).
+    The paper's column is milliseconds, GFLOPs, parameters of the layer, and perplexity.""",
+    rows=(
+        Row("transformer_xl", f"{XL} --memory {{2M}} --positions transformer_xl", "1.27; 68.99; 1.32M; 23.32"),
+        Row("simplified", f"{XL} --memory {{2M}}", "0.88; 68.72; 1.05M; 21.74"),
+    ),
+    measures=(PERPLEXITY, CARRIED, CLEARED),
+    orderings=(Ordering("the simplified positions are better", "simplified", "transformer_xl"),),
+    scales=SCALES,
+    timed=True,
+)
+
+HORIZONS, SLOTS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32, 64)
+
+
+def draw_ablations(record: dict, path: Path) -> None:
+    """Draw Figures 3b and 3c: perplexity against the horizon and against the slots, the mean and the seeds."""
+    figure, axes = new_figure()
+    title = PERPLEXITY.title
+    measured = {row["name"]: row["measured"][title] for row in record["rows"]}
+    for label, sizes in (("horizon", HORIZONS), ("slots", SLOTS)):
+        points = [(size, measured[f"{label} {size}"]) for size in sizes]
+        axes.plot([size for size, _ in points], [sum(found) / len(found) for _, found in points], marker="o", label=label)
+        axes.plot([size for size, found in points for _ in found], [value for _, found in points for value in found],
+                  ".", color="0.6", markersize=3)  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="horizon in segments, or slots", ylabel=title, title="Memformer, Figures 3b and 3c")
+    axes.xaxis.set_major_formatter(lambda position, _: f"{position:,.0f}")
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
+FIGURE_3 = Table(
+    title="Memformer, Figures 3b and 3c",
+    about="""How many segments must gradients pass through (Figure 3b), and how many slots help (Figure 3c)? Rows with a longer
+    horizon have fewer lanes, so that all read equal numbers of tokens in an update. The paper finds horizon 1 the worst and
+    little gain beyond 16, and much gain from 1 slot to 8 and none beyond 32. Figure 3a is Table 1's rows with tasks.""",
+    rows=(
+        *(Row(f"horizon {horizon}", f"{MEMFORMER} --horizon {horizon} --batch {{lanes at {horizon}}}") for horizon in HORIZONS),
+        *(Row(f"slots {slots}", f"{MEMFORMER} --slots {slots}") for slots in SLOTS),
+    ),
+    measures=(PERPLEXITY, CLEARED._replace(title="cleared, bits per byte")),
+    orderings=(
+        *(Ordering(f"horizon {b} is better than {a}", f"horizon {b}", f"horizon {a}") for a, b in pairwise(HORIZONS)),
+        Ordering("horizon 1 is the worst: 32 is better", "horizon 32", "horizon 1"),
+        Ordering("8 slots are better than 1", "slots 8", "slots 1"),
+        Ordering("32 slots are no worse than 8", "slots 32", "slots 8"),
+    ),
+    scales={
+        name: scale._replace(sizes=scale.sizes | {f"lanes at {h}": scale.sizes["all lanes"] // h for h in HORIZONS})
+        for name, scale in SCALES.items()
+    },
+    draw=draw_ablations,
+)  # fmt: skip
+
+TABLES = {"memformer-1": TABLE_1, "memformer-2": TABLE_2, "memformer-3": FIGURE_3}

@@ -1,0 +1,156 @@
+"""Adding Recurrence to Pretrained Transformers: Tables 1 and 2 by overlap, Figures 4 and 5 by window and FLOPs."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
+from accelerated.training.log import figure_class, plain_axes, save_figure
+
+# One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
+PRETRAINING = {
+    "small": f"--model pretrained_recurrence {SMALL} --layers 4 --max-positions 128 --segment 128 --vectors 0 --batch 16 "
+    "--steps 1500 --warmup 100 --learning-rate 0.004",
+    "gpu": f"--model pretrained_recurrence {GPU} --layers 8 --max-positions 512 --segment 512 --vectors 0 --batch 64 "
+    "--steps 2000 --warmup 200 --learning-rate 0.001",
+}
+FINE_TUNING = {
+    "small": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 4 --batch {lanes}",
+    "gpu": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay --batch {lanes}",
+}
+FINE_RATES = ("--learning-rate 0.0005", "--learning-rate 0.001", "--learning-rate 0.002")
+
+
+def number(name: str, split: str = "test") -> Callable[[dict], float]:
+    """The pick of a number of a split from the JSON of eval.py overlap."""
+    return lambda answer: answer["rows"][0]["splits"][split][name]
+
+
+OVERLAP = "overlap --overlaps {o}"
+MEASURES = (
+    Measure("test, bits per byte", number("bits_per_byte"), OVERLAP, ".4f"),
+    Measure("perplexity per word", number("word_perplexity"), OVERLAP, ",.4g"),
+    Measure("FLOPs per token", lambda answer: answer["rows"][0]["flops_per_token"], OVERLAP, ".3g"),
+)
+
+
+def scales(lanes: dict[str, int], windows: dict[str, int], more: dict[str, dict[str, int]]) -> dict[str, Scale]:
+    """The scales of a table, from the lanes and the window of its rows at each scale."""
+    return {
+        name: Scale(
+            FINE_TUNING[name], {"T": windows[name], "lanes": lanes[name]} | more[name], FINE_RATES, PRETRAINING[name]
+        )
+        for name in PRETRAINING
+    }  # fmt: skip
+
+
+SHARES = ("0", "5", "10", "30", "50", "75", "100", "150", "200")  # the paper's overlaps of windows of 300
+BOTH = ("0", "5", "10", "30", "50")  # overlaps of recurrent rows; the others are the baseline's alone
+PAPER = {  # overlap: validation and test on WikiText-103, then on PG-19
+    "GPT-2": {"0": "29.00, 30.47; 172.25, 147.71", "5": "27.99, 29.36; 165.93, 142.30", "10": "27.58, 28.88; 162.66, 139.49",
+              "30": "26.72, 27.96; 156.21, 134.30", "50": "26.17, 27.31; 152.64, 131.25", "75": "149.54, 128.46 (PG-19)",
+              "100": "147.05, 126.51 (PG-19)", "150": "143.62, 123.53 (PG-19)", "200": "141.14, 121.40 (PG-19)"},
+    "recurrent": {"0": "27.70, 29.01; 155.27, 133.02", "5": "26.88, 28.12; 150.00, 128.78",
+                  "10": "26.51, 27.77; 147.53, 127.05", "30": "25.90, 27.12; 142.35, 122.22",
+                  "50": "25.53, 26.73; 140.10, 119.93"},
+}  # fmt: skip
+
+
+def overlaps_of_window(window: int) -> dict[str, int]:
+    """The overlaps of a window that stand for each of SHARES of the paper's 300 tokens, rounded up."""
+    return {f"o{share}": -(-int(share) * window // 300) for share in SHARES}
+
+
+TABLES_1_AND_2 = Table(
+    title="Adding Recurrence to Pretrained Transformers, Tables 1 and 2",
+    about="""What does one vector from window to window add to a pretrained GPT-2, at each overlap of the windows? A small GPT-2
+    is pretrained once, on windows four times as long; every row is fine-tuned from it. The plain rows are one model, fine-tuned
+    on disjoint windows and read at several overlaps; a recurrent row is trained with the overlap at which it is read. An overlap
+    here is what it is called in the paper, of its 300 tokens, in proportion to our window. The paper's column is the perplexity
+    on WikiText-103 (validation, test) and on PG-19.""",
+    rows=(
+        *(Row(f"GPT-2, {share}", "--vectors 0", PAPER["GPT-2"][share], {"o": f"{{o{share}}}"}) for share in SHARES),
+        *(Row(f"recurrent, {share}", f"--vectors 1 --overlap {{o{share}}}", PAPER["recurrent"][share], {"o": f"{{o{share}}}"})
+          for share in BOTH),
+    ),
+    measures=MEASURES,
+    orderings=(
+        *(Ordering(f"recurrence helps at overlap {share}", f"recurrent, {share}", f"GPT-2, {share}") for share in BOTH),
+        *(Ordering(f"overlap {b} is better than {a} for GPT-2", f"GPT-2, {b}", f"GPT-2, {a}")
+          for a, b in pairwise(SHARES)),
+        *(Ordering(f"overlap {b} is better than {a} with recurrence", f"recurrent, {b}", f"recurrent, {a}")
+          for a, b in pairwise(BOTH)),
+        Ordering("without overlap, recurrence is as good as GPT-2 at 30 (PG-19)", "recurrent, 0", "GPT-2, 30"),
+        Ordering("with 5, recurrence is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
+    ),
+    scales=scales(
+        {"small": 16, "gpu": 64}, {"small": 32, "gpu": 128},
+        {name: overlaps_of_window(window) for name, window in (("small", 32), ("gpu", 128))},
+    ),
+)  # fmt: skip
+
+WINDOWS = {"small": (16, 32, 64, 128), "gpu": (64, 128, 256, 512)}
+TOKENS = {"small": 512, "gpu": 8192}  # of a segment in all lanes: every row reads as many
+PLACES = ("T / 8", "T / 4", "T / 2", "T")  # the windows, of which T is that of pretraining
+
+
+def sizes_of_windows(scale: str) -> dict[str, int]:
+    """The windows of a scale, with the lanes and overlaps of each."""
+    found = {}
+    for place, window in zip(PLACES, WINDOWS[scale], strict=True):
+        found |= {place: window, f"lanes of {place}": TOKENS[scale] // window}
+        found |= {f"{name} of {place}": overlap for name, overlap in overlaps_of_window(window).items()}
+    return found
+
+
+def draw_windows(record: dict, path: Path) -> None:
+    """Draw Figure 4, loss by window, and Figure 5, loss by FLOPs with the Pareto line."""
+    figure = figure_class()(figsize=(10, 4.2), dpi=150, layout="constrained")
+    left, right = map(plain_axes, figure.subplots(1, 2, sharey=True))
+    points = {}
+    for row in record["rows"]:
+        kind, _, window = row["name"].rpartition(", ")
+        mean = {title: sum(values) / len(values) for title, values in row["measured"].items()}
+        points.setdefault(kind, []).append((window, mean["FLOPs per token"], mean["test, bits per byte"]))
+    for kind, own in points.items():
+        if kind in ("GPT-2", "recurrent"):
+            left.plot([window for window, _, _ in own], [bits for _, _, bits in own], marker="o", label=kind)
+        right.plot([flops for _, flops, _ in own], [bits for _, _, bits in own], marker="o", label=kind)
+    best, front = math.inf, []
+    for flops, bits in sorted((flops, bits) for own in points.values() for _, flops, bits in own):
+        if bits < best:
+            best = bits
+            front.append((flops, bits))
+    right.plot(*zip(*front, strict=True), color="0.3", linestyle=":", label="Pareto line")
+    left.set(xlabel="window", ylabel="test, bits per byte", title="Figure 4: by window")
+    right.set(xlabel="FLOPs per token", title="Figure 5: by FLOPs")
+    left.legend(frameon=False)
+    right.legend(frameon=False)
+    save_figure(figure, path)
+
+
+KINDS = {"GPT-2": ("--vectors 0", 0), "recurrent": ("--vectors 1", 0), "GPT-2, overlap 10": ("--vectors 0", 10),
+         "GPT-2, overlap 30": ("--vectors 0", 30), "GPT-2, overlap 50": ("--vectors 0", 50)}  # fmt: skip
+FIGURES = Table(
+    title="Adding Recurrence to Pretrained Transformers, Figures 4 and 5",
+    about="""How does the loss depend on the window, with and without recurrence (Figure 4), and what does a FLOP buy (Figure 5)?
+    Rows are fine-tuned from one pretrained GPT-2 with windows of an eighth, a quarter, a half and all of its own; overlaps are
+    in proportion to the paper's windows of 300. The paper finds the gain of recurrence to grow as windows shrink, and all
+    recurrent models on the Pareto line.""",
+    rows=tuple(
+        Row(f"{kind}, {place}", f"{options} --segment {{{place}}} --batch {{lanes of {place}}}",
+            sizes={"o": f"{{o{share} of {place}}}"})
+        for kind, (options, share) in KINDS.items() for place in PLACES
+    ),
+    measures=MEASURES,
+    orderings=(
+        *(Ordering(f"recurrence helps with windows of {place}", f"recurrent, {place}", f"GPT-2, {place}") for place in PLACES),
+        *(Ordering(f"it helps more with windows of {a} than of {b}", f"GPT-2, {b} - recurrent, {b}",
+                   f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
+    ),
+    scales=scales({"small": 8, "gpu": 32}, {"small": 64, "gpu": 256}, {name: sizes_of_windows(name) for name in WINDOWS}),
+    draw=draw_windows,
+)  # fmt: skip
+
+TABLES = {"pretrained_recurrence-1-2": TABLES_1_AND_2, "pretrained_recurrence-4-5": FIGURES}

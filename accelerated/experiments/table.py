@@ -1,0 +1,312 @@
+"""A table of a paper: its rows as options of train.py, what is measured of them, and its page in docs/results.
+
+A row is tuned on seed 0 (every row by the same grid), then trained with seeds 0, 1 and 2. An ordering of the paper is compared
+seed by seed: runs of one seed read the same text in the same order.
+"""
+
+import datetime
+import itertools
+import json
+import os
+import platform
+import statistics
+import textwrap
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from accelerated.bench.horizons import rollout_variant
+from accelerated.bench.timing import time_in_turn
+from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, last_report, tuned
+from accelerated.models import MODELS
+from accelerated.program.errors import InputError
+from accelerated.program.files import written_whole
+from accelerated.training.options import parse
+from accelerated.training.settings import Settings
+
+# What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
+SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 500 --warmup 50"
+GPU = "--data stdlib --dtype bfloat16 --width 512 --heads 8 --feed-forward 2048 --steps 500 --warmup 50"
+RATES = ("--learning-rate 0.004", "--learning-rate 0.008", "--learning-rate 0.016")
+HIGHER_RATES = ("--learning-rate 0.008", "--learning-rate 0.016", "--learning-rate 0.032")
+NO_SIZES = MappingProxyType({})
+WIDTH = 118  # of a page's prose
+ROUNDS = 15  # in which the rows' training steps take turns
+
+
+class Row(NamedTuple):
+    """A row: options of train.py beside the table's; {names} stand for the scale's sizes and the row's own."""
+
+    name: str
+    options: str = ""
+    paper: str = ""  # what the paper reports for it
+    sizes: Mapping[str, str] = NO_SIZES
+
+
+class Measure(NamedTuple):
+    """A number of a trained run: taken from the JSON of a report of eval.py, or of all records of its log."""
+
+    title: str
+    pick: Callable[[dict], float]
+    report: str = LOG  # words of eval.py; {names} as in a row's options
+    form: str = ".3f"
+
+
+class Ordering(NamedTuple):
+    """What the paper says: `better` is below `worse`. Each is a row, "row | measure", or the difference "row - row"."""
+
+    claim: str
+    better: str
+    worse: str
+
+
+class Scale(NamedTuple):
+    """The sizes of a table on two cores or on a GPU."""
+
+    options: str  # of every row
+    sizes: Mapping[str, Any] = NO_SIZES
+    grid: tuple[str, ...] = ()  # the choices to tune every row by, on seed 0
+    first: str = ""  # options of a run that rows begin from, as --init {first}
+
+
+class Table(NamedTuple):
+    """All that one command measures."""
+
+    title: str
+    about: str
+    rows: tuple[Row, ...]
+    measures: tuple[Measure, ...]
+    orderings: tuple[Ordering, ...]
+    scales: dict[str, Scale]
+    timed: bool = False  # whether the rows' training steps are timed in turn
+    draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
+
+
+def product(*grids: Sequence[str]) -> tuple[str, ...]:
+    """Every choice of options that takes one from each grid."""
+    return tuple(map(" ".join, itertools.product(*grids)))
+
+
+def of_test(name: str = "bits_per_byte", options: str = "") -> tuple[Callable, str]:
+    """The pick and the report of a Measure: a number of `eval.py score` on the test split."""
+    return lambda answer: answer[name], join("score --split test", options)
+
+
+CARRIED = Measure("test, bits per byte", *of_test())
+CLEARED = Measure("cleared", *of_test(options="--clear-memory"))
+
+
+def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages: Path) -> None:
+    """Train, evaluate and time what is missing of a table, and write its record NAME.json and its page NAME.md into pages."""
+    if scale_name not in table.scales:
+        raise InputError(f"{name} has no --scale {scale_name}; give {' or '.join(table.scales)}")
+    scale = table.scales[scale_name]
+    chosen, trials = train_rows(table, scale, workshop)
+    workshop.evaluate(
+        (trial, filled(m.report, row, scale)) for row in table.rows for m in table.measures for trial in trials[row.name]
+    )
+    rows = [measured_row(row, table, scale, workshop, chosen[row.name], trials[row.name]) for row in table.rows]
+    if table.timed:
+        times = step_times([settings_of(trials[row.name][0]) for row in table.rows])
+        rows = [row | {"step_seconds": spent} for row, spent in zip(rows, times, strict=True)]
+    record = {
+        "name": name, "scale": scale_name, "date": datetime.date.today().isoformat(), "machine": machine(),
+        "torch": torch.__version__.partition("+")[0], "jobs": workshop.jobs, "options": scale.options, "first": scale.first,
+        "grid": list(scale.grid), "rows": rows,
+    }  # fmt: skip
+    write_page(name, table, record, pages)
+
+
+def measured_row(row: Row, table: Table, scale: Scale, workshop: Workshop, choice: tuple, trials: list[Trial]) -> dict:
+    """The record of a row: how it was tuned, and its measures for every seed."""
+    speeds = [last_report(workshop.folder(trial)).get("tokens_per_second", 0.0) for trial in trials]
+    answers = {m.title: [workshop.answer(trial, filled(m.report, row, scale)) for trial in trials] for m in table.measures}
+    return {
+        "name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": choice[0],
+        "tuning": choice[1], "parameters": count_parameters(settings_of(trials[0])),
+        "tokens_per_second": statistics.median(speeds),
+        "measured": {m.title: [m.pick(answer) for answer in answers[m.title]] for m in table.measures},
+    }  # fmt: skip
+
+
+def filled(text: str, row: Row, scale: Scale) -> str:
+    """Options or words of eval.py, with the sizes of the row and the scale."""
+    return text.format_map(scale.sizes | {name: value.format_map(scale.sizes) for name, value in row.sizes.items()})
+
+
+def write_page(name: str, table: Table, record: dict, pages: Path) -> None:
+    """Write a table's record and page, and its picture if it has one."""
+    for path, text in (
+        (pages / f"{name}.json", json.dumps(record, indent=1) + "\n"),
+        (pages / f"{name}.md", page(table, record)),
+    ):
+        with written_whole(path, "give another --out") as temporary:
+            temporary.write_text(text)
+    if table.draw:
+        table.draw(record, pages / f"{name}.svg")
+
+
+def train_rows(table: Table, scale: Scale, workshop: Workshop) -> tuple[dict, dict[str, list[Trial]]]:
+    """Tune every row, then train all seeds; returns ({row: its choice and the tuning's scores}, {row: its trials})."""
+    if scale.first:
+        workshop.train([first := Trial("the first run", scale.first.format_map(scale.sizes))])
+        scale = scale._replace(sizes=scale.sizes | {"first": workshop.folder(first)})
+    options = {row.name: filled(join(scale.options, row.options), row, scale) for row in table.rows}
+    chosen = tuned(workshop, options, scale.grid)
+    trials = {name: [Trial(name, join(options[name], chosen[name][0]), seed) for seed in SEEDS] for name in options}
+    workshop.train(trial for row in trials.values() for trial in row)
+    return chosen, trials
+
+
+def settings_of(trial: Trial) -> Settings:
+    """The Settings of a trial."""
+    return parse([*trial.words, "--out", "never-written"])[0]
+
+
+def count_parameters(settings: Settings) -> int:
+    """How many parameters a model has."""
+    with torch.device("meta"):
+        model = MODELS[settings.model](settings.model_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def step_times(settings: Sequence[Settings]) -> list[list[float]]:
+    """[[seconds per 1,000 tokens of a training iteration, of each round]] of every row: the rows take turns."""
+    variants, tokens = [], []
+    for number, row in enumerate(settings):
+        training, model = row.training, MODELS[row.model](row.model_config)
+        options = Namespace(batch=training.batch, device=torch.device("cpu"), dtype=training.dtype)
+        variants.append(rollout_variant(str(number), model, training.backprop, training.horizon, options))
+        tokens.append(training.batch * training.horizon * row.model_config.segment)
+    times = time_in_turn(variants, ROUNDS, torch.device("cpu"))
+    return [[1000 * spent / count for spent in times[str(number)]] for number, count in enumerate(tokens)]
+
+
+def machine() -> str:
+    """The processor or the GPU, in words."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        name = platform.machine()
+    return f"{os.cpu_count()} cores of {name}"
+
+
+def verdict(differences: list[float]) -> str:
+    """Whether worse - better, seed by seed, agrees with an ordering."""
+    if min(differences) > 0:
+        return "holds"
+    if max(differences) <= 0:
+        return "does not hold"
+    return "holds within the spread" if statistics.mean(differences) > 0 else "does not hold, within the spread"
+
+
+def differences(record: dict, ordering: Ordering, first: str) -> list[float]:
+    """worse - better of an ordering for each seed; `first` is the measure if it names none."""
+
+    def values(side: str) -> list[float]:
+        if " - " in side:
+            return [a - b for a, b in zip(*map(values, side.split(" - ")), strict=True)]
+        row, _, title = side.partition(" | ")
+        return next(found for found in record["rows"] if found["name"] == row)["measured"][title or first]
+
+    return [worse - better for better, worse in zip(values(ordering.better), values(ordering.worse), strict=True)]
+
+
+def mean_and_spread(values: list[float], form: str) -> str:
+    """'mean (least .. most)' of the seeds, or their only value."""
+    if min(values) == max(values):
+        return f"{values[0]:{form}}"
+    return f"{statistics.mean(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+
+
+def page(table: Table, record: dict) -> str:
+    """The page of a record, in Markdown."""
+    command = f"python -m accelerated.experiments {record['name']}" + (
+        "" if record["scale"] == "small" else f" --scale {record['scale']}"
+    )
+    measured = (
+        f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}, {record['jobs']} runs at a time. "
+        f"Mean (least .. most) of seeds {', '.join(map(str, SEEDS))}."
+    )
+    parts = [f"# {table.title}", wrapped(table.about), f"```bash\n{command}\n```", wrapped(measured)]
+    parts += [picture(table, record)] if table.draw else []
+    parts += [results(table, record), verdicts(table, record), cost(record), settings_part(record)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs of prose, wrapped."""
+    return "\n\n".join(textwrap.fill(" ".join(part.split()), WIDTH, break_on_hyphens=False) for part in text.split("\n\n"))
+
+
+def picture(table: Table, record: dict) -> str:
+    """The line that shows the page's picture."""
+    return f"![{table.title}]({record['name']}.svg)"
+
+
+def markdown(*rows: Sequence[str]) -> str:
+    """A table in Markdown; the first row is its head."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
+
+
+def results(table: Table, record: dict) -> str:
+    """The measured numbers: a row each, or if there are many measures a column each."""
+    forms = {m.title: m.form for m in table.measures}
+    cells = {
+        row["name"]: {title: mean_and_spread(values, forms[title]) for title, values in row["measured"].items()}
+        for row in record["rows"]
+    }
+    if len(cells) <= 3 < len(forms):
+        return markdown(["", *cells], *([title, *(own.get(title, "") for own in cells.values())] for title in forms))
+    paper = {row["name"]: row["paper"] for row in record["rows"]}
+    head = ["", *forms, *(["the paper"] if any(paper.values()) else [])]
+    rows = ([name, *(own.get(title, "") for title in forms), *([paper[name]] if len(head) > len(forms) + 1 else [])]
+            for name, own in cells.items())  # fmt: skip
+    return markdown(head, *rows)
+
+
+def verdicts(table: Table, record: dict) -> str:
+    """Each ordering of the paper, the differences seed by seed, and whether it holds."""
+    if not table.orderings:
+        return ""
+    first, rows = table.measures[0], [["the paper's ordering", "difference by seed", "here"]]
+    for ordering in table.orderings:
+        found = differences(record, ordering, first.title)
+        signed = ", ".join(f"{value:+{first.form}}" for value in found)
+        rows.append([ordering.claim, signed, verdict(found)])
+    text = "Differences are worse minus better, so a positive one agrees with the paper. An ordering holds if all seeds agree."
+    return f"## The paper's orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
+
+
+def cost(record: dict) -> str:
+    """Parameters, speed and the tuned choice of each row."""
+    timed = "step_seconds" in record["rows"][0]
+    head = ["", "parameters", "tokens/s in training", *(["step time"] if timed else []), "tuned"]
+    rows = []
+    for row in record["rows"]:
+        ratio = [step_ratio(row, record["rows"][0])] if timed else []
+        rows.append([row["name"], f"{row['parameters']:,}", f"{row['tokens_per_second']:,.0f}", *ratio, f"`{row['choice']}`"])
+    text = "A step's time is that of the first row's, the median over pairs that took turns." if timed else ""
+    grid = f"Every row was tuned on seed 0 by the validation split, each over {', '.join(f'`{c}`' for c in record['grid'])}."
+    return f"## Cost and tuning\n\n{wrapped(join(grid, text))}\n\n{markdown(head, *rows)}"
+
+
+def step_ratio(row: dict, first: dict) -> str:
+    """A row's time per token over the first row's, the median over pairs."""
+    return f"{statistics.median(a / b for a, b in zip(row['step_seconds'], first['step_seconds'], strict=True)):.2f}"
+
+
+def settings_part(record: dict) -> str:
+    """The options, to make every row again."""
+    lines = [f"all      {record['options']}"] + ([f"first    {record['first']}"] if record["first"] else [])
+    lines += [f"{row['name']:<24} {row['options']}" for row in record["rows"]]
+    wrapped_lines = (textwrap.wrap(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False) for line in lines)
+    text = "Options of `train.py`: those of all rows, then each row's own."
+    return "## Settings\n\n" + text + "\n\n```text\n" + "\n".join(line for group in wrapped_lines for line in group) + "\n```"

@@ -1,0 +1,194 @@
+"""A table's page says what was measured; an ordering is judged seed by seed; rows differ only in what the table is about."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerated.experiments.__main__ import TABLES
+from accelerated.experiments.table import (
+    CARRIED,
+    Measure,
+    Ordering,
+    Row,
+    Scale,
+    Table,
+    differences,
+    filled,
+    join,
+    mean_and_spread,
+    measure,
+    page,
+    product,
+    settings_of,
+    verdict,
+)
+from accelerated.experiments.trials import Trial, Workshop
+from accelerated.program.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results"
+BEGUN = re.compile(r"--init \S+")
+EVERY = [(name, scale) for name, table in TABLES.items() for scale in table.scales]
+
+
+def row_settings(name, scale_name, row):
+    """The Settings of a row as it is trained, of a row that begins from another run without its weights."""
+    table, scale = TABLES[name], TABLES[name].scales[scale_name]
+    options = filled(join(scale.options, row.options), row, scale._replace(sizes=scale.sizes | {"first": "FIRST"}))
+    if BEGUN.search(options):
+        options = join(filled(scale.first, row, scale), BEGUN.sub("", options))
+    return settings_of(Trial(row.name, join(options, scale.grid[0]))), table
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_all_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name, scale):
+    tokens = {}
+    for row in TABLES[name].rows:
+        settings, _ = row_settings(name, scale, row)
+        training = settings.training
+        tokens[row.name] = training.batch * training.horizon * settings.model_config.segment
+    assert max(tokens.values()) == min(tokens.values()), tokens
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_rows_of_a_table_train_as_long_on_the_same_text(name, scale):
+    alike = ("steps", "optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
+    found = [row_settings(name, scale, row)[0] for row in TABLES[name].rows]
+    assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in found}) == 1 or name == "compressive-3"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_orderings_name_rows_and_measures(name):
+    table = TABLES[name]
+    rows, titles = {row.name for row in table.rows}, {m.title for m in table.measures}
+    assert len(rows) == len(table.rows) and len(titles) == len(table.measures), "each name once"
+    for ordering in table.orderings:
+        for part in [*ordering.better.split(" - "), *ordering.worse.split(" - ")]:
+            row, _, title = part.partition(" | ")
+            assert row in rows and title in titles | {""}, f"{ordering.claim}: {part}"
+        assert ordering.better != ordering.worse
+    for scale in table.scales.values():
+        for row in table.rows:
+            for measured in table.measures:
+                assert "{" not in filled(measured.report, row, scale)
+
+
+def record_of(table, **measured):
+    """A record of a table with given measures {row: [values by seed]} of its first measure."""
+    title = table.measures[0].title
+    rows = [
+        {"name": row.name, "paper": row.paper, "options": row.options, "choice": "--rate 1", "tuning": {"--rate 1": 2.0},
+         "parameters": 1234, "tokens_per_second": 10.0, "measured": {title: measured[row.name]}}
+        for row in table.rows
+    ]  # fmt: skip
+    return {"name": "a-table", "scale": "small", "date": "2026-01-02", "machine": "2 cores", "torch": "2.13.0", "jobs": 2,
+            "options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"], "rows": rows}  # fmt: skip
+
+
+TWO = Table(
+    "A paper, Table 9", "What is it about? " * 20, (Row("a", "--x 1", "1.5"), Row("b", "--x 2", "2.5")), (CARRIED,),
+    (Ordering("a is better", "a", "b"), Ordering("b gains", "b - a", "a")), {"small": Scale("--width 8")},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [([0.1, 0.2, 0.01], "holds"), ([0.3, -0.1, 0.1], "holds within the spread"),
+     ([0.1, -0.3, 0.1], "does not hold, within the spread"),
+     ([-0.1, -0.2, -0.3], "does not hold"), ([0.0, 0.0, 0.0], "does not hold")],
+)  # fmt: skip
+def test_an_ordering_holds_if_all_seeds_agree(found, expected):
+    assert verdict(found) == expected
+
+
+def test_differences_are_worse_minus_better_seed_by_seed():
+    record = record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.25, 2.0])
+    first = CARRIED.title
+    assert differences(record, Ordering("", "a", "b"), first) == [0.5, 0.25, -1.0]
+    assert differences(record, Ordering("", f"b | {first}", "a"), first) == [-0.5, -0.25, 1.0]
+    assert differences(record, Ordering("", "b - a", "a"), first) == [0.5, 1.75, 4.0]
+
+
+def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
+    text = page(TWO, record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.25, 3.75]))
+    for line in (
+        "python -m accelerated.experiments a-table",
+        "| a | 2.000 (1.000 .. 3.000) | 1.5 |", "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
+        "| a is better | +0.500, +0.250, +0.750 | holds |", "| a | 1,234 | 10 | `--rate 1` |", "a                        --x 1",
+        "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.", "`--rate 1`, `--rate 2`",
+    ):  # fmt: skip
+        assert line in text, line
+    assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
+    assert "--scale gpu" in page(TWO, record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"})
+
+
+def test_one_row_with_many_measures_is_a_table_of_measures():
+    table = TWO._replace(
+        rows=TWO.rows[:1], measures=(CARRIED, *(CARRIED._replace(title=f"m{n}") for n in range(4))), orderings=()
+    )
+    record = record_of(table, a=[1.0, 1.0, 1.0])
+    record["rows"][0]["measured"] |= {f"m{n}": [float(n)] * 3 for n in range(4)}
+    text = page(table, record)
+    assert "| m3 | 3.000 |" in text and f"| {CARRIED.title} | 1.000 |" in text and "orderings" not in text
+
+
+def test_one_value_needs_no_spread():
+    assert mean_and_spread([2.0, 2.0], ".1f") == "2.0" and mean_and_spread([1.0, 2.0], ".1f") == "1.5 (1.0 .. 2.0)"
+
+
+def test_a_product_takes_one_of_each_grid():
+    assert product(("--a 1", "--a 2"), ("--b 3", "--b 4")) == ("--a 1 --b 3", "--a 1 --b 4", "--a 2 --b 3", "--a 2 --b 4")
+
+
+def test_unknown_names_and_scales_are_one_line(tmp_path):
+    with pytest.raises(InputError, match="has no --scale gpu; give small"):
+        measure("a-table", TWO, "gpu", Workshop(tmp_path, 1), tmp_path)
+    command = [sys.executable, "-m", "accelerated.experiments", "memformer-9", "--runs", str(tmp_path / "x")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == "" and "nearest: memformer-" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
+    """Two rows with one choice each, one seed, trained and evaluated by the real scripts."""
+    monkeypatch.setattr("accelerated.experiments.table.SEEDS", (0,))
+    text = tmp_path / "text"
+    text.write_text("".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(2000)))
+    small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
+    small += " --batch 2 --steps 2 --warmup 1"
+    first = Measure("training", lambda answer: answer["records"][0]["loss"])
+    table = TWO._replace(
+        rows=(Row("a", "--window {W} --segment {W}", sizes={"option": "--clear-memory"}), Row("b", "--window 8 --segment 8")),
+        measures=(Measure("test", lambda answer: answer["bits_per_byte"], "score --split test {option}"), first),
+        scales={"small": Scale(small, {"W": 8, "option": ""}, ("--learning-rate 0.01",))}, orderings=(Ordering("?", "a", "b"),),
+        timed=True,
+    )  # fmt: skip
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=lambda line: None), tmp_path)
+    record = json.loads((tmp_path / "a-table.json").read_text())
+    a, b = record["rows"]
+    assert len(os.listdir(tmp_path / "runs")) == 1, "rows with the same options share a run"
+    assert a["measured"]["training"] == b["measured"]["training"] and a["parameters"] == b["parameters"] > 0
+    assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
+    assert a["options"] == "--window 8 --segment 8" and len(a["step_seconds"]) > 3
+    assert (tmp_path / "a-table.md").read_text() == page(table, record)
+
+
+@pytest.mark.parametrize("path", [path for path in RESULTS.glob("*.json") if path.stem in TABLES], ids=lambda path: path.stem)
+def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(path):
+    record = json.loads(path.read_text())
+    table = TABLES[path.stem]
+    scale = table.scales[record["scale"]]
+    assert path.with_suffix(".md").read_text() == page(table, record)
+    assert (record["options"], record["first"], record["grid"]) == (scale.options, scale.first, list(scale.grid))
+    assert [(row["name"], row["options"]) for row in record["rows"]] == [
+        (row.name, filled(row.options, row, scale)) for row in table.rows
+    ]
+    for row in record["rows"]:
+        assert row["tuning"].keys() == set(scale.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
+        assert all(len(values) == 3 for values in row["measured"].values())

@@ -1,0 +1,157 @@
+"""Trials are trained once, resumed when they were interrupted, tuned alike, and stopped together."""
+
+import json
+import math
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, tuned
+from accelerated.program.errors import InputError
+
+
+class Rehearsal(Workshop):
+    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the options: bits}."""
+
+    def __init__(self, runs, jobs=1, loss=(), fails=()):
+        super().__init__(runs, jobs, say=lambda line: self.said.append(line))
+        self.said, self.calls, self.loss, self.fails = [], [], dict(loss), dict(fails)
+
+    def run(self, command, errors=True):
+        words = [str(word) for word in command[1:]]
+        self.calls.append(words)
+        text = " ".join(words)
+        for part, line in self.fails.items():
+            if part in text:
+                return 2, f"some progress\n{line}\n"
+        if words[0].endswith("eval.py"):
+            return 0, json.dumps({"asked": words[1:]})
+        folder = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        bits = next((loss for part, loss in self.loss.items() if part in text), 1.0)
+        record = {"step": 5, "final": True, "validation_bits_per_byte": bits}
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 3.0}) + "\n" + json.dumps(record) + "\n")
+        return 0, "trained\n"
+
+
+def test_what_is_finished_is_not_trained_again(tmp_path):
+    shop = Rehearsal(tmp_path)
+    trials = [Trial("a", "--width 8"), Trial("a", "--width 8", 1), Trial("b", "--width 8"), Trial("b", "--width 9")]
+    shop.train(trials)
+    assert len(shop.calls) == 3, "rows with the same options share a run"
+    shop.train(trials)
+    Rehearsal(tmp_path).train(trials)
+    assert len(shop.calls) == 3
+    assert shop.calls[1][1:] == [
+        *["--width", "8", "--seed", "1", "--keep", "1", "--sample", "0", "--out"],
+        str(shop.folder(trials[1])),
+    ]
+    assert (shop.folder(trials[1]) / "output.txt").read_text() == "trained\n"
+
+
+def test_what_was_interrupted_is_resumed(tmp_path):
+    shop, trial = Rehearsal(tmp_path), Trial("a", "--width 8")
+    shop.folder(trial).mkdir()
+    (shop.folder(trial) / "checkpoint.pt").touch()
+    shop.train([trial])
+    assert [call[1:] for call in shop.calls] == [["--resume", str(shop.folder(trial))]]
+
+
+def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
+    shop = Rehearsal(tmp_path, fails={"--rate 9": "train.py: the loss is nan at step 3; x; try a lower --learning-rate"})
+    trial = Trial("a", "--rate 9")
+    shop.train([trial])
+    shop.train([trial])
+    assert len(shop.calls) == 1 and bits_of(shop.folder(trial)) == math.inf and last_report(shop.folder(trial))["final"]
+
+
+def test_a_run_that_cannot_begin_ends_with_its_line(tmp_path):
+    shop = Rehearsal(tmp_path, fails={"--widht": "train.py: unknown option --widht"})
+    with pytest.raises(InputError, match=r"--widht 8.* ended with code 2: train\.py: unknown option --widht"):
+        shop.train([Trial("a", "--widht 8")])
+    assert last_report(shop.folder(Trial("a", "--widht 8"))) is None
+
+
+def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
+    shop, trial = Rehearsal(tmp_path), Trial("a", "--width 8")
+    shop.train([trial])
+    questions = [(trial, "score --split test"), (trial, "score --split test"), (trial, LOG), (trial, "score")]
+    shop.evaluate(questions)
+    shop.evaluate(questions)
+    asked = [call for call in shop.calls if call[0].endswith("eval.py")]
+    assert [call[1:] for call in asked] == [["score", str(shop.folder(trial)), "--split", "test", "--json"],
+                                            ["score", str(shop.folder(trial)), "--json"]]  # fmt: skip
+    assert shop.answer(trial, "score")["asked"] == asked[1][1:]
+    assert [record["step"] for record in shop.answer(trial, LOG)["records"]] == [1, 5]
+
+
+def test_a_question_that_fails_leaves_no_answer(tmp_path):
+    shop, trial = Rehearsal(tmp_path, fails={"eval.py": "no"}), Trial("a", "--width 8")
+    shop.train([trial])
+    with pytest.raises(InputError, match="code 2"):
+        shop.evaluate([(trial, "score")])
+    assert not list(shop.folder(trial).glob("eval-*"))
+
+
+def test_every_row_is_tuned_by_the_same_grid_on_seed_0(tmp_path):
+    shop = Rehearsal(tmp_path, loss={"--width 8 --rate 2": 0.5, "--width 9 --rate 3": 0.25})
+    found = tuned(shop, {"a": "--width 8", "b": "--width 9", "c": "--width 7"}, ("--rate 1", "--rate 2", "--rate 3"))
+    assert {name: choice for name, (choice, _) in found.items()} == {"a": "--rate 2", "b": "--rate 3", "c": "--rate 1"}
+    assert found["a"][1] == {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0}
+    assert len(shop.calls) == 9 and all("--seed 0" in " ".join(call) for call in shop.calls)
+
+
+def test_an_error_stops_the_others_by_one_signal(tmp_path):
+    """Each child notes the signals that it gets; train.py saves at the first."""
+    shop = Workshop(tmp_path, 3, say=lambda line: None)
+    noted = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGINT, lambda *_: open(sys.argv[1], 'a').write('x') and None)\n"
+    )
+    child = (
+        noted
+        + "pathlib.Path(sys.argv[1]).touch()\nwhile not pathlib.Path(sys.argv[1]).read_text(): time.sleep(0.02)\ntime.sleep(0.3)"
+    )
+    files = [tmp_path / "one", tmp_path / "two"]
+
+    def fail():
+        while not all(file.exists() for file in files):
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    begun = time.monotonic()
+    calls = [(shop.run, [sys.executable, "-c", child, str(file)]) for file in files]
+    with pytest.raises(KeyboardInterrupt):
+        shop.in_parallel([*calls, (fail,), *[(shop.run, [sys.executable, "-c", "0"])] * 3])
+    assert [file.read_text() for file in files] == ["x", "x"] and time.monotonic() - begun < 30
+    assert not shop.children and shop.run(["no such program"]) == (1, ""), "nothing begins after that"
+
+
+def test_children_share_the_cores_and_are_out_of_reach_of_ctrl_c(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    shop = Workshop(tmp_path, 3)
+    code, output = shop.run(
+        [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())"]
+    )
+    assert (code, output.split()) == (0, ["2", "True"])
+    assert shop.run([sys.executable, "-c", "import sys; print('a', file=sys.stderr)"], errors=False) == (0, "")
+
+
+def test_no_more_than_jobs_run_at_a_time(tmp_path):
+    shop, now, most = Workshop(tmp_path, 2, say=lambda line: None), [], []
+
+    def work():
+        now.append(1)
+        most.append(len(now))
+        time.sleep(0.02)
+        now.pop()
+
+    shop.in_parallel([(work,)] * 8)
+    assert max(most) == 2 and len(most) == 8
+
+
+def test_options_are_joined_by_one_space():
+    assert join("--a 1", "", "--b 2") == "--a 1 --b 2"
+    assert signal.SIGINT
