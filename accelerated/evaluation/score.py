@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
 from accelerated.data.named_sets import words_of_split
-from accelerated.data.recall import CHANCE
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
@@ -309,7 +308,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """The Score of a split."""
     score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
     words, total = run.words(), run.count_predictions()
-    chance = [f"right answers       {score.accuracy:.1%} (chance {CHANCE:.0%})"] if run.data == "recall" else []
+    chance = [f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})"] if run.data == "recall" else []
     return score_record(score, words) | {"split_tokens": total}, score_lines(score, words, total) + chance
 
 

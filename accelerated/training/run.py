@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
-from accelerated.data.recall import CHANCE
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
 from accelerated.data.windows import lengths_of, overlap_of
@@ -320,7 +319,7 @@ def final_lines(run: Run, carried: Any, cleared: Any = None) -> str:
     bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
     if run.settings.data.data != "recall":
         return bits
-    right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {CHANCE:.0%})"
+    right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {run.settings.recall.chance:.0%})"
     return f"{bits}\nright answers: {right}"
 
 
