@@ -207,6 +207,8 @@ def add_reading(parser: OptionParser, splits: tuple[str, ...]) -> None:
     parser.add_argument("--data", help="what to read, as for train.py's --data (default: what the run was trained on)")
     add_data_dir(parser)
     parser.add_argument("--split", choices=SPLITS, help=f"which split of it (default {' and '.join(splits)})")
+    text = "of --data recall: tokens between the facts and the first question (default as trained)"
+    parser.add_argument("--recall-distance", type=at_least(0), metavar="N", help=text)
     text = "carry memory from document to document; positions then count in all of a lane's text (default as trained)"
     parser.add_argument("--carry-over-documents", action=argparse.BooleanOptionalAction, help=text)
     parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes, documents read at a time (default the run's)")
