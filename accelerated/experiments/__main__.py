@@ -10,14 +10,16 @@ import signal
 import sys
 from pathlib import Path
 
-from accelerated.experiments import block_recurrent, compressive, memformer, pretrained_recurrence
+from accelerated.experiments import block_recurrent, compressive, memformer, pretrained_recurrence, recall
 from accelerated.experiments.table import Table, measure
 from accelerated.experiments.trials import Workshop
 from accelerated.program.errors import InputError, check_choice, run_program
 from accelerated.program.files import disk_errors
 from accelerated.training.options import OptionParser
 
-TABLES: dict[str, Table] = block_recurrent.TABLES | compressive.TABLES | memformer.TABLES | pretrained_recurrence.TABLES
+TABLES: dict[str, Table] = (
+    block_recurrent.TABLES | compressive.TABLES | memformer.TABLES | pretrained_recurrence.TABLES | recall.TABLES
+)
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:

@@ -84,6 +84,7 @@ class Table(NamedTuple):
     scales: dict[str, Scale]
     timed: bool = False  # whether the rows' training steps are timed in turn
     draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
+    results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
 
 
 def product(*grids: Sequence[str]) -> tuple[str, ...]:
@@ -237,7 +238,7 @@ def page(table: Table, record: dict) -> str:
     )
     parts = [f"# {table.title}", wrapped(table.about), f"```bash\n{command}\n```", wrapped(measured)]
     parts += [picture(table, record)] if table.draw else []
-    parts += [results(table, record), verdicts(table, record), cost(record), settings_part(record)]
+    parts += [(table.results or results)(table, record), verdicts(table, record), cost(record), settings_part(record)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 

@@ -1,0 +1,194 @@
+"""What a memory can hold: methods by tasks of `--data recall`, each cell trained from nothing; one page with two pictures."""
+
+import statistics
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerated.data.recall import RecallConfig
+from accelerated.experiments.table import Measure, Row, Scale, Table, join, markdown, mean_and_spread
+from accelerated.program.errors import option_name
+from accelerated.training.log import figure_class, plain_axes, save_figure
+
+SEGMENT = 16  # tokens of every method's segment; of Block-Recurrent a block, and BLOCKS of them are a segment
+BLOCKS = 4
+
+
+class Method(NamedTuple):
+    """A model and the size of its state; the second size is four times the first."""
+
+    options: str
+    size: str = ""  # the option that sets how much the state holds
+    sizes: tuple[int, int] = (0, 0)
+    horizon: bool = True  # whether gradient passes between segments, so that an update reads a whole document
+
+
+XL = "--model compressive --head-width {E} --layers 2"
+BLOCK = "--model block_recurrent --head-width {E} --layers 2 --window 16"
+MEMFORMER = "--model memformer --head-width {E} --max-distance 16 --retention 4"
+GPT2 = "--model pretrained_recurrence --layers 3 --max-positions 16"
+METHODS = {
+    "compressive": Method(f"{XL} --memory 16", "--compressed-memory", (96, 384), False),
+    "Transformer-XL": Method(f"{XL} --compressed-memory 0", "--memory", (112, 448), False),
+    "block-recurrent": Method(f"{BLOCK} --recurrent-layers 2", "--states", (16, 64)),
+    "Slide": Method(f"{BLOCK} --recurrent-layers none"),
+    "Memformer": Method(f"{MEMFORMER} --encoder-layers 1 --decoder-layers 1", "--slots", (8, 32)),
+    "Memformer decoder": Method(f"{MEMFORMER} --encoder-layers 0 --decoder-layers 2", "--slots", (8, 32)),
+    "recurrent GPT-2": Method(f"{GPT2} --module-width 64", "--vectors", (1, 4)),
+    "GPT-2": Method(f"{GPT2} --vectors 0"),
+}
+DISTANCES = (1, 4, 16, 64)  # segments
+LONGER = (2, 4, 16, 64)  # times the distance of training, 4 segments
+
+
+def task(distance: int = 4, questions: int = 32, **others: int) -> RecallConfig:
+    """A task whose questions come after `distance` segments of filler, one after another."""
+    return RecallConfig(distance=distance * SEGMENT, questions=questions, spacing=2, **others)
+
+
+TRAINED = task()  # the task whose models are asked at longer distances too
+
+
+TASKS = {
+    **{f"distance {distance}": task(distance) for distance in DISTANCES},
+    "16 facts": task(pairs=16, values=2),
+    "64 facts": task(pairs=64, values=2),
+    "rewriting": task(rewrites=8),
+    "binding": task(shared_values=True),
+    "copying": task(task="copying", pairs=8, questions=8),
+    "one fact": task(task="one_fact", pairs=8),
+    "two facts": task(task="two_facts", pairs=8),
+}
+LARGE = ("64 facts",)  # tasks that are also learned with a state four times as large
+TOKENS, LANES = 1_500_000, 16  # read in training, and documents read at a time
+RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
+
+
+def training_options(method: Method, config: RecallConfig) -> str:
+    """How a method learns a task: every method reads as many tokens, in updates as it is usually trained."""
+    segment = SEGMENT * BLOCKS if "block_recurrent" in method.options else SEGMENT
+    horizon = -(-config.length // segment) if method.horizon else 1
+    lanes = LANES if method.horizon else 4 * LANES
+    steps = TOKENS // (lanes * horizon * segment)
+    return f"--segment {segment} --horizon {horizon} --batch {lanes} --steps {steps} --warmup {max(10, steps // 20)}"
+
+
+def task_options(config: RecallConfig) -> str:
+    """The options of train.py that give this task."""
+    usual, given = RecallConfig(), []
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if value != getattr(usual, field.name):
+            given.append(option_name(f"recall_{field.name}") + ("" if value is True else f" {value}"))
+    return join(*given)
+
+
+def rows() -> tuple[Row, ...]:
+    """Every cell: a method and a task, its state of the usual size or large; and the tasks asked at longer distances."""
+    found = []
+    for name, method in METHODS.items():
+        for label, config in TASKS.items():
+            learned = training_options(method, config), task_options(config)
+            options = join(method.options, f"{method.size} {method.sizes[0]}" if method.size else "", *learned)
+            found.append(Row(f"{name} | {label}", options, sizes={"asked": ""}))
+            if label in LARGE and method.size:
+                options = join(method.options, f"{method.size} {method.sizes[1]}", *learned)
+                found.append(Row(f"{name} | {label}, large state", options, sizes={"asked": ""}))
+            if config == TRAINED:
+                for times in LONGER:
+                    asked = {"asked": f"--recall-distance {times * config.distance}"}
+                    found.append(Row(f"{name} | {times} times as long", options, sizes=asked))
+    return tuple(found)
+
+
+RIGHT = Measure("right", lambda answer: answer["accuracy"], "score --split test {asked}", ".0%")
+CLEARED = Measure("cleared", lambda answer: answer["accuracy"], "score --split test {asked} --clear-memory", ".0%")
+
+
+def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
+    """{method: {task: right answers by seed}} of a record."""
+    found = {}
+    for row in record["rows"]:
+        method, _, asked = row["name"].partition(" | ")
+        found.setdefault(method, {})[asked] = row["measured"][RIGHT.title]
+    return found
+
+
+def results(table: Table, record: dict) -> str:
+    """Accuracy of each method in each task: the mean of the seeds, and the least and the most."""
+    found = accuracies(record)
+    tasks = list(next(iter(found.values())))
+    half = -(-len(found) // 2)
+    parts = []
+    for methods in (list(found)[:half], list(found)[half:]):
+        cells = (
+            [asked, *(mean_and_spread(found[m][asked], ".0%") if asked in found[m] else "" for m in methods)] for asked in tasks
+        )
+        parts.append(markdown(["right answers", *methods], *cells))
+    return "\n\n".join(parts)
+
+
+def draw(record: dict, path: Path) -> None:
+    """Draw methods by tasks, coloured by accuracy (NAME.svg), and accuracy against distance (NAME-distance.svg)."""
+    found = accuracies(record)
+    tasks = list(dict.fromkeys(asked for own in found.values() for asked in own))
+    figure = figure_class()(figsize=(0.62 * len(tasks) + 2.4, 0.42 * len(found) + 1.8), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    means = [[statistics.mean(own[asked]) if asked in own else float("nan") for asked in tasks] for own in found.values()]
+    image = axes.imshow(means, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    for y, line in enumerate(means):
+        for x, mean in enumerate(line):
+            if mean == mean:  # not NaN: the method has no such cell
+                axes.text(
+                    x, y, f"{100 * mean:.0f}", ha="center", va="center", fontsize=8, color="black" if mean > 0.6 else "white"
+                )
+    axes.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(found)), found)
+    axes.set_title("Right answers, percent, mean of three seeds")
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axes, label="right")
+    save_figure(figure, path)
+    draw_distances(found, path.with_name(f"{path.stem}-distance.svg"))
+
+
+def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+    """Draw accuracy against distance, a line for each method."""
+    figure = figure_class()(figsize=(7, 4.2), dpi=150, layout="constrained")
+    axes = plain_axes(figure.add_subplot())
+    for number, (method, own) in enumerate(found.items()):
+        means = [100 * statistics.mean(own[f"distance {distance}"]) for distance in DISTANCES]
+        axes.plot(DISTANCES, means, marker="osv^D<>P"[number], markersize=5, linestyle="--" if number % 2 else "-", label=method)
+    axes.axhline(10, color="0.5", linewidth=1, linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(DISTANCES, [str(distance) for distance in DISTANCES])
+    axes.set(xlabel="segments of 16 tokens between the facts and the questions", ylabel="right answers, percent", ylim=(0, 104))
+    axes.set_title("Four facts, asked for later: trained at that distance")
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+FAMILY = Table(
+    title="What a memory can hold",
+    about=f"""Eight methods learn tasks that only a memory can solve, each from nothing; a guess is right one time in ten, with 16
+    and 64 facts one time in two. All have width 64 and read {TOKENS:,} tokens in training, in segments of 16.
+
+    distance: four facts, asked for after 1 to 64 segments of filler. 16 and 64 facts: as many, asked for after 4; the large state
+    holds four times as much. Times as long: the model of distance 4, asked after 2 to 64 times that distance. Rewriting: eight
+    times a fact changes on the way; the last value counts. Binding: all keys share one set of values. Copying: eight values
+    that stand anywhere in the filler, in their order. One and two facts: who is where, and where is what somebody took, after
+    bAbI's first two tasks.""",
+    rows=rows(),
+    measures=(RIGHT, CLEARED),
+    orderings=(),
+    scales={
+        "small": Scale(
+            "--data recall --width 64 --heads 4 --feed-forward 256 --dropout 0 --validation-segments 0", {"E": 16}, RATES
+        ),
+        "gpu": Scale(
+            "--data recall --width 256 --heads 4 --feed-forward 1024 --dropout 0 --validation-segments 0", {"E": 64}, RATES
+        ),
+    },
+    results=results,
+    draw=draw,
+)
+TABLES = {"recall": FAMILY}
