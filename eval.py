@@ -19,7 +19,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation import export, frequency, generation, memories, overlap, positions, score
+from accelerated.evaluation import export, frequency, generation, memories, overlap, positions, score, view
 from accelerated.evaluation.options import REPORTS
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, option_name
@@ -41,6 +41,7 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "compression": memories.report_compression,
     "dynamic": score.report_dynamic,
     "export": export.report,
+    "view": view.report,
 }
 CONFIGS = {"overlap": overlap.first_config, "compression": memories.reconstructing}  # instead of `changed`: what to evaluate with
 MODEL_OF_OPTION = {  # the only model that takes an option; all except new_window are fields of its config

@@ -92,12 +92,13 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
     shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
     takers = {
         "--tokens": "sample", "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency",
-        "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range", "--learning-rate": "dynamic",
+        "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range view", "--learning-rate": "dynamic",
         "--sequences": "attention compression", "--json": name, "--checkpoint": name, "--device": name,
         "--pool": "score sample positions frequency overlap range dynamic",
         "--memory": "score sample positions frequency range attention compression dynamic",
-        "--split": "score positions frequency overlap range attention compression dynamic",
-        "--carry-over-documents": "score positions frequency overlap range attention compression dynamic",
+        "--split": "score positions frequency overlap range attention compression dynamic view",
+        "--carry-over-documents": "score positions frequency overlap range attention compression dynamic view",
+        "--out": "view", "--document": "view", "--from": "view",
     }  # fmt: skip
     for option, reports in takers.items():
         assert (option in shown) == (name in reports.split()), option
@@ -165,6 +166,12 @@ def test_wrong_command_lines_are_refused_in_one_line(argv, words, runs, capsys, 
         (["sample", "--prompt-file", os.devnull], "the prompt is empty; give at least one character"),
         (["overlap", "--overlaps", "none"], "argument --overlaps: 'none'; give numbers separated by commas, like 0,5,10, or own"),
         (["overlap", "--overlaps", "1,x"], "argument --overlaps: '1,x'"),
+        (["view"], "the following arguments are required: --out"),
+        (["view", "--out", "folder.png"], "--out folder.png exists, and nothing is overwritten; give another --out"),
+        (["view", "--out", "nowhere/a.html"], "--out nowhere/a.html: there is no folder nowhere; give another --out"),
+        (["view", "--out", "/proc/a.html"], "cannot write /proc/a.html: .*; give another --out|there is no folder /proc"),
+        (["view", "--out", "a.html", "--from", 0], "argument --from: 0 was given; it must be at least 1"),
+        (["view", "--out", "a.html", "--memory", 4], "--memory is an option of eval.py score, .*, not of view"),
         (["overlap"], "overlap is for pretrained_recurrence models, this is block_recurrent"),
         (["attention"], "attention is for compressive models, this is block_recurrent"),
         (["compression"], "compression is for compressive models, this is block_recurrent"),
@@ -326,9 +333,8 @@ def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, c
     folder = {"overlap": "windowed", "attention": "compressive", "compression": "compressive"}.get(name, "recurrent")
     (tmp_path / "prompt.txt").write_text("a prompt " * 30)
     argv = {"sample": ["--prompt-file", tmp_path / "prompt.txt"], "range": ["--segments", 2]}.get(name, [])
-    argv += {"dynamic": ["--learning-rate", 1e-6], "attention": ["--sequences", 5], "compression": ["--sequences", 5]}.get(
-        name, []
-    )
+    argv += {"dynamic": ["--learning-rate", 1e-6], "view": ["--out", tmp_path / "page.html"]}.get(name, [])
+    argv += ["--sequences", 5] if name in ("attention", "compression") else []
     capsys.readouterr()
     evaluate(name, getattr(runs, folder), *argv, "--json")
     out, err = capsys.readouterr()
@@ -336,6 +342,7 @@ def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, c
         "sample": ["reading the prompt"], "frequency": ["counting words of the training split", "evaluating"],
         "positions": ["evaluating", "evaluating, memory cleared"], "dynamic": ["evaluating", "dynamic evaluation"],
         "attention": ["segments with full memories"], "compression": ["segments with full memories"],
+        "view": ["evaluating", "evaluating, memory cleared", "segments of the page"],
     }.get(name, ["evaluating"])  # fmt: skip
     for title in titles:
         assert re.search(rf"^{title}: \S+ of \S+ (token|segment)s, \S+ so far, 00:00 left$", err, re.M), f"{title} in {err}"
@@ -740,6 +747,27 @@ def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monk
         and "with dynamic evaluation at 1e-12:" in lines
     )
     assert checkpoint_path(run).read_bytes() == before
+
+
+# view
+
+
+@pytest.mark.parametrize("kind", ["memformer", "windowed"])
+def test_the_page_of_a_document_has_the_sums_of_scoring_it(kind, runs, capsys, tmp_path):
+    """The split is one document."""
+    run, options = getattr(runs, kind), ["--split", "test"]
+    score, cleared = (as_json(capsys, run, *options, *more) for more in ([], ["--clear-memory"]))
+    record = as_json(capsys, "view", run, *options, "--out", tmp_path / "page.html", "--segments", 2)
+    assert record["model"] == score["model"] and record["split"] == "test" and record["document"] == 1
+    for key, expected in (("memory_carried", score), ("cleared", cleared)):
+        for name in ("nats", "bits_per_byte"):
+            assert record[key][name] == pytest.approx(expected[name], rel=1e-6)
+    assert (record["tokens"], record["text_bytes"]) == (score["tokens"], score["text_bytes"])
+    page = (tmp_path / "page.html").read_bytes()
+    assert len(page) == record["bytes"] and record["page"] == str(tmp_path / "page.html")
+    assert "nothing is overwritten" in refused(capsys, "view", run, "--out", tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_bytes() == page
+    assert "carries no memory" in refused(capsys, "view", runs.plain, "--out", tmp_path / "other.html")
 
 
 # overlap

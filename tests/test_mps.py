@@ -113,7 +113,8 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
                 return report(*given)
 
         monkeypatch.setitem(evaluation_script.FUNCTIONS, name, run)
-        evaluate(name, tmp_path / "run", *([tmp_path / "exported"] if name == "export" else OPTIONS_OF.get(name, [])))
+        written = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
+        evaluate(name, tmp_path / "run", *written.get(name, OPTIONS_OF.get(name, [])))
         assert len(watched) == 1, name
 
 

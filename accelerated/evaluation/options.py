@@ -4,6 +4,7 @@ import argparse
 import difflib
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import read_errors
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, option_name
+from accelerated.program.files import disk_errors
 from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir, make_absolute
 from accelerated.training.settings import DEVICES, GPT2_MODEL
@@ -108,6 +110,26 @@ def add_folder(parser: OptionParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="where to write it; a folder that does not exist yet, or is empty")
 
 
+def add_page(parser: OptionParser) -> None:
+    """Add the options of view."""
+    parser.add_argument("--out", metavar="FILE", required=True, help="the page to write; nothing is overwritten (required)")
+    parser.add_argument("--document", type=at_least(1), metavar="N", help="which document of the split (default the longest)")
+    parser.add_argument("--from", dest="first", type=at_least(1), default=1, metavar="S", help="the first segment to show")
+    text = "how many segments to show (default those of about 16,384 tokens)"
+    parser.add_argument("--segments", type=at_least(1), metavar="K", help=text)
+
+
+def check_page(path: str) -> None:
+    """Raise InputError unless a new file can be written to path."""
+    path = Path(path)
+    if os.path.lexists(path):
+        raise InputError(f"--out {path} exists, and nothing is overwritten; give another --out")
+    if not path.parent.is_dir():
+        raise InputError(f"--out {path}: there is no folder {path.parent}; give another --out")
+    with disk_errors(path, "give another --out"):
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 class Report(NamedTuple):
     """A subcommand of eval.py; eval.py's FUNCTIONS compute it."""
 
@@ -153,6 +175,9 @@ REPORTS = {
         "a run as safetensors, settings, tokenizer and model card, for other programs and for --init", "RUN FOLDER", add_folder,
         splits=(), exact=True, sizes=False,
     ),
+    "view": Report(
+        "a page that shows token by token what the carried memory changed", "RUN --out page.html", add_page, sizes=False
+    ),
 }  # fmt: skip
 
 
@@ -174,7 +199,7 @@ def report_parser(name: str) -> OptionParser:
     folder = " FOLDER" if report.add_options is add_folder else ""
     usage = f"python eval.py {name} RUN{' [RUN ...]' if report.several else ''}{folder} [options]"
     about = {
-        "description": f"{'Write' if folder else 'Print'} {report.help}.",
+        "description": f"{'Write' if report.add_options in (add_folder, add_page) else 'Print'} {report.help}.",
         "epilog": f"example: python eval.py {name} {report.example}",
     }
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
@@ -248,6 +273,8 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
         check_figure(options.plot)
     if name == "sample":
         check_sampling(options)
+    if name == "view":
+        check_page(options.out)
     return name, options
 
 
