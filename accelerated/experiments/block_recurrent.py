@@ -6,10 +6,10 @@ GATES = [f"Rec:{gate}:{configuration}" for gate in ("lstm", "fixed") for configu
 # Every row reads as many tokens in an update (4.2): lanes times segment is the same
 SCALES = {
     "small": Scale(
-        f"--model block_recurrent {SMALL} --head-width 16 --layers 3 --window 16 --segment 128 --states 16 "
-        "--recurrent-layers 2 --dropout 0 --batch 16",
-        {"W": 16, "2W": 32, "4W": 64, "W / 2": 8, "S / 4": 4, "S / 2": 8, "2S": 32, "lanes of W": 128, "lanes of 2W": 64,
-         "lanes of 4W": 32, "a layer more": 4, "adjacent": "1,2", "apart": "1,3"},
+        f"--model block_recurrent {SMALL} --head-width 16 --layers 3 --window 16 --segment 64 --states 16 "
+        "--recurrent-layers 2 --dropout 0 --batch 64",
+        {"W": 16, "2W": 32, "4W": 64, "W / 2": 8, "S / 4": 4, "S / 2": 8, "2S": 32, "lanes of W": 256, "lanes of 2W": 128,
+         "lanes of 4W": 64, "a layer more": 4, "adjacent": "1,2", "apart": "1,3"},
         HIGHER_RATES,
     ),
     "gpu": Scale(
@@ -47,10 +47,10 @@ OPTIONS_1 = {
 TABLE_1 = Table(
     title="Block-Recurrent Transformers, Table 1",
     about="""Is recurrence in one layer worth more than a layer, or than a longer window? XL reads segments of one window with
-    the previous one's keys and values; Slide reads eight windows with gradient between them; Rec adds recurrent states to one
-    layer, with either gate in three configurations; with Feedback every layer reads them. All rows read equal numbers of tokens
-    in an update, as in the paper's 4.2. Its columns are the step time and the bits per token on PG19's bytes, PG19's tokens,
-    arXiv and GitHub.""",
+    the previous one's keys and values; Slide reads several windows with gradient between them (four here, eight in the paper);
+    Rec adds recurrent states to one layer, with either gate in three configurations; with Feedback every layer reads them. All
+    rows read equal numbers of tokens in an update, as in the paper's 4.2. Its columns are the step time and the bits per token on
+    PG19's bytes, PG19's tokens, arXiv and GitHub.""",
     rows=tuple(Row(name, OPTIONS_1[name], paper) for name, paper in PAPER_1.items()),
     measures=(CARRIED, CLEARED),
     orderings=(

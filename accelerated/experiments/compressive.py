@@ -29,7 +29,7 @@ def sizes(rows: int, lanes: int) -> dict[str, int]:
 
 
 MODELS = {
-    "small": (f"--model compressive {SMALL} --head-width 16 --layers 3 --segment 24 --batch 84", sizes(24, 84)),
+    "small": (f"--model compressive {SMALL} --head-width 16 --layers 3 --segment 24 --batch 168", sizes(24, 168)),
     "gpu": (f"--model compressive {GPU} --head-width 64 --layers 8 --segment 192 --batch 168", sizes(192, 168)),
 }
 COMPRESSIVE = "--memory {M} --compressed-memory {C}"

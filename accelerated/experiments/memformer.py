@@ -23,7 +23,7 @@ PERPLEXITY = Measure("test, perplexity per token", *of_test("perplexity"), ".2f"
 SCALES = {
     "small": Scale(
         f"{SMALL} --head-width 16 --segment 16",
-        {"M": 16, "2M": 32, "4M": 64, "M / 2": 8, "distances": 32, "all lanes": 128, "lanes": 32, "horizon": 4,
+        {"M": 16, "2M": 32, "4M": 64, "M / 2": 8, "distances": 32, "all lanes": 256, "lanes": 64, "horizon": 4,
          "layers": 3, "more layers": 4, "encoder": 1, "decoder": 2},
         RATES,
     ),

@@ -10,13 +10,13 @@ from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
 PRETRAINING = {
-    "small": f"--model pretrained_recurrence {SMALL} --layers 4 --max-positions 128 --segment 128 --vectors 0 --batch 16 "
-    "--steps 1500 --warmup 100 --learning-rate 0.004",
+    "small": f"--model pretrained_recurrence {SMALL} --layers 4 --max-positions 128 --segment 128 --vectors 0 --batch 32 "
+    "--steps 700 --warmup 70 --learning-rate 0.004",
     "gpu": f"--model pretrained_recurrence {GPU} --layers 8 --max-positions 512 --segment 512 --vectors 0 --batch 64 "
     "--steps 2000 --warmup 200 --learning-rate 0.001",
 }
 FINE_TUNING = {
-    "small": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 4 --batch {lanes}",
+    "small": "--init {first} --segment {T} --steps 200 --warmup 20 --horizon 4 --batch {lanes}",
     "gpu": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay --batch {lanes}",
 }
 FINE_RATES = ("--learning-rate 0.0005", "--learning-rate 0.001", "--learning-rate 0.002")
@@ -85,13 +85,13 @@ TABLES_1_AND_2 = Table(
         Ordering("with 5, recurrence is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
     ),
     scales=scales(
-        {"small": 16, "gpu": 64}, {"small": 32, "gpu": 128},
+        {"small": 32, "gpu": 64}, {"small": 32, "gpu": 128},
         {name: overlaps_of_window(window) for name, window in (("small", 32), ("gpu", 128))},
     ),
 )  # fmt: skip
 
 WINDOWS = {"small": (16, 32, 64, 128), "gpu": (64, 128, 256, 512)}
-TOKENS = {"small": 512, "gpu": 8192}  # of a segment in all lanes: every row reads as many
+TOKENS = {"small": 1024, "gpu": 8192}  # of a segment in all lanes: every row reads as many
 PLACES = ("T / 8", "T / 4", "T / 2", "T")  # the windows, of which T is that of pretraining
 
 
@@ -149,7 +149,7 @@ FIGURES = Table(
         *(Ordering(f"it helps more with windows of {a} than of {b}", f"GPT-2, {b} - recurrent, {b}",
                    f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
     ),
-    scales=scales({"small": 8, "gpu": 32}, {"small": 64, "gpu": 256}, {name: sizes_of_windows(name) for name in WINDOWS}),
+    scales=scales({"small": 16, "gpu": 32}, {"small": 64, "gpu": 256}, {name: sizes_of_windows(name) for name in WINDOWS}),
     draw=draw_windows,
 )  # fmt: skip
 
