@@ -61,6 +61,7 @@ def test_all_rows_can_be_trained_and_read_as_many_tokens(name, scale):
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_rows_of_a_table_train_as_long_on_the_same_text(name, scale):
+    """Not those of the table that is about the text, of that about the rate, and of the recall family."""
     alike = ("steps", "optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
     found = [row_settings(name, scale, row)[0] for row in TABLES[name].rows]
     assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in found}) == 1 or name in (
