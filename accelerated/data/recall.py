@@ -47,6 +47,8 @@ class RecallConfig:
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
         distance: tokens of filler between the last pair and the first question; statements stand in it
+        vary_distance: let each training document draw a distance of its own, up to that one, and ask from there to its end: much
+            easier to learn from
         spacing: tokens from one question to the next, at least 2
         documents: training documents; each other split has 64
     """
@@ -58,6 +60,7 @@ class RecallConfig:
     rewrites: int = 0
     questions: int = 24
     distance: int = 88
+    vary_distance: bool = False
     spacing: int = 4
     documents: int = 100_000
 
@@ -79,6 +82,8 @@ class RecallConfig:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs two statements at least")
         if self.task == "copying" and self.questions > self.pairs:
             raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
+        if self.task == "copying" and self.vary_distance:
+            raise ValueError("vary_distance asks to the end of a document, and copying has a question for each value; give one")
         if self.in_filler > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
 
@@ -179,19 +184,23 @@ def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator
     return np.sort(rng.permutation(room - count * (width - 1))[:count]) + (width - 1) * np.arange(count)
 
 
-def recall_document(config: RecallConfig, rng: np.random.Generator, name: str) -> Document:
-    """One document of config.length tokens; only answers are scored."""
+def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, vary: bool = False) -> Document:
+    """One document of config.length tokens; only answers are scored. `vary`: with a distance of its own, asking to the end."""
     story = STORIES[config.task](config, rng)
     inputs = rng.choice(FILLER, config.length)
     inputs[: config.opening] = story.opening
+    distance, questions = config.distance, config.questions
+    if vary:
+        distance = int(rng.integers(config.in_filler, config.distance + 1))
+        questions = (config.length - config.opening - distance) // config.spacing
     if count := len(story.pieces):
         width = story.pieces.shape[1]
-        at = config.opening + places_in_filler(count, width, config.distance, rng)
+        at = config.opening + places_in_filler(count, width, distance, rng)
         inputs[at[:, None] + np.arange(width)] = story.pieces
     in_order = config.task == "copying"
-    asked = np.arange(config.questions) if in_order else rng.integers(len(story.questions), size=config.questions)
+    asked = np.arange(questions) if in_order else rng.integers(len(story.questions), size=questions)
     width = story.questions.shape[1]
-    at = config.opening + config.distance + config.spacing * np.arange(config.questions)
+    at = config.opening + distance + config.spacing * np.arange(questions)
     inputs[at[:, None] + np.arange(width)] = story.questions[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
     targets[at + width - 1], scored[at + width - 1] = story.answers[asked], True
@@ -209,4 +218,5 @@ class RecallDocuments(Documents):
         if not 0 <= index < len(self):
             raise IndexError(index)
         rng = np.random.default_rng([0, SPLITS.index(self.split), index])  # 0 is the seed
-        return recall_document(self.config, rng, f"{self.split}-{index}")
+        vary = self.config.vary_distance and self.split == "train"
+        return recall_document(self.config, rng, f"{self.split}-{index}", vary)

@@ -139,6 +139,24 @@ def test_pieces_stand_everywhere_in_the_filler():
     assert set(found.tolist()) == set(range(10))
 
 
+@given(configs("facts", st.integers(1, 20)) | configs("one_fact", st.integers(1, 9)), seeds)
+def test_a_varied_distance_is_drawn_and_asked_to_the_end(config, seed):
+    document = recall_document(config, np.random.default_rng(seed), "x", vary=True)
+    asked = np.flatnonzero(document.scored)
+    assert len(document.inputs) == config.length and (np.diff(asked) == config.spacing).all()
+    distance = asked[0] - 1 - config.opening
+    assert config.in_filler <= distance <= config.distance and config.length - (asked[-1] - 1) < 2 * config.spacing
+    filler = document.inputs[config.opening : config.opening + distance].tolist()
+    assert sum(byte not in {*FILLER.tolist()} for byte in filler) == config.in_filler
+
+
+def test_only_training_documents_vary_their_distance_over_all_of_it():
+    config = RecallConfig(vary_distance=True, distance=9, questions=3, documents=200)
+    of_split = {split: RecallDocuments(config, split) for split in SPLITS}
+    first = {split: {int(np.flatnonzero(d.scored)[0]) - 1 - config.opening for d in found} for split, found in of_split.items()}
+    assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
+
+
 def test_every_question_of_a_story_is_asked():
     document = recall_document(RecallConfig(pairs=3, questions=200, distance=0), np.random.default_rng(0), "x")
     assert {*document.inputs[document.scored].tolist()} == {*b"ABC"}
@@ -185,6 +203,7 @@ def test_impossible_tasks_are_refused(change):
     [("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
      ("copying", {"questions": 4, "pairs": 89}, "distance is 88"), ("one_fact", {"pairs": 30}, "distance is 88"),
      ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 1}, "two statements at least"),
+     ("copying", {"questions": 4, "vary_distance": True}, "a question for each value"),
      ("one_fact", {"rewrites": 1}, "leave rewrites and values out"), ("copying", {"values": 4, "questions": 4}, "values out")],
 )  # fmt: skip
 def test_what_a_task_cannot_hold_is_refused(task, change, words):
