@@ -1,6 +1,6 @@
 """Block-Recurrent Transformers, Table 1 and section 4.5: gates, windows, states and layers, with the paper's baselines."""
 
-from accelerated.experiments.table import CARRIED, CLEARED, GPU, HIGHER_RATES, RATES, SMALL, Ordering, Row, Scale, Table
+from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Ordering, Row, Scale, Table
 
 GATES = [f"Rec:{gate}:{configuration}" for gate in ("lstm", "fixed") for configuration in ("dual", "single", "skip")]
 # Every row reads as many tokens in an update (4.2): lanes times segment is the same
@@ -10,7 +10,7 @@ SCALES = {
         "--recurrent-layers 2 --dropout 0 --batch 64",
         {"W": 16, "2W": 32, "4W": 64, "W / 2": 8, "S / 4": 4, "S / 2": 8, "2S": 32, "lanes of W": 256, "lanes of 2W": 128,
          "lanes of 4W": 64, "a layer more": 4, "adjacent": "1,2", "apart": "1,3"},
-        HIGHER_RATES,
+        RATES,
     ),
     "gpu": Scale(
         f"--model block_recurrent {GPU} --head-width 64 --layers 12 --window 128 --segment 1024 --states 128 "

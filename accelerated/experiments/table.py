@@ -31,8 +31,7 @@ from accelerated.training.settings import Settings
 # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
 SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 350 --warmup 35"
 GPU = "--data stdlib --dtype bfloat16 --width 512 --heads 8 --feed-forward 2048 --steps 500 --warmup 50"
-RATES = ("--learning-rate 0.004", "--learning-rate 0.008", "--learning-rate 0.016")
-HIGHER_RATES = ("--learning-rate 0.008", "--learning-rate 0.016", "--learning-rate 0.032")
+RATES = ("--learning-rate 0.006", "--learning-rate 0.018", "--learning-rate 0.054")  # far apart: the best ones differ that much
 NO_SIZES = MappingProxyType({})
 WIDTH = 118  # of a page's prose
 ROUNDS = 15  # in which the rows' training steps take turns
