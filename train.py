@@ -28,12 +28,12 @@ END = "⟫"  # of the prompt in a printed sample
 
 
 def train(run: runs.Run) -> str | None:
-    """Train to the last step; returns the name of the signal that stopped the run early, or None."""
-    training, save_due, stopped = run.settings.training, False, False
+    """Train until the run has ended; returns the name of the signal that stopped it earlier, or None."""
+    training, save_due, stopped = run.settings.training, False, run.ended
     with Interruption(told=process.rank() == 0) as interruption, progress_bar(run) as steps:
         if run.validation_due:  # the run was stopped in a validation
             runs.save(run, validate(run, steps, interruption))
-            [stopped] = process.summed([bool(interruption.signal)], run.device)
+            stopped = any(process.summed([bool(interruption.signal)], run.device)) or run.ended
         for run.step in () if stopped else steps:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
@@ -56,11 +56,11 @@ def train(run: runs.Run) -> str | None:
             # Log: sums here, written as means
             run.log.add(nats, scored, text_bytes)
             show_progress(run, steps, nats / max(1, text_bytes), auxiliary=measured)
-            if run.step % training.log_every == 0 or run.step == training.steps:
+            run.validation_due |= runs.validates_after(run.step, training)
+            if run.log_due():
                 log_means(run, auxiliary=measured)
 
             # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
-            run.validation_due |= runs.validates_after(run.step, training)
             save_due |= run.validation_due or run.step % training.save_every == 0 or run.step == training.steps
             if run.gathered:
                 continue
@@ -73,10 +73,10 @@ def train(run: runs.Run) -> str | None:
             if save_due or stopped or late:
                 runs.save(run, is_best)
                 save_due = False
-            if stopped:
+            if stopped or run.ended:
                 break
     run.log.draw()
-    return (interruption.signal or "a signal") if stopped and (run.step < training.steps or run.validation_due) else None
+    return (interruption.signal or "a signal") if stopped and (run.validation_due or not run.ended) else None
 
 
 def next_segments(run: runs.Run) -> tuple[list, int, int]:
@@ -153,9 +153,11 @@ def validate(run: runs.Run, steps: Progress, interruption: Interruption) -> bool
         bits = run.validated.bits_per_byte
         is_best, run.best = bits < run.best, min(run.best, bits)
         run.log.validation(run.step, run.validated)
+        run.since_best = runs.validations_since_best(run.folder, run.step)
         best = "the best so far" if is_best else f"the best was {run.best:.3f}"
+        best += f"; {run.since_best} in a row brought no better one, so training ends" if run.stopped_early else ""
         steps.say(f"step {run.step:,}: validation {bits:.3f} bits per byte on {run.validated.tokens:,} tokens; {best}")
-    process.wait_for_all()
+    [run.since_best] = process.summed([run.since_best if process.rank() == 0 else 0], run.device)  # waits for the first
     return is_best
 
 

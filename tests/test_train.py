@@ -1,5 +1,6 @@
 """train.py as a user runs it: what it says and keeps, a run stopped and resumed, one shared by several processes."""
 
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, equal, evaluat
 
 import train as training_script
 from accelerated import replay
+from accelerated.data.windows import cut
 from accelerated.program.errors import InputError
 from accelerated.training import optimization
 from accelerated.training import run as opening
@@ -257,14 +259,25 @@ def test_a_signal_saves_and_exits_cleanly(text, tmp_path, number):
     assert saved(run)["step"] >= max(losses(run))
 
 
-def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
-    bits, evaluation = iter([5.0, 3.0, 4.0, 3.5]), training_script.score.evaluate
+@pytest.fixture
+def scores(monkeypatch):
+    """scores(bits): what the next validations find, in bits per byte; the last report's second one is among them."""
+    evaluation = training_script.score.evaluate
 
-    def scored(*read):
-        return evaluation(*read)._replace(nats=next(bits) * 0.6931471805599453 * 100, text_bytes=100)
+    def choose(*bits):
+        left = iter(bits)
 
+        def scored(*read):
+            return evaluation(*read)._replace(nats=next(left) * 0.6931471805599453 * 100, text_bytes=100)
+
+        monkeypatch.setattr(training_script.score, "evaluate", scored)
+
+    return choose
+
+
+def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch, scores):
     monkeypatch.setattr(training_script, "report", lambda *_: None)
-    monkeypatch.setattr(training_script.score, "evaluate", scored)
+    scores(5.0, 3.0, 4.0, 3.5)
     options = ["--data", text, *TINY, "--save-every", 1, "--keep", 3, "--validate-every", 2, "--steps", 8, *BRIEF]
     run = tmp_path / "run"
     train(*options, "--out", run)
@@ -272,6 +285,78 @@ def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
     assert torch.load(run / "best.pt", weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
     rows = [r for r in read_metrics(run) if "validation_bits_per_byte" in r]
     assert [(r["step"], round(r["validation_bits_per_byte"], 6)) for r in rows] == [(2, 5.0), (4, 3.0), (6, 4.0), (8, 3.5)]
+
+
+def test_training_ends_when_so_many_validations_brought_no_better_score(text, tmp_path, scores, capsys):
+    """It ends as at its last step, and resuming it says why. The count outlives a stop; a larger one continues the run."""
+    options = ["--data", text, *TINY, *BRIEF, "--validate-every", 2, "--log-every", 3, "--steps", 30, "--save-every", 30]
+    scores(5.0, 3.0, 4.0, 3.0, 2.0, 2.5, 2.1, 2.2, 9.0)
+    train(*options, "--stop-after", 3, "--out", tmp_path / "whole")
+    scores(5.0, 3.0, 4.0, 3.0, 9.0)
+    capsys.readouterr()
+    run = tmp_path / "run"
+    train(*options, "--stop-after", 2, "--out", run)
+    printed = capsys.readouterr().out
+    assert "the best was 3.000; 2 in a row brought no better one, so training ends\n" in printed and f"saved in {run};" in printed
+    assert printed.count("so training ends") == 1 and "3.000 with the memory, 9.000 cleared each segment" in printed
+    assert saved(run)["step"] == 8 and torch.load(run / "best.pt", weights_only=True)["step"] == 4
+    assert list(losses(run)) == [2, 3, 4, 6, 8] and saved(run)["pending"] == (0.0, 0, 0), "no iteration is missing"
+    assert read_metrics(run)[-1]["final"] and read_metrics(run)[-1]["step"] == 8
+    for more in ([], ["--steps", 40]):
+        with pytest.raises(InputError, match="stopped at step 8: 2 validations in a row brought no better score; give a larger"):
+            train("--resume", run, *more)
+    scores(2.0, 2.5, 2.1, 2.2, 9.0)
+    train("--resume", run, "--stop-after", 3)
+    assert saved(run)["step"] == saved(tmp_path / "whole")["step"] == 16
+    assert equal(saved(run), saved(tmp_path / "whole")) and losses(run) == losses(tmp_path / "whole")
+    scores(2.2, 9.0)
+    train("--resume", run, "--stop-after", 4)
+    assert saved(run)["step"] == 18, "three validations were before"
+
+
+def test_a_run_that_ended_without_its_last_report_makes_it(text, tmp_path, scores, capsys, monkeypatch):
+    options = ["--data", text, *TINY, *BRIEF, "--validate-every", 1, "--stop-after", 1, "--steps", 9]
+    scores(3.0, 4.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_script, "report", lambda run: None)
+        train(*options, "--out", tmp_path / "run")
+    scores(5.0, 6.0)
+    capsys.readouterr()
+    train("--resume", tmp_path / "run")
+    printed = capsys.readouterr().out
+    assert "1 validation in a row brought no better score: only the last report is left\n" in printed
+    assert "5.000 with the memory, 6.000 cleared" in printed and saved(tmp_path / "run")["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "options,epochs,expected",
+    [
+        # 6 documents of 112 tokens are 7 segments each, and 3 are read in a step
+        ([*TINY, "--data", "recall", "--recall-distance", 8, "--recall-documents", 6, "--horizon", 1], 0.25, 4),
+        ([*WINDOWED, "--overlap", 3, "--data", "TEXTS", "--carry-over-documents"], 0.04, None),
+    ],
+)  # fmt: skip
+def test_epochs_become_steps(texts, tmp_path, capsys, monkeypatch, options, epochs, expected):
+    """As many as read that part of all windows; the schedule ends there, and a resumed run keeps the number."""
+    read, run, lanes = [], tmp_path / "run", opening.Lanes
+    monkeypatch.setattr(opening, "Lanes", lambda documents, *given: read.append(documents) or lanes(documents, *given))
+    options = [texts if option == "TEXTS" else option for option in options]
+    train(*options, "--epochs", epochs, *BRIEF, "--final-fraction", 0.25, "--learning-rate", 0.01, "--out", run)
+    config, training = (saved(run)[part] for part in ("model_config", "training_config"))
+    windows = [len(cut(len(d.inputs) + 1, config["segment"], config.get("overlap", 0))) for d in read[0]]
+    steps = math.ceil(epochs * sum(windows) / 3 / training["horizon"])
+    assert saved(run)["step"] == training["steps"] == steps > 1 and expected in (steps, None)
+    assert saved(run)["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.0025)
+    assert re.search(rf"--epochs {epochs} of {sum(windows):,} segments in .*: {steps} steps\n", capsys.readouterr().out)
+    with pytest.raises(InputError, match=f"is at step {steps}; give --steps above that"):
+        train("--resume", run)
+    with pytest.raises(InputError, match=f"--epochs {epochs} .* are {steps} steps, and .* is at step {steps}; give more"):
+        train("--resume", run, "--epochs", epochs)
+    train("--resume", run, "--epochs", 2 * epochs, "--warmup", 90)
+    more = math.ceil(2 * epochs * sum(windows) / 3 / training["horizon"])
+    assert saved(run)["step"] == more > steps and f"--warmup 90 is longer than --steps {more}:" in capsys.readouterr().err
+    train("--resume", run, "--steps", more + 1)
+    assert saved(run)["step"] == more + 1
 
 
 def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path):

@@ -36,6 +36,15 @@ def is_finished(run: str | Path, step: int) -> bool:
     return any(record.get("final") and record["step"] == step for record in read_metrics(run))
 
 
+def validations_since_best(run: str | Path, step: int) -> int:
+    """How many validations in a run's log, up to this step, came after the best one; the last report is none of them."""
+    records = [record for record in read_metrics(run) if "validation_bits_per_byte" in record and not record.get("final")]
+    best, count = math.inf, 0
+    for bits in {record["step"]: record["validation_bits_per_byte"] for record in records if record["step"] <= step}.values():
+        best, count = min(best, bits), 0 if bits < best else count + 1
+    return count
+
+
 def title_of(settings: Any) -> str:
     """The main Settings of a run in one line, for its curves."""
     training, config = settings.training, settings.model_config

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -24,9 +25,9 @@ from accelerated.data.config import (
     check_data,
     default_data_dir,
 )
-from accelerated.program.errors import InputError, check_choice, option_name
+from accelerated.program.errors import InputError, check_choice, counted, option_name
 from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
-from accelerated.training.log import is_finished
+from accelerated.training.log import is_finished, validations_since_best
 from accelerated.training.settings import (
     CONFIGS,
     DEFAULT_MODEL,
@@ -305,6 +306,8 @@ def make_absolute(data: dict) -> None:
 def adjust(asked: dict[str, dict], other_data: bool = False) -> None:
     """Replace defaults that make no sense with a given option; other_data: whether defaults of the data are a run's, not ours."""
     training, data = asked["training"], asked["data"]
+    if "steps" in training:
+        training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
     if "tokenizer" in data or data.get("data") == "recall":
@@ -335,9 +338,17 @@ def check_resumed(options: argparse.Namespace, step: int, resumed: Settings, ask
         raise InputError(f"{data}, which {run} was trained on, is not there; if it has moved, give --data with its new place")
     for name in sorted(asked["training"].keys() & FIXED_IN_A_RUN):
         raise InputError(f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run")
-    steps = asked["training"].get("steps", resumed.training.steps)
-    if step > steps or (step == steps and is_finished(run, step)):
+    training, finished, count = asked["training"], is_finished(run, step), validations_since_best(run, step)
+    if training.get("epochs") and training.get("horizon", resumed.training.horizon) != resumed.training.horizon:
+        raise InputError("--epochs counts passes at the run's own --horizon; give --steps with another one")
+    steps = math.inf if training.get("epochs") else training.get("steps", resumed.training.steps)
+    if step > steps or (step == steps and finished):
         raise InputError(f"--resume {run} is at step {step}; give --steps above that")
+    if finished and 0 < training.get("stop_after", resumed.training.stop_after) <= count:
+        raise InputError(
+            f"--resume {run} stopped at step {step}: {counted(count, 'validation')} in a row brought no better score; give a "
+            "larger --stop-after, or 0, to continue"
+        )
 
 
 def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:
@@ -361,6 +372,8 @@ def check_idle(settings: Settings, asked: dict[str, dict]) -> None:
     for name, (useless, why) in idle.items():
         if useless and asked["training"].get(name):
             raise InputError(f"{option_name(name)} has no effect: {why}; leave it out")
+    if "steps" in asked["training"] and asked["training"].get("epochs"):
+        raise InputError("--steps and --epochs both say how long to train; give one of them")
     if asked["recall"] and settings.data.data != "recall":
         raise InputError(f"--recall-{next(iter(asked['recall']))} needs --data recall; add it or leave the option out")
     if settings.model == GPT2_MODEL and settings.model_config.vectors == 0:
@@ -377,6 +390,8 @@ def check_together(settings: Settings) -> None:
             "give --horizon 2 or more"
         )
     training = settings.training
+    if training.stop_after and not training.validate_every:
+        raise InputError(f"--stop-after {training.stop_after} counts validations, and --validate-every is 0; give it too")
     if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
         raise InputError(
             f"--compile cudagraphs needs a segment's backward pass before the next is read, and --backprop {training.backprop} "

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from accelerated.data.corpus import Corpus, check_length, load_corpus, open_sour
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
-from accelerated.data.windows import lengths_of, overlap_of
+from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, nearest_existing
@@ -31,7 +31,7 @@ from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, checksum_at_end, load_parameters, save_in_run
 from accelerated.training.folder import checkpoint_path, only_writer, remove_new_run, write_settings
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
-from accelerated.training.log import Log, figure_class, title_of
+from accelerated.training.log import Log, figure_class, is_finished, title_of, validations_since_best
 from accelerated.training.optimization import check_finite, learning_rate, make_optimizer
 from accelerated.training.options import Beginning
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -55,6 +55,7 @@ class Run:
     data_dir_option: str = ""  # the end of later commands for this run
     step: int = 0  # iterations done
     best: float = math.inf  # lowest validation loss in bits per byte
+    since_best: int = 0  # validations after the best one
     gathered: int = 0  # iterations since the last update
     gradient_norm: float = 0.0  # of the last update
     auxiliary: dict = field(default_factory=dict)  # {name: scalar loss} of the segment that was computed last
@@ -76,6 +77,22 @@ class Run:
     def tokens_per_second(self) -> float:
         """Tokens that all processes read per second, on average since the run was opened."""
         return self.tokens / (time.perf_counter() - self.opened)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to train: the last step is done, or --stop-after validations brought no better score."""
+        training = self.settings.training
+        return self.step >= training.steps or 0 < training.stop_after <= self.since_best
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether --stop-after ended the training before its last step."""
+        return self.ended and self.step < self.settings.training.steps
+
+    def log_due(self) -> bool:
+        """Whether a line of the log is due after this step: one in --log-every, one at the end, one before each validation."""
+        training, validates = self.settings.training, self.validation_due and not self.gathered
+        return validates or self.step % training.log_every == 0 or self.step == training.steps
 
     def saved(self) -> str:
         """What can be gone back to, for messages."""
@@ -240,6 +257,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     if limit := training.validation_segments * config.segment:
         longest = settings.recall.length if settings.data.data == "recall" else limit  # questions need their document's facts
         validation = spread(validation, max(limit * training.batch, longest), longest)
+    settings = with_steps(settings, documents, beginning)
+    training = settings.training
     lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap)
     reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
@@ -262,7 +281,8 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
         model=model, optimizer=optimizer, state=state,
         log=Log(beginning.folder, step, training.plot, saved.get("pending", (0.0, 0, 0)), first, title_of(settings)),
         data_dir_option="" if beginning.data_dir == default_data_dir() else f" --data-dir {beginning.data_dir}",
-        step=step, best=saved.get("best", math.inf), validation_due=saved.get("validation_due", False),
+        step=step, best=saved.get("best", math.inf), validation_due=(due := saved.get("validation_due", False)),
+        since_best=validations_since_best(beginning.folder, step - due),
     )  # fmt: skip
     if first:
         write_settings(beginning.folder, settings_contents(settings))
@@ -275,6 +295,21 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     compile_model(model, training)
     keep_auxiliary(run)
     return run
+
+
+def with_steps(settings: Settings, documents: Sequence, beginning: Beginning) -> Settings:
+    """The Settings with --epochs turned into --steps, each of which reads batch x horizon segments of the documents."""
+    training, config, resumed = settings.training, settings.model_config, beginning.resumed
+    if not training.epochs:
+        return settings
+    segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
+    steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
+    passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
+    if resumed and (steps, is_finished(beginning.folder, steps)) <= (resumed["step"], True):
+        raise InputError(f"{passes} are {counted(steps, 'step')}, and {beginning.folder} is at step {resumed['step']}; give more")
+    if process.rank() == 0:
+        print(f"{passes}: {counted(steps, 'step')}")
+    return settings._replace(training=replace(training, steps=steps, epochs=0.0))
 
 
 def take_weights(model: torch.nn.Module, beginning: Beginning) -> None:
@@ -301,6 +336,8 @@ def introduce(run: Run, beginning: Beginning) -> None:
     documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{joined}"
     print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
     print(run.model.describe())
+    if run.stopped_early:
+        print(f"{counted(run.since_best, 'validation')} in a row brought no better score: only the last report is left")
     if run.validation_share < 1:
         print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
 

@@ -40,6 +40,7 @@ class TrainingConfig:
 
     Fields:
         steps: iterations; in each, every lane (see --batch) reads --horizon segments
+        epochs: passes through the training split, which become --steps when the data is read; 0 to give --steps
         batch: B, lanes: documents that are read side by side
         horizon: K, segments per iteration; gradient flows through the state between them (for a compressive model only with
             --compression-loss bptt, for pretrained_recurrence not with --vectors 0)
@@ -66,6 +67,7 @@ class TrainingConfig:
         save_minutes: most minutes between checkpoints, 0 for no limit
         keep: number of last checkpoints to keep; the best one is kept too
         validate_every: iterations between validations, which choose the best checkpoint; 0 validates only at the end
+        stop_after: stop when so many validations in a row brought no better score, 0 for never; needs --validate-every
         validation_segments: segments in each lane to validate on, taken from all over the split, 0 for the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
         plot: draw the curves of metrics.jsonl in RUN/curves.png, twice a minute
@@ -73,6 +75,7 @@ class TrainingConfig:
     """
 
     steps: int = 400
+    epochs: float = 0.0
     batch: int = 8
     horizon: int = 1
     backprop: str = "through_time"
@@ -97,6 +100,7 @@ class TrainingConfig:
     save_minutes: float = 15.0
     keep: int = 2
     validate_every: int = 0
+    stop_after: int = 0
     validation_segments: int = 0
     log_every: int = 10
     plot: bool = False
@@ -105,7 +109,7 @@ class TrainingConfig:
     def __post_init__(self):
         positive = ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
         others = ("warmup", "weight_decay", "clip", "seed", "validation_segments", "sample", "update_every_from", "save_minutes",
-                  "validate_every")  # fmt: skip
+                  "validate_every", "epochs", "stop_after")  # fmt: skip
         for name in positive + others:
             if not int(name in positive) <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {int(name in positive)}")

@@ -1,5 +1,6 @@
 """The log of a run: means weighted by tokens, and the curves."""
 
+import json
 import math
 import sys
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 
 from accelerated.program.errors import InputError
 from accelerated.training import log
-from accelerated.training.log import Log, check_figure, read_metrics
+from accelerated.training.log import Log, check_figure, read_metrics, validations_since_best
 
 
 def test_means_are_weighted_by_tokens(tmp_path):
@@ -30,6 +31,16 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
     record.add(2.0, 1, 4)
     record.record(7)
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(6, 2.0), (7, 2.0)]
+
+
+def test_validations_after_the_best_are_counted(tmp_path):
+    """One of each step up to the given one; not the last report, nor a line of training. No better: equal, or NaN."""
+    lines, nan = [(1, 3.0), (2, 2.0), (3, 4.0), (4, 2.0), (4, 2.0), (5, math.nan), (6, 1.0), (7, 9.0)], math.nan
+    records = [{"step": step, "validation_bits_per_byte": bits} for step, bits in lines]
+    records += [{"step": 7, "loss": 0.1}, {"step": 8, "validation_bits_per_byte": nan, "final": True}]
+    assert validations_since_best(tmp_path, 9) == 0, "there is no log"
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert [validations_since_best(tmp_path, step) for step in range(10)] == [0, 0, 0, 1, 2, 3, 0, 1, 1, 1]
 
 
 def test_only_the_first_process_writes(tmp_path):

@@ -57,6 +57,10 @@ def test_options_override_presets():
         (["--gate", "gru"], "gate is 'gru'"),
         (["--segment", "100"], "segment 100 is not a multiple of window 16"),
         (["--steps", "0"], "steps is 0"),
+        (["--steps", "9", "--epochs", "2"], "--steps and --epochs both say how long to train; give one of them"),
+        (["--epochs", "nan"], "--epochs is nan; it must be at least 0"),
+        (["--stop-after", "2"], "--stop-after 2 counts validations, and --validate-every is 0; give it too"),
+        (["--stop-after", "-1", "--validate-every", "5"], "--stop-after is -1; it must be at least 0"),
         (["--learning-rate", "-1"], "--learning-rate is -1.0"),
         (["--clip", "nan"], "clip is nan"),
         (["--recall-pairs", "3"], "--recall-pairs needs --data recall"),
@@ -196,6 +200,9 @@ def test_resuming_keeps_model_and_data(tmp_path):
     with pytest.raises(InputError, match="continues in its own folder; leave --out out"):
         parse_training(["--resume", run, "--out", "elsewhere"])
     assert parse_training(["--resume", run, "--steps", "3"])[0].training.steps == 3, "its last report is missing"
+    assert parse_training(["--resume", run, "--epochs", "2"])[0].training.epochs == 2
+    with pytest.raises(InputError, match="--epochs counts passes at the run's own --horizon; give --steps with another one"):
+        parse_training(["--resume", run, "--epochs", "2", "--horizon", "2"])
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 3, "final": true}\n')
     for steps in ("2", "3"):
         with pytest.raises(InputError, match="is at step 3; give --steps above"):
