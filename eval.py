@@ -26,6 +26,7 @@ from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters
 from accelerated.training.folder import chosen_checkpoint
+from accelerated.training.log import report_curves
 from accelerated.training.options import changed
 from accelerated.training.process import choose_device
 from accelerated.training.settings import GPT2_MODEL, Settings, settings_from
@@ -42,6 +43,7 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "dynamic": score.report_dynamic,
     "export": export.report,
     "view": view.report,
+    "curves": report_curves,  # (paths of runs, options)
 }
 CONFIGS = {"overlap": overlap.first_config, "compression": memories.reconstructing}  # instead of `changed`: what to evaluate with
 MODEL_OF_OPTION = {  # the only model that takes an option; all except new_window are fields of its config
@@ -144,10 +146,12 @@ def heading(run: score.TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dic
     return record | {"data": run.data, "split": split, "memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
 
 
-def main(name: str, options: argparse.Namespace) -> None:
-    """Print the report of that name."""
-    report = REPORTS[name]
-    runs = [open_trained_run(path, name, options) for path in dict.fromkeys(options.runs)]  # each once
+def evaluated(name: str, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """The report of that name: plain values, and lines to print."""
+    report, paths = REPORTS[name], list(dict.fromkeys(options.runs))  # each once
+    if not report.opens:
+        return FUNCTIONS[name](paths, options)
+    runs = [open_trained_run(path, name, options) for path in paths]
     if report.splits:
         data = list(dict.fromkeys(options.data or run.settings.data.data for run in runs))  # each once, in order
         if len(data) > 1:
@@ -162,6 +166,12 @@ def main(name: str, options: argparse.Namespace) -> None:
     if report.splits and not report.several:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines
+    return record, lines
+
+
+def main(name: str, options: argparse.Namespace) -> None:
+    """Print the report of that name."""
+    record, lines = evaluated(name, options)
     record = json.loads(json.dumps(record), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
     print(json.dumps(record) if options.json else "\n".join(lines))
 

@@ -91,9 +91,10 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
         evaluate(name, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
     takers = {
-        "--tokens": "sample", "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency",
+        "--tokens": "sample", "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency curves",
         "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range view", "--learning-rate": "dynamic",
-        "--sequences": "attention compression", "--json": name, "--checkpoint": name, "--device": name,
+        "--sequences": "attention compression", "--against": "curves", "--json": name,
+        **dict.fromkeys(("--checkpoint", "--device"), name if name != "curves" else ""),
         "--pool": "score sample positions frequency overlap range dynamic",
         "--memory": "score sample positions frequency range attention compression dynamic",
         "--split": "score positions frequency overlap range attention compression dynamic view",
@@ -124,10 +125,10 @@ def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
         ([], "the following arguments are required: RUN"),
         (["RUN", "--colour"], "unknown option --colour; did you mean --pool"),
         (["RUN", "--top-k", 3], "--top-k is an option of eval.py sample, not of score; leave it out"),
-        (["RUN", "--plot=a.png"], "--plot is an option of eval.py positions, frequency, not of score"),
+        (["RUN", "--plot=a.png"], "--plot is an option of eval.py positions, frequency, curves, not of score"),
         (["positions", "RUN", "--clear-memory"], "--clear-memory is an option of eval.py score, overlap, not of positions"),
         (["sample", "RUN", "--split", "test"], "not of sample; leave it out"),
-        (["RUN", "RUN"], "2 runs were given; only eval.py overlap takes more than one"),
+        (["RUN", "RUN"], "2 runs were given; only eval.py overlap and curves take more than one"),
         (["RUN", "--checkpoint", "best"], "--checkpoint best: .* has last, step-1, step-2"),
     ],
 )
@@ -327,7 +328,7 @@ def test_output_that_cannot_be_written_is_one_line(runs):
     assert done.stderr == "eval.py: cannot write the output: No space left on device; send it elsewhere\n"
 
 
-@pytest.mark.parametrize("name", [name for name in REPORTS if name != "export"])  # which is quick
+@pytest.mark.parametrize("name", [name for name in REPORTS if name not in ("export", "curves")])  # which are quick
 def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.0)
     folder = {"overlap": "windowed", "attention": "compressive", "compression": "compressive"}.get(name, "recurrent")
@@ -768,6 +769,36 @@ def test_the_page_of_a_document_has_the_sums_of_scoring_it(kind, runs, capsys, t
     assert "nothing is overwritten" in refused(capsys, "view", run, "--out", tmp_path / "page.html")
     assert (tmp_path / "page.html").read_bytes() == page
     assert "carries no memory" in refused(capsys, "view", runs.plain, "--out", tmp_path / "other.html")
+
+
+# curves
+
+
+def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
+    """Of runs whose models are gone, and of one that is not validated yet; each once. What has no log is refused."""
+    for name in ("recurrent", "windowed"):
+        shutil.copytree(getattr(runs, name), tmp_path / name)
+        checkpoint_path(tmp_path / name).unlink()
+    log = tmp_path / "windowed" / "metrics.jsonl"
+    training, final = (json.loads(line) for line in log.read_text().splitlines())
+    log.write_text(json.dumps(training) + "\n")
+    with open(tmp_path / "recurrent" / "metrics.jsonl", "a") as other:
+        for step, bits in ((3, 0.5), (4, 0.75)):
+            other.write(json.dumps({"step": step, "validation_bits_per_byte": bits}) + "\n")
+    monkeypatch.setattr(evaluation_script, "load_checkpoint", lambda path: pytest.fail("a model was loaded"))
+    both = [tmp_path / "recurrent", tmp_path / "windowed"]
+    first, second = as_json(capsys, "curves", *both, both[0])["runs"]
+    assert (second["step"], second["bits_per_byte"], second["tokens_per_step"]) == (2, training["bits_per_byte"], 3 * 3 * 8)
+    assert second["best_step"] is second["validation_bits_per_byte"] is second["best_validation_bits_per_byte"] is None
+    assert (first["best_validation_bits_per_byte"], first["best_step"], first["validation_bits_per_byte"]) == (0.5, 3, 0.75)
+    lines = printed(capsys, "curves", *both).splitlines()
+    assert lines[2].split() == ["2", f"{first['bits_per_byte']:.4f}", "0.7500", "0.5000", "3", str(both[0])]
+    assert lines[3].split() == ["2", f"{second['bits_per_byte']:.4f}", "-", "-", "-", str(both[1])]
+    log.write_text(json.dumps(final) + "\n")
+    assert "windowed has no line of training in its metrics.jsonl yet; wait for it" in refused(capsys, "curves", *both)
+    log.write_text("3\n")
+    assert "windowed has no log of train.py that can be read" in refused(capsys, "curves", *both)
+    assert "texts has no log of train.py that can be read" in refused(capsys, "curves", both[0], tmp_path / "texts")
 
 
 # overlap

@@ -119,6 +119,12 @@ def add_page(parser: OptionParser) -> None:
     parser.add_argument("--segments", type=at_least(1), metavar="K", help=text)
 
 
+def add_axis(parser: OptionParser) -> None:
+    """Add the options of curves."""
+    text = "what the curves are drawn against (default steps)"
+    parser.add_argument("--against", choices=("steps", "tokens"), default="steps", help=text)
+
+
 def check_page(path: str) -> None:
     """Raise InputError unless a new file can be written to path."""
     path = Path(path)
@@ -143,6 +149,7 @@ class Report(NamedTuple):
     several: bool = False  # whether it makes one table of several runs
     exact: bool = False  # whether bfloat16 is off, because small differences matter
     sizes: bool = True  # whether it can evaluate with other sizes than those of training
+    opens: bool = True  # whether it needs the runs' models, not their logs alone
 
 
 REPORTS = {
@@ -177,6 +184,10 @@ REPORTS = {
     ),
     "view": Report(
         "a page that shows token by token what the carried memory changed", "RUN --out page.html", add_page, sizes=False
+    ),
+    "curves": Report(
+        "the last and best losses of runs, finished or not, and their curves in one plot", "RUN RUN --plot curves.png", add_axis,
+        splits=(), plots=True, several=True, sizes=False, opens=False,
     ),
 }  # fmt: skip
 
@@ -221,8 +232,10 @@ def report_parser(name: str) -> OptionParser:
         whose = "of a pretrained_recurrence model (default the run's)"
         parser.add_argument("--segment", type=int, metavar="T", help=f"window length {whose}")
         parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {whose}")
-    parser.add_argument("--checkpoint", default="last", metavar="NAME", help="checkpoint: last, best or step-N (default last)")
-    parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
+    if report.opens:
+        text = "checkpoint: last, best or step-N (default last)"
+        parser.add_argument("--checkpoint", default="last", metavar="NAME", help=text)
+        parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
@@ -265,7 +278,8 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
         raise InputError(f"{argv[0]} is neither a run's folder nor a report; {advice}")
     options = report_parser(name).parse(rest)
     if len(options.runs) > 1 and not REPORTS[name].several:
-        raise InputError(f"{len(options.runs)} runs were given; only eval.py overlap takes more than one")
+        several = " and ".join(name for name, report in REPORTS.items() if report.several)
+        raise InputError(f"{len(options.runs)} runs were given; only eval.py {several} take more than one")
     if getattr(options, "data", None):
         make_absolute(vars(options))  # as a run has it
         check_data(DataConfig(options.data))
