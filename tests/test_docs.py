@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from accelerated.bench.__main__ import parse_options as parse_bench
+from accelerated.experiments.__main__ import TABLES
+from accelerated.experiments.__main__ import parse_options as parse_experiment
 from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.models import MODELS
 from accelerated.training.options import choose_defaults, first_options, training_parser
@@ -160,6 +162,8 @@ def check_command(line):
         parse(words)
     elif words[:3] == ["python", "-m", "accelerated.bench"]:
         parse_bench(words[3:])
+    elif words[:3] == ["python", "-m", "accelerated.experiments"]:
+        parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words[3:]])
     elif words[:2] == ["python", "-m"]:
         assert words[2] in ("pytest", "venv") or (ROOT / f"{words[2].replace('.', '/')}.py").exists(), line
     elif words[0] == "python":

@@ -73,7 +73,7 @@ ABLATIONS = Table(
     about="""The paper's ablations, which it tells in words: the number of recurrent states S, the window W with and without
     recurrence, and the number of recurrent layers, all with the gate fixed and the configuration skip.""",
     rows=(
-        Row("Rec"),
+        Row("Rec", gate_options("Rec:fixed:skip")),
         Row("Slide", "--recurrent-layers none"),
         *(Row(f"Rec, {size}", f"--states {{{size}}}") for size in ("S / 4", "S / 2", "2S")),
         *(Row(f"Rec, {size}", f"--window {{{size}}}") for size in ("W / 2", "2W")),
