@@ -20,6 +20,7 @@ from documents import BYTES, MERGED, document_from
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.attention import relative_shift
+from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation import view
 from accelerated.evaluation.options import check_page
@@ -361,13 +362,24 @@ def fixed(value, digits):
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def ascii_or_escaped(token):
-    """A byte as the panel's lists show it."""
-    signs = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
-    return signs.get(chr(token), chr(token) if 32 < token < 127 else f"\\x{token:02x}")
+class Hostile(ByteTokenizer):
+    """Bytes, and two tokens of HTML."""
+
+    html = ("</script><script>hacked=1</script>", "<b id=b>")
+    token_bytes = np.array([*[1] * 256, *map(len, html)])
+
+    def decode(self, ids):
+        return b"".join(self.html[token - 256].encode() if token > 255 else bytes([token]) for token in ids)
+
+    def shown(self, token):
+        """A token as the panel's lists show it."""
+        if token > 255:
+            return self.html[token - 256].replace(" ", "␣")
+        signs = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+        return signs.get(chr(token), chr(token) if 32 < token < 127 else f"\\x{token:02x}")
 
 
-HOSTILE = b"it's </script><script>hacked=1</script> & <b id=b>\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` " + b"ab " * 9
+HOSTILE = [*b"it's ", 256, 257, *b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & ", *b"ab " * 25]
 # Does what a reader does, and writes down what then stands on the page
 SCRIPT = r"""
 const found = {}, all = selector => [...document.querySelectorAll(selector)], one = selector => document.querySelector(selector);
@@ -412,7 +424,7 @@ one("#back").click();
 one("#back").click();
 found.first = place();
 const strip = one("#strip").getBoundingClientRect();
-one("#strip").dispatchEvent(new MouseEvent("click", { clientX: strip.left + strip.width * 0.5 }));
+one("#strip").dispatchEvent(new MouseEvent("click", { clientX: strip.left + strip.width * 0.54 }));
 found.clicked = place();
 found.bars = all("#strip .helps, #strip .hurts").map(bar => bar.getAttribute("class"));
 found.hacked = [typeof hacked, all("#b").length, document.scripts.length];
@@ -448,13 +460,15 @@ def browser():
 
 def test_the_page_works_in_a_browser(browser, tmp_path):
     """Its text is shown as text; pointing, keys, slider, strip and address do what they say."""
-    document = document_from(HOSTILE, BYTES, [True] * 30 + [False])
-    run = run_of("block_recurrent", "fixed-skip", [document])
+    ids = np.array(HOSTILE)
+    document = Document("some", ids[:-1], ids[1:], np.arange(len(ids) - 1) % 31 < 30)
+    run = run_of("block_recurrent", "fixed-skip", [document], Hostile())._replace(data=Hostile.html[0])
     _, _, data = page_of(run, tmp_path / "page.html")
     found, segments = browser(tmp_path / "page.html"), data["segments"]
     count, second = len(segments), segments[1]
     assert count > 8 and found["hacked"] == ["undefined", 0, 3]
-    assert found["begins"]["texts"] == list("t's </script") and found["before"] == "i"
+    assert found["before"] == "i"
+    assert found["begins"]["texts"] == [*"t's ", *Hostile.html, "↵\n", "\\xff", " ", "", "é", "\\x00"]
     assert f"{data['bits'][0] / data['bytes']:.4f}" in found["begins"]["about"]
     for which, words in ((0, "bits per byte carried"), (1, "cleared")):
         assert f"{fixed(segments[0]['bits'][which] / segments[0]['bytes'], 3)} {words}" in found["begins"]["headings"][0]
@@ -465,7 +479,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
         words = [f"loss, memory carried\t{fixed(carried, 2)} bits", f"loss, memory cleared\t{fixed(cleared, 2)} bits"]
         words.append(f"{'lost' if cleared < carried else 'saved'} by the memory\t{fixed(abs(cleared - carried), 2)} bits")
         for ids, shares in second["likely"]:
-            spellings = (ascii_or_escaped(token) for token in ids[token])
+            spellings = map(Hostile().shown, ids[token])
             words += [f"{text}\t{fixed(share / 100, 1)} %" for text, share in zip(spellings, shares[token], strict=True)]
         for group, shares in zip(data["groups"], second["shares"], strict=True):
             words += [group["title"]]
@@ -477,7 +491,8 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
         assert not missing(found[name], place)
     assert found["next"][0] == [[2], "1,6"] and not missing(found["next"][1], 6)
     gains = [b - a for a, b in zip(*second["losses"], strict=True)]
-    assert [kind for kind, _ in found["shades"]] == ["" if not gain else "helps" if gain > 0 else "hurts" for gain in gains]
+    kinds = ["part " * (not text) + ("helps" if gain > 0 else "hurts") for text, gain in zip(second["texts"], gains, strict=True)]
+    assert [kind for kind, _ in found["shades"]] == kinds and all(gains)
     shares = [float(share or 0) for _, share in found["shades"]]
     assert shares == pytest.approx([min(1, abs(gain) / data["scale"]) for gain in gains], abs=1e-3) and max(shares) > 0.1
     assert found["over"] == [[3], "2,0"] and found["back"] == [[2], "1,11"] and found["up"] == [[1], "0,0"]
@@ -486,7 +501,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
     assert found["right"] == [[3], None] and found["end"] == [[count], None]
     assert found["slid"] == [[[2], None], f"segment 2 of {count}"]
     assert found["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
-    assert found["first"][0] == [1, 2, 3, 4] and found["clicked"][0] == [count // 2 + k for k in (1, 2, 3, 4)]
+    assert found["first"][0] == [1, 2, 3, 4] and found["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
     assert found["recalled"] == [[[3, 4], None], "3,3"]
     sums = [(cleared - carried) / max(size, 1) for carried, cleared, size in data["overview"]["bars"]]
     assert found["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
