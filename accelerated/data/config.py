@@ -150,7 +150,7 @@ def check_data(config: DataConfig) -> None:
         raise InputError(f"--data {data}: no such file or folder; {advice}")
     named = data in CORPORA or data.startswith(HUB)
     if config.documents == "folders" and (named or not os.path.isdir(data)):
-        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; leave out --documents")
+        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
     defaults = {field.name: field.default for field in fields(config)}
     for name in OF_TEXTS if data == "recall" else ():
         if getattr(config, name):

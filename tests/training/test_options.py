@@ -108,6 +108,7 @@ def test_options_override_presets():
         (["--init", "x", "--resume", "y"], "give one of them"),
         (["--init", "x", "--model", "memformer"], "--init x is not a run"),
         (["--data", "nowhere"], "no such file or folder"),
+        (["--preset", "github"], "folders needs a folder of folders as --data, not stdlib; give one, or --documents files"),
     ],
 )
 def test_impossible_values_are_refused_in_one_line(argv, words):
@@ -155,7 +156,7 @@ def test_options_of_another_model_are_named(argv, words, capsys):
     assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
 
 
-def test_an_option_replaces_defaults_that_do_not_fit_it():
+def test_an_option_replaces_defaults_that_do_not_fit_it(tmp_path):
     """A preset's tokenizer, decay and the like are replaced if a given option rules them out."""
     adam = parse_training(["--optimizer", "adam"])[0]
     assert (adam.training.optimizer, adam.training.weight_decay) == ("adam", 0.0)
@@ -164,6 +165,13 @@ def test_an_option_replaces_defaults_that_do_not_fit_it():
     assert parse_training([*learned, "--tokenizer", "bytes"])[0].data == DataConfig(carry_over_documents=True)
     assert parse_training([*learned, "--no-carry-over-documents"])[0].data == DataConfig(train_bpe=32_000)
     assert parse_training([*learned, "--data", "recall"])[0].data == DataConfig(data="recall")
+    tuned = ["--model", "pretrained_recurrence", "--preset", "wikitext-103"]
+    assert [parse_training([*tuned, *more])[0].training.epochs for more in ([], ["--steps", "9"], ["--epochs", "3"])] == [2, 0, 3]
+    pg19 = ["--model", "pretrained_recurrence", "--preset", "pg19", "--data"]
+    assert parse_training([*pg19, "recall", "--tokenizer", "bytes"])[0].data == DataConfig(data="recall")
+    assert parse_training([*pg19, str(tmp_path)])[0].data.validation_tokens == 15_000, "the paper's, on other books"
+    (tmp_path / "a").mkdir()
+    assert parse_training(["--preset", "github", "--data", str(tmp_path)])[0].data.documents == "folders"
     named = ["--model", "memformer", "--preset", "wikitext-103", "--data", "stdlib", "--train-bpe", "300"]
     assert parse_training(named)[0].data == DataConfig(train_bpe=300)
 

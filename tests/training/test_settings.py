@@ -45,7 +45,8 @@ def test_the_papers_sizes_fit_a_gpu():
     ours = {pair: (t.accumulate, t.checkpoint_layers) for pair, t in chosen.items() if t.dtype == "bfloat16"}
     compressive = {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True)}
     expected = {("compressive", name + xl): values for name, values in compressive.items() for xl in ("", "-xl")}
-    expected |= {("block_recurrent", "paper"): (2, False)}
+    recurrent = {"large": 16, "github": 16} | dict.fromkeys(("paper", "bytes", "arxiv", "xl-512", "xl-1024", "xl-2048"), 2)
+    expected |= {("block_recurrent", name): (groups, False) for name, groups in recurrent.items()}
     assert ours == expected | {("memformer", name): (1, False) for name in ("wikitext-103", "decoder")}
     for pair, t in chosen.items():
         for processes in (1, 2, 4, 8):
@@ -64,6 +65,30 @@ def test_the_papers_sizes():
         "adafactor", "inverse_square_root", 1000, 1.0, 500_000, 32,
     )  # fmt: skip
     assert (t.clip, t.weight_decay) == (0.0, 0.0)
+
+
+def test_the_block_recurrent_papers_other_settings():
+    """Section 4, 4.1, 4.2 and Tables 1 and 2: what differs from the model of PG-19's tokens, and nothing else."""
+    paper = preset_settings("block_recurrent", "paper")
+    config, training, data = paper.model_config, paper.training, paper.data
+    expected = {
+        "bytes": ({}, {}, {"train_bpe": 0}),
+        "large": ({"heads": 16, "feed_forward": 8192}, {"steps": 200_000, "batch": 128, "accumulate": 16}, {}),
+        "arxiv": ({}, {"learning_rate": 0.5}, {"data": "stdlib"}),
+        "github": (
+            {}, {"learning_rate": 0.25, "batch": 256, "steps": 250_000, "accumulate": 16},
+            {"data": "stdlib", "documents": "folders"},
+        ),
+        "xl-512": ({"recurrent_layers": (), "window": 512, "segment": 512}, {"batch": 256}, {}),
+        "xl-1024": ({"recurrent_layers": (), "window": 1024, "segment": 1024}, {"batch": 128}, {}),
+        "xl-2048": ({"recurrent_layers": (), "window": 2048, "segment": 2048}, {"batch": 64}, {}),
+    }  # fmt: skip
+    for name, changes in expected.items():
+        chosen = preset_settings("block_recurrent", name)
+        parts = [dataclasses.replace(part, **own) for part, own in zip((config, training, data), changes, strict=True)]
+        assert [chosen.model_config, chosen.training, chosen.data] == parts, name
+        reads = chosen.training.batch * chosen.model_config.segment
+        assert reads == 32 * 4096 * {"large": 4, "github": 8}.get(name, 1), "tokens in a step"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +155,14 @@ def test_the_pretrained_recurrence_papers_settings():
     assert (c.module_layers, c.module_width, c.dropout) == (3, 200, 0.1)
     assert (t.horizon, t.warmup, t.schedule, t.optimizer, t.weight_decay) == (20, 100, "constant", "adam", 0.0)
     assert chosen.data.tokenizer == "gpt2"
+    for name, expected in (
+        ("wikitext-103", {"data": "wikitext-103-raw"}),
+        ("pg19", {"data": "pg19", "training_documents": 1250, "validation_tokens": 15_000}),
+    ):
+        tuned = preset_settings("pretrained_recurrence", name)
+        assert tuned.data == dataclasses.replace(chosen.data, **expected) and tuned.model_config == c
+        assert tuned.training == dataclasses.replace(t, epochs=2.0, validate_every=42)
+        assert t.batch * t.horizon * c.segment * tuned.training.validate_every == pytest.approx(2e6, rel=0.01), "tokens"
 
 
 def test_the_pretrained_recurrence_recall_preset_asks_in_every_window():
