@@ -47,8 +47,8 @@ class RecallConfig:
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
         distance: tokens of filler between the last pair and the first question; statements stand in it
-        vary_distance: let each training document draw a distance of its own, up to that one, and ask from there to its end: much
-            easier to learn from
+        vary_distance: let each training document draw a distance of its own, evenly on a logarithmic scale up to that one, and ask
+            from there to its end: much easier to learn from
         spacing: tokens from one question to the next, at least 2
         documents: training documents; each other split has 64
     """
@@ -191,7 +191,10 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, v
     inputs[: config.opening] = story.opening
     distance, questions = config.distance, config.questions
     if vary:
-        distance = int(rng.integers(config.in_filler, config.distance + 1))
+        room = config.distance - config.in_filler
+        distance = (
+            config.in_filler + int((room + 2) ** rng.random()) - 1
+        )  # evenly on a logarithmic scale: near ones teach far ones
         questions = (config.length - config.opening - distance) // config.spacing
     if count := len(story.pieces):
         width = story.pieces.shape[1]

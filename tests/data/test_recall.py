@@ -155,6 +155,9 @@ def test_only_training_documents_vary_their_distance_over_all_of_it():
     of_split = {split: RecallDocuments(config, split) for split in SPLITS}
     first = {split: {int(np.flatnonzero(d.scored)[0]) - 1 - config.opening for d in found} for split, found in of_split.items()}
     assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
+    config = RecallConfig(vary_distance=True, distance=99, questions=3, documents=400)
+    drawn = [int(np.flatnonzero(document.scored)[0]) - 1 - config.opening for document in RecallDocuments(config, "train")]
+    assert 0.4 < np.mean(np.array(drawn) < 9) < 0.6, "half of them on half of the logarithmic scale"
 
 
 def test_every_question_of_a_story_is_asked():
