@@ -47,8 +47,8 @@ class RecallConfig:
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
         distance: tokens of filler between the last pair and the first question; statements stand in it
-        vary_distance: let each training document draw a distance of its own, evenly on a logarithmic scale up to that one, and ask
-            from there to its end: much easier to learn from
+        vary_distance: let each training document draw a distance of its own, evenly on a logarithmic scale up to that one, and
+            ask from there to its end: much easier to learn from
         spacing: tokens from one question to the next, at least 2
         documents: training documents; each other split has 64
     """
