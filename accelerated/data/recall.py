@@ -47,8 +47,7 @@ class RecallConfig:
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
         distance: tokens of filler between the last pair and the first question; statements stand in it
-        vary_distance: let each training document draw a distance of its own, evenly on a logarithmic scale up to that one, and
-            ask from there to its end: much easier to learn from
+        vary_distance: let each training document draw a distance of its own, up to that one, evenly on a logarithmic scale
         spacing: tokens from one question to the next, at least 2
         documents: training documents; each other split has 64
     """
@@ -82,8 +81,6 @@ class RecallConfig:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs two statements at least")
         if self.task == "copying" and self.questions > self.pairs:
             raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
-        if self.task == "copying" and self.vary_distance:
-            raise ValueError("vary_distance asks to the end of a document, and copying has a question for each value; give one")
         if self.in_filler > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
 
@@ -185,7 +182,7 @@ def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator
 
 
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, vary: bool = False) -> Document:
-    """One document of config.length tokens; only answers are scored. `vary`: with a distance of its own, asking to the end."""
+    """One document of config.length tokens; only answers are scored. `vary`: at a distance of its own."""
     story = STORIES[config.task](config, rng)
     inputs = rng.choice(FILLER, config.length)
     inputs[: config.opening] = story.opening
@@ -201,9 +198,9 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, v
         at = config.opening + places_in_filler(count, width, distance, rng)
         inputs[at[:, None] + np.arange(width)] = story.pieces
     in_order = config.task == "copying"
-    asked = np.arange(questions) if in_order else rng.integers(len(story.questions), size=questions)
+    asked = np.arange(config.questions) if in_order else rng.integers(len(story.questions), size=config.questions)
     width = story.questions.shape[1]
-    at = config.opening + distance + config.spacing * np.arange(questions)
+    at = config.opening + distance + config.spacing * np.arange(config.questions)
     inputs[at[:, None] + np.arange(width)] = story.questions[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
     targets[at + width - 1], scored[at + width - 1] = story.answers[asked], True
