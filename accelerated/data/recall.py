@@ -186,13 +186,10 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, v
     story = STORIES[config.task](config, rng)
     inputs = rng.choice(FILLER, config.length)
     inputs[: config.opening] = story.opening
-    distance, questions = config.distance, config.questions
-    if vary:
+    distance = config.distance
+    if vary:  # near ones teach far ones
         room = config.distance - config.in_filler
-        distance = (
-            config.in_filler + int((room + 2) ** rng.random()) - 1
-        )  # evenly on a logarithmic scale: near ones teach far ones
-        questions = (config.length - config.opening - distance) // config.spacing
+        distance = config.in_filler + int((room + 2) ** rng.random()) - 1
     if count := len(story.pieces):
         width = story.pieces.shape[1]
         at = config.opening + places_in_filler(count, width, distance, rng)
