@@ -409,7 +409,7 @@ found.up = place();
 key(document.activeElement, "ArrowDown");
 found.down = [place(), location.hash];
 key(document.activeElement, "Escape");
-found.escaped = [place(), panel()];
+found.escaped = [place(), location.hash, panel()];
 key(document.body, "ArrowRight");
 found.right = place();
 for (let k = 0; k < 99; k++) key(document.body, "ArrowRight");
@@ -478,6 +478,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
         carried, cleared = (losses[token] for losses in second["losses"])
         words = [f"loss, memory carried\t{fixed(carried, 2)} bits", f"loss, memory cleared\t{fixed(cleared, 2)} bits"]
         words.append(f"{'lost' if cleared < carried else 'saved'} by the memory\t{fixed(abs(cleared - carried), 2)} bits")
+        words.append(f"position {second['at'] + token:,} in the document, segment 2")
         for ids, shares in second["likely"]:
             spellings = map(Hostile().shown, ids[token])
             words += [f"{text}\t{fixed(share / 100, 1)} %" for text, share in zip(spellings, shares[token], strict=True)]
@@ -497,7 +498,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
     assert shares == pytest.approx([min(1, abs(gain) / data["scale"]) for gain in gains], abs=1e-3) and max(shares) > 0.1
     assert found["over"] == [[3], "2,0"] and found["back"] == [[2], "1,11"] and found["up"] == [[1], "0,0"]
     assert found["down"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
-    assert found["escaped"][0] == [[2], None] and "Point at a token" in found["escaped"][1]
+    assert found["escaped"][:2] == [[[2], None], "#segment=2&at-a-time=1"] and "Point at a token" in found["escaped"][2]
     assert found["right"] == [[3], None] and found["end"] == [[count], None]
     assert found["slid"] == [[[2], None], f"segment 2 of {count}"]
     assert found["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
