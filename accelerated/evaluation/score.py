@@ -308,7 +308,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """The Score of a split."""
     score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
     words, total = run.words(), run.count_predictions()
-    chance = [f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})"] if run.data == "recall" else []
+    chance = (
+        [f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})"] if run.data == "recall" else []
+    )
     return score_record(score, words) | {"split_tokens": total}, score_lines(score, words, total) + chance
 
 
