@@ -143,7 +143,8 @@ def heading(run: score.TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dic
     part = "" if run.splits[split].whole else "a part of "
     lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {part}{split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
-    return record | {"data": run.data, "split": split, "memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
+    record |= {"data": run.data, "split": split, "whole_split": run.splits[split].whole}
+    return record | {"memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
 
 
 def evaluated(name: str, options: argparse.Namespace) -> tuple[dict, list[str]]:

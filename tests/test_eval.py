@@ -447,10 +447,12 @@ def test_a_part_of_a_split_is_called_a_part(runs, tmp_path, capsys):
     """What a run was trained with, on its own data alone; the test split is never cut."""
     text = tmp_path / "text.txt"
     text.write_text("some words of a text " * 60)
-    train(*TINY, "--data", text, "--validation-tokens", 30, "--training-documents", 1, *BRIEF, "--out", tmp_path / "run")
+    train(*WINDOWED, "--data", text, "--validation-tokens", 30, "--training-documents", 1, *BRIEF, "--out", tmp_path / "run")
     for options, tokens, part in (([], 29, "a part of valid"), (["--split", "test"], 62, "step 2, test")):
         lines = printed(capsys, tmp_path / "run", *options)
         assert f"{part} split of {text}" in lines and f"tokens scored       {tokens} of {tokens} in" in lines
+        assert as_json(capsys, tmp_path / "run", *options)["whole_split"] is (not part.startswith("a part"))
+    assert printed(capsys, "overlap", tmp_path / "run").endswith(f"{tmp_path / 'run'} (a part of valid)\n")
     lines = printed(capsys, tmp_path / "run", "--data", runs.book)
     assert f"step 2, valid split of {runs.book}" in lines and "tokens scored       29 of" not in lines
 

@@ -130,6 +130,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
         notes = [f"trained with {difference}" for difference in differences(config, run.settings.model_config)]
         notes += [cleared_words(options.clear_memory)] if options.clear_memory else []
         notes += ["documents joined"] if run.carry_over else []
+        notes += [f"a part of {split}" for split, documents in run.splits.items() if not getattr(documents, "whole", True)]
         counted = counted_flops_per_token(config, itertools.chain(*map(run.to_read, run.splits)))
         rows.append(Row(run.path, config, tuple(notes), splits, paper_flops(config), counted))
     return rows

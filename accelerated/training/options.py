@@ -304,7 +304,7 @@ def make_absolute(data: dict) -> None:
 
 
 def adjust(asked: dict[str, dict], other_data: bool = False) -> None:
-    """Replace defaults that make no sense with a given option; other_data: whether defaults of the data are a run's, not ours."""
+    """Replace defaults that make no sense with a given option; other_data: whether the data's defaults are those of a run."""
     training, data = asked["training"], asked["data"]
     if "steps" in training:
         training.setdefault("epochs", 0.0)

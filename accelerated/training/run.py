@@ -31,7 +31,7 @@ from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, checksum_at_end, load_parameters, save_in_run
 from accelerated.training.folder import checkpoint_path, only_writer, remove_new_run, write_settings
 from accelerated.training.gpt2_weights import check_gpt2, load_gpt2
-from accelerated.training.log import Log, figure_class, is_finished, title_of, validations_since_best
+from accelerated.training.log import Log, figure_class, title_of, validations_since_best
 from accelerated.training.optimization import check_finite, learning_rate, make_optimizer
 from accelerated.training.options import Beginning
 from accelerated.training.settings import Settings, TrainingConfig, settings_contents
@@ -305,7 +305,7 @@ def with_steps(settings: Settings, documents: Sequence, beginning: Beginning) ->
     segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
     steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
     passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
-    if resumed and (steps, is_finished(beginning.folder, steps)) <= (resumed["step"], True):
+    if resumed and steps <= resumed["step"]:
         raise InputError(f"{passes} are {counted(steps, 'step')}, and {beginning.folder} is at step {resumed['step']}; give more")
     if process.rank() == 0:
         print(f"{passes}: {counted(steps, 'step')}")

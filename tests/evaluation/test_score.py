@@ -18,7 +18,9 @@ from accelerated.data.windows import Document, count_words, cut, lengths_of
 from accelerated.evaluation.score import (
     Score,
     carries_nothing,
+    check_fields,
     check_score,
+    cleared_words,
     count_bytes,
     count_new,
     dealt,
@@ -333,6 +335,15 @@ def test_named_fields_are_cleared_at_every_segment_and_the_others_carried(paper,
         np.testing.assert_allclose(nats, expected, rtol=1e-9)
         assert abs(nats / whole - 1).max() > 1e-6, "it matters"
         assert evaluate(model, documents, BYTES, 2, (field,)).nats == pytest.approx(expected.sum(), rel=1e-12)
+
+
+def test_fields_that_the_state_lacks_are_refused():
+    model = BlockRecurrent(CONFIG)
+    for possible in (False, True, ("states", "values")):
+        check_fields(model, possible)
+    with pytest.raises(InputError, match="--clear-memory slots: this model's state has states, keys, values; name some"):
+        check_fields(model, ("keys", "slots"))
+    assert cleared_words(True) == "memory cleared" and cleared_words(("states", "keys")) == "states and keys cleared"
 
 
 def joined_by_hand(documents):
