@@ -356,8 +356,8 @@ def final_lines(run: Run, carried: Any, cleared: Any = None) -> str:
     bits = f"{what}, bits per byte: {bits} with the memory, {cleared.bits_per_byte:.3f} cleared each segment"
     if run.settings.data.data != "recall":
         return bits
-    right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared (chance {run.settings.recall.chance:.0%})"
-    return f"{bits}\nright answers: {right}"
+    right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
+    return f"{bits}\nright answers: {right} (chance {run.settings.recall.chance:.0%})"
 
 
 def warn_of_horizon(run: Run, longest: int) -> None:
