@@ -26,6 +26,7 @@ from accelerated.experiments.table import (
     page,
     product,
     settings_of,
+    step_times,
     verdict,
 )
 from accelerated.experiments.trials import Trial, Workshop
@@ -120,6 +121,22 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert differences(record, Ordering("", "a", "b"), first) == [0.5, 0.25, -1.0]
     assert differences(record, Ordering("", f"b | {first}", "a"), first) == [-0.5, -0.25, 1.0]
     assert differences(record, Ordering("", "b - a", "a"), first) == [0.5, 1.75, 4.0]
+    record["rows"][0]["measured"]["other"] = [9.0, 8.0, 7.0]
+    assert differences(record, Ordering("", "b", "a | other"), first) == [7.5, 5.75, 5.0]
+
+
+def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
+    """The clock says 2 s for the first row's step and 6 s for the second's, which reads twice as many tokens."""
+    turns = []
+
+    def clock(variants, repeats, device):
+        turns.append([variant.name for variant in variants])
+        return {"0": [2.0] * repeats, "1": [6.0] * repeats}
+
+    monkeypatch.setattr("accelerated.experiments.table.time_in_turn", clock)
+    options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
+    rows = [settings_of(Trial("", f"{options} --batch {lanes}")) for lanes in (5, 10)]
+    assert [found[0] for found in step_times(rows)] == [50.0, 75.0] and turns == [["0", "1"]]
 
 
 def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
