@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelerated.experiments.__main__ import TABLES
-from accelerated.experiments.recall import TOKENS
+from accelerated.experiments.recall import TASKS, TRAINED, tokens_to_read
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -56,7 +56,7 @@ def test_all_rows_can_be_trained_and_read_as_many_tokens(name, scale):
         training = settings.training
         tokens[row.name] = training.batch * training.horizon * settings.model_config.segment
         if name == "recall":
-            tokens[row.name] = round(tokens[row.name] * training.steps / TOKENS, 1)
+            tokens[row.name] = round(tokens[row.name] * training.steps / tokens_to_read(settings.recall), 1)
     assert len(set(tokens.values())) == 1, tokens
 
 
@@ -66,9 +66,18 @@ def test_rows_of_a_table_train_as_long_on_the_same_text(name, scale):
     alike = ("steps", "optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
     found = [row_settings(name, scale, row)[0] for row in TABLES[name].rows]
     assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in found}) == 1 or name in (
+        "text",
         "compressive-3",
         "recall",
     )
+
+
+def test_a_task_of_the_recall_family_is_what_its_options_give():
+    """Whatever the preset of a model says: each has a recall task of its own."""
+    for row in TABLES["recall"].rows:
+        label = row.name.partition(" | ")[2].removesuffix(", large state")
+        config = TASKS.get(label, TRAINED)
+        assert row_settings("recall", "small", row)[0].recall == config, row.name
 
 
 @pytest.mark.parametrize("name", TABLES)
