@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from accelerated.bench.__main__ import parse_options as parse_bench
+from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.experiments.__main__ import TABLES
 from accelerated.experiments.__main__ import parse_options as parse_experiment
-from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.models import MODELS
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training

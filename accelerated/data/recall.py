@@ -7,7 +7,7 @@ key. The answer is the prediction at the question's last byte; only answers are 
 facts are their only source. Each key has values of its own, or all keys share one set (`shared_values`): then it is not enough to
 remember which values were seen.
 
-    facts       B4AyCkDu=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
+    facts       BdA8CkDM=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
     copying     =-4:.,9-...;1=...?:;?.-?        `pairs` values somewhere in the filler; the i-th ? asks for the i-th
     one_fact    =-A@4:.,B@9-...A@1=...?A:;      statements in the filler: A is at 4; asked is where A is now
     two_facts   =-A@4:.,A^z-...A@1=...?z:;      and A takes z; asked is where z is now, which is where its last taker is
@@ -25,11 +25,10 @@ FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
 ASK, GOES, TAKES = b"?@^"
 PLACES, OBJECTS = np.frombuffer(b"0123456789", np.uint8), np.frombuffer(b"zyxw", np.uint8)
 PEOPLE = np.frombuffer(b"ABCD", np.uint8)
-LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-FIRST = b"0123456789abcdefghijklmnopqrstuvwxyz"  # of the values
+FIRST_KEYS, FIRST_VALUES = b"ABCDEFGHIJUVWXYZ", b"0123456789abcdefghijklmnopqrstKLMNOPQRST"
+OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VALUES})
 # All bytes that facts may use: values are taken from the front, keys from the back
-OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST, *LETTERS})
-SYMBOLS = np.array([*FIRST, *OTHERS, *reversed(LETTERS)], np.uint8)
+SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
 TASKS = ("facts", "copying", "one_fact", "two_facts")
 STATEMENT = 3  # bytes of a statement of one_fact and two_facts
 
