@@ -29,7 +29,7 @@ from accelerated.training.options import parse
 from accelerated.training.settings import Settings
 
 # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
-SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 250 --warmup 25"
+SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40"
 GPU = "--data stdlib --dtype bfloat16 --width 512 --heads 8 --feed-forward 2048 --steps 500 --warmup 50"
 RATES = ("--learning-rate 0.006", "--learning-rate 0.018", "--learning-rate 0.054")  # far apart: the best ones differ that much
 NO_SIZES = MappingProxyType({})
