@@ -126,9 +126,14 @@ class Layer(nn.Module):
         self.query = parameter(h * e, d)  # (HE, D)
         self.key = parameter(h * e, d)  # (HE, D)
         self.value = parameter(h * e, d)  # (HE, D)
-        self.distance_key = parameter(h * e, d)  # (HE, D), W_R
-        self.content_bias = parameter(h, e)  # (H, E), u
-        self.distance_bias = parameter(h, e)  # (H, E), v
+        simplified = config.positions == "simplified"
+        self.query_bias = parameter(h, e) if simplified else None  # (H, E)
+        self.key_bias = parameter(h, e) if simplified else None  # (H, E), never read: softmax cancels it
+        self.value_bias = parameter(h, e) if simplified else None  # (H, E)
+        self.positions = parameter(config.max_distance + 1, e) if simplified else None  # (R, E)
+        self.distance_key = None if simplified else parameter(h * e, d)  # (HE, D), W_R
+        self.content_bias = None if simplified else parameter(h, e)  # (H, E), u
+        self.distance_bias = None if simplified else parameter(h, e)  # (H, E), v
         self.output = parameter(d, h * e)  # (D, HE)
         self.norm = LayerNorm(d)
         self.mlp_hidden = parameter(f, d)  # (F, D)
@@ -143,7 +148,7 @@ class Layer(nn.Module):
         h: torch.Tensor,
         memory: torch.Tensor,
         compressed: torch.Tensor,
-        sinusoids: torch.Tensor,
+        sinusoids: torch.Tensor | None,
         memory_only: bool = False,
         measure: bool = False,
         last: bool = False,
@@ -179,16 +184,28 @@ class Layer(nn.Module):
         """
         return split_heads(functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2)
 
-    def project_distances(self, sinusoids: torch.Tensor) -> torch.Tensor:
-        """W_R R (H, K, E) of sinusoids (K, D)."""
+    def project_distances(self, sinusoids: torch.Tensor | None) -> torch.Tensor:
+        """r from far to near, (H, K, E): W_R times sinusoids (K, D). Simplified positions are (H, R, E), all heads the same."""
+        if sinusoids is None:
+            keys = self.config.compressed_memory + self.config.memory + self.config.segment
+            return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
         return split_heads(functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1)[0][0]
+
+    def biases(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """u and v (H, E); with simplified positions both are the query's bias."""
+        return (self.content_bias, self.distance_bias) if self.positions is None else (self.query_bias, self.query_bias)
+
+    def biased_value(self, value: torch.Tensor) -> torch.Tensor:
+        """value (B, H, n, E) with its bias, which only simplified positions have."""
+        return value if self.positions is None else value + self.value_bias[:, None]
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, distance_key: torch.Tensor, measure: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
+        given = (query, key, self.biased_value(value), distance_key, *self.biases())
         dropout = self.config.dropout if self.training else 0.0
-        return relative_attention(query, key, value, distance_key, self.content_bias, self.distance_bias, dropout, measure)
+        return relative_attention(*given, dropout, measure, in_values=self.positions is not None)
 
     def mix(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
@@ -225,7 +242,7 @@ class Layer(nn.Module):
     def attention_reconstruction(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, new: torch.Tensor
     ) -> torch.Tensor:
-        """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), without positions.
+        """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), by content alone.
 
         In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
         the attention's parameters are detached.
@@ -249,7 +266,8 @@ class Compressive(nn.Module):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         total = config.compressed_memory + config.memory + config.segment
-        self.register_buffer("sinusoids", distance_sinusoids(total, config.width), persistent=False)  # (K, D)
+        sinusoids = distance_sinusoids(total, config.width) if config.positions == "transformer_xl" else None
+        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (K, D)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
@@ -335,7 +353,8 @@ class Compressive(nn.Module):
         empty = state.memory.new_zeros(batch, c.heads, c.segment, c.head_width)
         for index, layer in enumerate(self.layers):
             remembered = torch.cat([state.compressed[:, index], state.memory[:, index]], 1)
-            keys, values = (torch.cat([field, empty], 2) for field in layer.project_remembered(remembered))
+            key, value = layer.project_remembered(remembered)
+            keys, values = (torch.cat([field, empty], 2) for field in (key, layer.biased_value(value)))
             distance_keys = (layer.project_distances(self.sinusoids) * c.head_width**-0.5).transpose(1, 2)
             hidden = state.memory.new_zeros(batch, c.segment, c.width)
             fields.append((torch.cat([layer.query, layer.key, layer.value]), keys, values, distance_keys, hidden))
@@ -347,8 +366,9 @@ class Compressive(nn.Module):
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
         c = self.config
         h, place = functional.embedding(token[:, None], self.embedding), position + c.compressed_memory + c.memory
-        number = torch.arange(len(self.sinusoids), device=token.device)
-        distance = (number + (c.segment - 1) - position).clamp(max=len(number) - 1)  # (K,), each key's row of the distances
+        number = torch.arange(rows.keys[0].shape[2], device=token.device)
+        last = rows.distance_keys[0].shape[2] - 1
+        distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances
         for index, layer in enumerate(self.layers):
             rows.hidden[index].index_copy_(1, position, h)
             h = layer.mix(h, self._read_layer(index, h, place, distance, number > place, rows))
@@ -358,17 +378,23 @@ class Compressive(nn.Module):
         """Attention (B, H, 1, E) of a token h (B, 1, D) whose row is place (1,); distance and unread (K,) are of the keys."""
         c, layer = self.config, self.layers[index]
         query, key, value = split_heads(functional.linear(h, rows.weights[index]), c.heads, 3)  # (B, H, 1, E)
-        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, value)
-        content_query, distance_query = query + layer.content_bias[:, None], query + layer.distance_bias[:, None]
-        by_distance = torch.bmm(distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]).transpose(0, 1)  # (B, H, K)
+        keys = rows.keys[index].index_copy_(2, place, key)
+        values = rows.values[index].index_copy_(2, place, layer.biased_value(value))
+        content_query, distance_query = (query + bias[:, None] for bias in layer.biases())
+        by_distance = torch.bmm(distance_query[:, :, 0].transpose(0, 1), rows.distance_keys[index]).transpose(0, 1)  # (B, H, R)
         offset = by_distance.index_select(2, distance).masked_fill(unread, -math.inf)[:, :, None]  # (B, H, 1, K)
-        if not rows.usage:
+        if not rows.usage and layer.positions is None:
             return sdpa(content_query, keys, values, offset)
         scores = content_query @ keys.transpose(-1, -2) * c.head_width**-0.5 + offset
         weights = at_least_float32(scores).softmax(-1)
-        evicted = weights.mean(1)[:, :, c.compressed_memory : c.compressed_memory + c.segment]  # (B, 1, N)
-        rows.usage[index].index_copy_(1, place - (c.compressed_memory + c.memory), evicted)
-        return weights.to(values.dtype) @ values
+        if rows.usage:
+            evicted = weights.mean(1)[:, :, c.compressed_memory : c.compressed_memory + c.segment]  # (B, 1, N)
+            rows.usage[index].index_copy_(1, place - (c.compressed_memory + c.memory), evicted)
+        out = weights.to(values.dtype) @ values
+        if layer.positions is None:
+            return out
+        last = rows.distance_keys[index].shape[2] - 1
+        return out + weights.to(values.dtype) @ layer.positions.index_select(0, last - distance)
 
     def next_stream(self, stream: Stream) -> Stream:
         """The Stream after one more token. After a segment's last token the next segment begins."""
@@ -395,6 +421,6 @@ class Rows(NamedTuple):
     weights: tuple  # (3HE, D), of query, key and value
     keys: tuple  # (B, H, K, E), of compressed memory, memory and the segment
     values: tuple
-    distance_keys: tuple  # (H, E, K), already scaled
+    distance_keys: tuple  # (H, E, K), with simplified positions (H, E, R), already scaled
     hidden: tuple  # (B, N, D), inputs of the layer
     usage: tuple  # (B, N, N), each token's attention to the rows to be compressed; empty if the compression does not need it

@@ -8,7 +8,7 @@ state. `auxiliary_forward` and `auxiliary_backward` are the compression losses. 
 
 Read in this order: State; `remember_forward`, the paper's idea; `attend_forward`; `relative_attention_forward`; `conv_forward`;
 `attention_reconstruction_forward`; `layer_forward`; `forward`; then each backward, below its forward. At first reading skip the
-checks of Config, `dilated_conv`, `most_used` and the demonstration. Decisions are numbered in docs/compressive.md.
+checks of Config, simplified positions, `dilated_conv`, `most_used`, the demonstration. Decisions: see docs/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens           x            (B, N)
@@ -23,6 +23,8 @@ Glossary: code symbol, meaning, paper symbol, shape
     COMPRESSIONS       the compression functions                      f_c
     distance_key       parameter; sinusoids of distances through it   W_R          (HE, D); (H, K, E)
     content_bias, distance_bias    Transformer-XL's global biases     u, v         (H, E)
+    positions          simplified: parameter, a vector for every clipped distance       (max_distance + 1, E)
+    query_bias, key_bias, value_bias    simplified: parameters instead of u, v          (H, E)
     decoder            what reconstructs evicted from new             g            (cD, D)
 
 B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
@@ -38,6 +40,8 @@ import numpy as np
 # ----------------------------------------------------------------------------
 # parameters: sizes, the state, initial values
 NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12)
+POSITIONS = ("simplified", "transformer_xl")  # Memformer's Eqs. 2-4 (decision 17), Transformer-XL's
+POSITION_DEVIATION = 1.0  # of the simplified positions at the start (decision 17)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Config:
 
     Fields:
         vocabulary: V, number of token ids
-        width: D, model width, even
+        width: D, model width, even with transformer_xl positions
         layers: L, number of layers
         heads: H, attention heads
         head_width: E, width of a head
@@ -58,6 +62,8 @@ class Config:
         compression: compression function, one of conv, dilated_conv, max_pooling, mean_pooling, most_used (section 3.2)
         compression_loss: loss that trains the compression, attention_reconstruction, auto_encoding, bptt (the task loss) or none
         dilations: rates of dilated_conv's layers
+        positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
+        max_distance: distance at and beyond which the simplified positions are the same
         dropout: dropout rate in training, 0 to below 1
     """
 
@@ -74,20 +80,23 @@ class Config:
     compression: str = "conv"
     compression_loss: str = "attention_reconstruction"
     dilations: tuple[int, ...] = (1, 2, 4)
+    positions: str = "transformer_xl"
+    max_distance: int = 64
     dropout: float = 0.0
 
     def __post_init__(self):
-        sizes = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "compression_rate")
-        for name, least in [*((name, 1) for name in sizes), ("memory", 0), ("compressed_memory", 0)]:
-            if getattr(self, name) < least:
+        for name, kind in self.__annotations__.items():
+            least = 0 if name in ("memory", "compressed_memory") else 1
+            if kind is int and getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.width % 2:
-            raise ValueError(f"width {self.width} is odd; the sinusoids of the distances need an even one")
+        if self.positions == "transformer_xl" and self.width % 2:
+            raise ValueError(f"width {self.width} is odd; the sinusoids of transformer_xl positions need an even one")
         if self.compressed_memory and self.segment % self.compression_rate:  # decision 7
             fits = [rate for rate in range(1, self.segment + 1) if self.segment % rate == 0]
             nearest = min(fits, key=lambda rate: abs(rate - self.compression_rate))
             raise ValueError(f"compression_rate {self.compression_rate} does not divide segment {self.segment}; {nearest} does")
-        for name, known in (("compression", COMPRESSIONS), ("compression_loss", COMPRESSION_LOSSES)):
+        choices = {"compression": COMPRESSIONS, "compression_loss": COMPRESSION_LOSSES, "positions": POSITIONS}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         if any(rate < 1 for rate in self.dilations):
@@ -142,8 +151,13 @@ def init_compression(config, rng):
 
 def init_layer(config, rng):
     d, h, e = config.width, config.heads, config.head_width  # decision 12: which parameters there are, and how they start
-    p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value", "distance_key")}
-    p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
+    p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value")}
+    if config.positions == "simplified":
+        p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_distance + 1, e))
+    else:
+        p["distance_key"] = init_linear(rng, h * e, d)
+        p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
     p["output"] = init_linear(rng, d, h * e)
     p |= prefixed("norm.", init_norm(d))
     p |= {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_hidden_bias": np.zeros(config.feed_forward)}
@@ -225,12 +239,13 @@ class RelativeAttentionCache(NamedTuple):
     weights: np.ndarray  # (B, H, N, K), before dropout
     dropped: np.ndarray  # (B, H, N, K), after dropout
     dropout_mask: np.ndarray | None  # (B, H, N, K)
+    in_values: bool
 
 
-def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None):
-    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) v, causal (decision 6).
+def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None, in_values=False):
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, causal (decision 6); in_values: for x_j, x_j + r_{i-j}.
 
-    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) of the rows of distance_sinusoids, biases (H, E).
+    query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
     """
     content_query = query + content_bias[:, None]
     distance_query = query + distance_bias[:, None]
@@ -239,21 +254,29 @@ def relative_attention_forward(query, key, value, distance_key, content_bias, di
     mask = causal_mask(*scores.shape[-2:])
     weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))
     dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13
-    cache = RelativeAttentionCache(content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask)
-    return dropped @ value, cache
+    out = dropped @ value  # (B, H, N, E)
+    if in_values:  # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance, 0 if no key has it
+        out += relative_shift_backward(dropped, None) @ distance_key
+    queries = (content_query, distance_query)
+    return out, RelativeAttentionCache(*queries, key, value, distance_key, weights, dropped, dropout_mask, in_values)
 
 
 # s = ((q + u) k^T + shift((q + v) r^T)) / sqrt(E): dq = (ds k + dt r) / sqrt(E), dt = shift'(ds), dr = dt^T (q + v) / sqrt(E)
+# y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), and dr gets shift'(w)^T dy more
 def relative_attention_backward(dout, cache):
     """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
-    content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask = cache
+    content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask, in_values = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(dweights, weights) * dout.shape[-1] ** -0.5  # exactly zero where masked
+    ddropped = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
+    if in_values:
+        ddropped += relative_shift_forward(dout @ distance_key.swapaxes(-1, -2))[0]
+    dscores = softmax_backward(dropout_backward(ddropped, dropout_mask), weights) * dout.shape[-1] ** -0.5  # 0 where masked
     dby_distance = relative_shift_backward(dscores, None)
     dcontent, ddistance = dscores @ key, dby_distance @ distance_key  # (B, H, N, E)
     dkey = dscores.swapaxes(-1, -2) @ content_query
     ddistance_key = (dby_distance.swapaxes(-1, -2) @ distance_query).sum(0)  # (H, K, E)
+    if in_values:
+        ddistance_key += (relative_shift_backward(dropped, None).swapaxes(-1, -2) @ dout).sum(0)
     dbiases = {"content_bias": dcontent.sum((0, 2)), "distance_bias": ddistance.sum((0, 2))}
     return dcontent + ddistance, dkey, dvalue, ddistance_key, dbiases
 
@@ -486,16 +509,41 @@ def cross_entropy_backward(dloss, cache):
 # the method: reading both memories, writing them, what trains the compression
 
 
+def distance_keys_forward(p, config, length):
+    """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R, the same for all heads (decision 17)."""
+    if config.positions == "simplified":
+        rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
+        return np.broadcast_to(p["positions"][rows], (config.heads, length, config.head_width)), rows
+    sinusoids = distance_sinusoids(length, config.width)  # (K, D)
+    distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
+    return distance_key[0], cache
+
+
+# r_t = W_R R_t: dW_R = sum of dr_t R_t^T; or r_t = R_row(t) in all heads: dR_row = sum of dr_t over heads and its distances
+def distance_keys_backward(config, ddistance_key, cache):
+    if config.positions == "simplified":
+        dpositions = np.zeros((config.max_distance + 1, config.head_width))
+        np.add.at(dpositions, cache, ddistance_key.sum(0))
+        return {"positions": dpositions}
+    _, dweight = project_heads_backward(ddistance_key[None], cache)
+    return {"distance_key": dweight}
+
+
 def attend_forward(p, config, h, remembered, rng):
     """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D) over source = [remembered | h]; weights (B, H, N, K); cache."""
     source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
-    sinusoids = distance_sinusoids(source.shape[1], config.width)  # (K, D)
     query, query_cache = project_heads_forward(h, p["query"], config.heads)
     key, key_cache = project_heads_forward(source, p["key"], config.heads)
     value, value_cache = project_heads_forward(source, p["value"], config.heads)
-    distance_key, distance_cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
-    biases = (p["content_bias"], p["distance_bias"])
-    attended, attention_cache = relative_attention_forward(query, key, value, distance_key[0], *biases, config.dropout, rng)
+    distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
+    simplified = config.positions == "simplified"
+    if simplified:  # Memformer's Eqs. 2-4 (decision 17): a bias of the query in the place of u and of v
+        key, value = key + p["key_bias"][:, None], value + p["value_bias"][:, None]
+        biases = (p["query_bias"], p["query_bias"])
+    else:
+        biases = (p["content_bias"], p["distance_bias"])
+    given = (query, key, value, distance_key, *biases)
+    attended, attention_cache = relative_attention_forward(*given, config.dropout, rng, simplified)
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
     out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13
     projection_caches = (query_cache, key_cache, value_cache, distance_cache)
@@ -509,14 +557,17 @@ def attend_backward(config, dout, cache):
     dattended, doutput = linear_backward(dropout_backward(dout, dropout_mask), output_cache)
     dattended = split_heads(dattended, config.heads)
     dquery, dkey, dvalue, ddistance_key, dbiases = relative_attention_backward(dattended, attention_cache)
+    if config.positions == "simplified":  # softmax cancels q·b_k, which all keys share: exactly zero, not the sum's rounding
+        dquery_bias, dvalue_bias = sum(dbiases.values()), dvalue.sum((0, 2))
+        dbiases = {"query_bias": dquery_bias, "key_bias": np.zeros_like(dquery_bias), "value_bias": dvalue_bias}
     dh, dquery_weight = project_heads_backward(dquery, query_cache)
     dsource_key, dkey_weight = project_heads_backward(dkey, key_cache)  # remembered rows count in the weights' gradient
     dsource_value, dvalue_weight = project_heads_backward(dvalue, value_cache)
-    _, ddistance_weight = project_heads_backward(ddistance_key[None], distance_cache)
+    ddistance = distance_keys_backward(config, ddistance_key, distance_cache)
     dsource = dsource_key + dsource_value
     before = dsource.shape[1] - dh.shape[1]  # C + M
-    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "distance_key": ddistance_weight}
-    return dh + dsource[:, before:], dsource[:, :before], grads | dbiases | {"output": doutput}
+    grads = {"query": dquery_weight, "key": dkey_weight, "value": dvalue_weight, "output": doutput}
+    return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
 
 
 def remember_forward(p, config, h, memory, compressed, weights):

@@ -35,6 +35,10 @@ PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
     vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,
 )  # fmt: skip
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
+SIMPLIFIED = {  # small, because all files together may have 3,000,000 bytes
+    "positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3, "layers": 1, "head_width": 2, "feed_forward": 2,
+    "memory": 3, "compressed_memory": 2, "compression": "mean_pooling",
+}  # fmt: skip
 CASES = {
     "block_recurrent": cases_of(
         BLOCK_RECURRENT,
@@ -64,6 +68,7 @@ CASES = {
             "transformer-xl": {"compressed_memory": 0},
             "transformer-xl-short": {"compressed_memory": 0, "memory": 2},
             "no-memory": {"compressed_memory": 0, "memory": 0},
+            "simplified": SIMPLIFIED,
         },
     ),
     "memformer": cases_of(
@@ -131,7 +136,7 @@ BLOCK_RECURRENT_INNER = [
 ]
 COMPRESSIVE_INNER = [
     (("layer_forward",), {"h": "layer_input"}),
-    (("attend_forward",), {"sinusoids": "sinusoids"}),
+    (("distance_keys_forward",), {"sinusoids": "sinusoids"}),
     (("relative_attention_forward",), {name: name for name in ("query", "key", "value", "distance_key")}),
     (("relative_attention_forward",), {"by_distance": "scores_by_distance"}),
     (("relative_shift_forward",), {"return.0": "scores_by_distance_shifted"}),
@@ -141,8 +146,10 @@ COMPRESSIVE_INNER = [
     (("mlp_forward",), {"hidden": "mlp_hidden", "return.0": "mlp_output"}),
     (("layer_forward",), {"return.0": "layer_output"}),
 ]
+EVICTED_INNER = [(("remember_forward",), {"evicted": "evicted"})]
+USAGE_INNER = [(("remember_forward",), {"usage": "usage"})]
 COMPRESSION_INNER = [
-    (("remember_forward",), {"evicted": "evicted", "usage": "usage", "new": "new"}),
+    (("remember_forward",), {"new": "new"}),
     (("attention_reconstruction_forward",), {"target": "attention_over_evicted", "out": "attention_over_new"}),
     (("auto_encoding_forward",), {"flat": "decoded"}),
 ]
@@ -184,7 +191,12 @@ POOLING_INNER = [
 ]
 INNER_VALUES = {  # {paper: [(values, the cases that have them; None is all)]}: more would not fit
     "block_recurrent": [(BLOCK_RECURRENT_INNER, ("fixed-skip", "lstm-dual"))],
-    "compressive": [(COMPRESSIVE_INNER, ("conv-attention_reconstruction", "transformer-xl-short")), (COMPRESSION_INNER, None)],
+    "compressive": [
+        (COMPRESSIVE_INNER, ("conv-attention_reconstruction", "transformer-xl-short")),
+        (EVICTED_INNER, None),
+        (USAGE_INNER, tuple(name for name in CASES["compressive"] if "most_used" in name)),
+        (COMPRESSION_INNER, None),
+    ],
     "memformer": [(MEMFORMER_INNER, ("all-tasks", "transformer-xl", "decoder-only"))],
     "pretrained_recurrence": [(PRETRAINED_RECURRENCE_INNER, ("mean",)), (POOLING_INNER, None)],
 }

@@ -10,10 +10,11 @@ import re
 ALL, PART, ZERO, SAME = "●", "◐", "0", " "  # of a group's parameters; SAME leaves what an earlier row says
 GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the first group whose pattern is found in it
     "compressive": {
+        "key biases": "key_bias",
         "decoder": r"compression\.decoder",
         "compression": r"compression\.",
         "embedding": "embedding",
-        "positions": "distance_|content_bias",
+        "positions": "distance_|content_bias|query_bias|positions",
         "norms": "norm",
         "MLP": "mlp_",
         "attention": "",
@@ -51,23 +52,23 @@ GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is 
     },
 }
 COLUMNS = {  # the groups in the order of a row's cells
-    "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder"),
+    "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder", "key biases"),
     "block_recurrent": ("embedding", "attention", "positions", "norms", "MLP", "read", "states", "IDs", "gates", "first"),
     "memformer": ("embedding", "encoder", "read", "writer", "decoder", "first", "key biases"),
     "pretrained_recurrence": ("embedding", "attention", "positions", "norms", "MLP", "pooling", "network", "key biases"),
 }
 ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
     "compressive": [
-        ("the segment's own tokens", "^own", "●●●●●00"),
-        ("the compression's loss", "^compression", "0000000"),
+        ("the segment's own tokens", "^own", "●●●●●000"),
+        ("the compression's loss", "^compression", "00000000"),
         (
             "... once evicted rows are not zeros",
             "^compression (later .*(attention_|auto_|rate-|wide-|one-)|.*memory$)",
-            "     ●●",
+            "     ●● ",
         ),
-        ("the next segment's tokens", "^next-own", "0000000"),
-        ("... under `bptt`, once evicted rows are not zeros", "^next-own (later .*(bptt|holds)|.*memory-bptt$)", "     ● "),
-        ("the next segment's compression loss", "^next-compression", "0000000"),
+        ("the next segment's tokens", "^next-own", "00000000"),
+        ("... under `bptt`, once evicted rows are not zeros", "^next-own (later .*(bptt|holds)|.*memory-bptt$)", "     ●  "),
+        ("the next segment's compression loss", "^next-compression", "00000000"),
     ],
     "block_recurrent": [
         ("the segment's own tokens", "^own", "●●●●●●●●●0"),
@@ -105,7 +106,8 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
     ],
 }
 NOTES = {  # {paper: what its groups are, and why}
-    "compressive": "`compression` is f_c and `decoder` the g of auto-encoding. Both losses stop where section 3.2 says.",
+    "compressive": "`compression` is f_c and `decoder` the g of auto-encoding. Both losses stop where section 3.2 says. "
+    "Only simplified positions have `key biases`.",
     "block_recurrent": "`read` is the tokens' queries to the states, `states` the states' own projections, `first` the learned "
     "initial states. The next segment's loss arrives only at a horizon above 1 (decision 14).",
     "memformer": "`read` is what attends to memory, `writer` the slot attention, `first` the learned initial memory.",

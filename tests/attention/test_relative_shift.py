@@ -8,23 +8,26 @@ from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
 from accelerated.attention import relative_shift as module
+from accelerated.attention import signed_distance
 from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-def attention_inputs(batch, heads, length, before, width, dtype, device="cpu"):
+def attention_inputs(batch, heads, length, before, width, dtype, device="cpu", clipped=None):
+    """clipped: the number of rows of the distance keys, at most that of the keys."""
     torch.manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, dtype=dtype, device=device)  # noqa: E731
     total = before + length
-    keys = (draw(batch, heads, total, width), draw(batch, heads, total, width), draw(heads, total, width))
+    rows = min(total, clipped or total)
+    keys = (draw(batch, heads, total, width), draw(batch, heads, total, width), draw(heads, rows, width))
     return draw(batch, heads, length, width), *keys, draw(heads, width), draw(heads, width)
 
 
-def outputs_and_gradients(function, inputs):
+def outputs_and_gradients(function, inputs, in_values=False):
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    out, usage = function(*leaves, measure=True)
+    out, usage = function(*leaves, measure=True, in_values=in_values)
     assert not usage.requires_grad
     (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)).sum().backward()
     names = ("query", "key", "value", "distance_key", "content_bias", "distance_bias")
@@ -34,25 +37,51 @@ def outputs_and_gradients(function, inputs):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
     batch=st.integers(1, 3), heads=st.integers(1, 3), length=st.integers(1, 9), before=st.integers(0, 7), width=st.integers(1, 6),
-    tile=st.integers(1, 10),
+    tile=st.integers(1, 10), clipped=st.integers(1, 16), in_values=st.booleans(),
 )  # fmt: skip
-def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width, tile):
-    inputs = attention_inputs(batch, heads, length, before, width, dtype)
-    expected = outputs_and_gradients(module.relative_attention_plain, inputs)
+def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width, tile, clipped, in_values):
+    inputs = attention_inputs(batch, heads, length, before, width, dtype, clipped=clipped)
+    expected = outputs_and_gradients(module.relative_attention_plain, inputs, in_values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILE", tile)
         patch.setattr(module, "relative_attention_plain", None)  # the fast path must not fall back
-        assert_agree(expected, outputs_and_gradients(module.relative_attention, inputs), TOLERANCE["cpu", dtype])
+        assert_agree(expected, outputs_and_gradients(module.relative_attention, inputs, in_values), TOLERANCE["cpu", dtype])
 
 
+@given(
+    batch=st.integers(1, 3), heads=st.integers(1, 3), length=st.integers(1, 7), before=st.integers(0, 5),
+    reach=st.integers(1, 12),
+)  # fmt: skip
+def test_clipped_positions_in_values_are_memformers(batch, heads, length, before, reach):
+    """The plain path equals simplified attention, which looks up the row of every pair; a memory's keys have positions here."""
+    query, key, value, _, bias, _ = attention_inputs(batch, heads, length, before, 4, torch.float64)
+    table = torch.randn(reach + 1, 4, dtype=torch.float64)
+    total = before + length
+    index = (torch.arange(before, total)[:, None] - torch.arange(total)).clamp(0, reach)
+    inputs = {"query": query, "key": key, "value": value, "table": table, "bias": bias}
+    results = []
+    for memformers in (True, False):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        q, k, v, t, u = leaves
+        if memformers:
+            out = signed_distance.simplified_attention(q + u[:, None], k, v, t, index, module.causal_mask(length, total))
+        else:
+            rows = t[:total].flip(0).expand(heads, -1, -1)
+            out, _ = module.relative_attention_plain(q, k, v, rows, u, u, in_values=True)
+        out.cos().sum().backward()
+        results.append({"out": out} | {f"d{name}": leaf.grad for name, leaf in zip(inputs, leaves, strict=True)})
+    assert_agree(*results, 1e-12)
+
+
+@pytest.mark.parametrize("in_values", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 3, 130, 70, 32), (1, 2, 9, 0, 8), (3, 1, 256, 320, 64)])
-def test_tiled_attention_in_bfloat16(sizes, monkeypatch):
+def test_tiled_attention_in_bfloat16(sizes, in_values, monkeypatch):
     """Against the plain path in float64; every result is in bfloat16, except usage, which is a mean over many queries."""
-    inputs = attention_inputs(*sizes, torch.bfloat16)
-    expected = outputs_and_gradients(module.relative_attention_plain, [x.double() for x in inputs])
+    inputs = attention_inputs(*sizes, torch.bfloat16, clipped=65 if in_values else None)
+    expected = outputs_and_gradients(module.relative_attention_plain, [x.double() for x in inputs], in_values)
     assert module.relative_attention_plain(*inputs, measure=True)[1].dtype == torch.float32
     monkeypatch.setattr(module, "relative_attention_plain", None)  # the fast path must not fall back
-    actual = outputs_and_gradients(module.relative_attention, inputs)
+    actual = outputs_and_gradients(module.relative_attention, inputs, in_values)
     assert actual["usage"].dtype == torch.float32
     assert {x.dtype for name, x in actual.items() if name != "usage"} == {torch.bfloat16}
     assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
@@ -95,6 +124,7 @@ def test_shift_mask_and_sinusoids_are_the_references(n, before):
     torch.manual_seed(0)
     x = torch.randn(2, 1, n, before + n)
     assert (module.relative_shift(x).numpy() == ref.relative_shift_forward(x.numpy())[0]).all()
+    assert (module.relative_unshift(x).numpy() == ref.relative_shift_backward(x.numpy(), None)).all()
     assert (~module.causal_mask(n, before + n).numpy() == ref.causal_mask(n, before + n)).all()
     sinusoids = {"sinusoids": ref.distance_sinusoids(before + n, 4)}
     assert_agree(sinusoids, {"sinusoids": module.distance_sinusoids(before + n, 4)}, 1e-14)

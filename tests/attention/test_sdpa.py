@@ -223,6 +223,8 @@ def calls_sdpa(paper, config):
     """Whether the model has an attention that goes through SDPA."""
     if paper == "memformer":  # simplified positions need the weights
         return config.encoder_layers or config.positions == "transformer_xl"
+    if paper == "compressive" and config.positions == "simplified":
+        return config.compressed_memory and config.compression_loss == "attention_reconstruction"
     return paper != "compressive" or config.compression != "most_used"  # this one measures in every layer
 
 

@@ -6,13 +6,14 @@ import math
 import numpy as np
 import pytest
 from comparison import assert_agree, named
-from gradients import check_directions, check_operation, draw, flat
+from gradients import check_directions, check_operation, draw, flat, movable
 from hypothesis import given
 from hypothesis import strategies as st
 from rollouts import filled
 from variants import PAPERS, compression_names
 
 from reference import compressive as ref
+from reference import memformer
 
 PAPER = PAPERS["compressive"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
@@ -33,26 +34,28 @@ def test_relative_shift_gradient():
     )
 
 
+@pytest.mark.parametrize("in_values", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.4])
-def test_relative_attention_gradient(rate):
+def test_relative_attention_gradient(rate, in_values):
     names = ("query", "key", "value", "distance_key", "content_bias", "distance_bias")
     shapes = ((2, 2, 3, 5), (2, 2, 7, 5), (2, 2, 7, 5), (2, 7, 5), (2, 5), (2, 5))
     check_operation(
-        lambda **inputs: ref.relative_attention_forward(*(inputs[n] for n in names), rate, np.random.default_rng(8)),
+        lambda **inputs: ref.relative_attention_forward(*(inputs[n] for n in names), rate, np.random.default_rng(8), in_values),
         lambda dout, cache: flat(ref.relative_attention_backward(dout, cache), names[:4]),
         {name: draw(*shape) for name, shape in zip(names, shapes, strict=True)},
         "relative_attention",
     )
 
 
-def test_layer_gradient():
-    """Attention, projections, both norms, the feed-forward and its biases, the input and what is remembered."""
-    config = dataclasses.replace(SMALL, segment=3, compressed_memory=0)
+@pytest.mark.parametrize("positions,clipped", [("transformer_xl", 64), ("simplified", 4), ("simplified", 8)])
+def test_layer_gradient(positions, clipped):
+    """Attention, projections, both norms, the feed-forward and its biases, the input and what is remembered: seven keys."""
+    config = dataclasses.replace(SMALL, segment=3, compressed_memory=0, positions=positions, max_distance=clipped)
     rng = np.random.default_rng(1)
     p = {k.replace(".", "__"): v + 0.3 * rng.standard_normal(v.shape) for k, v in ref.init_layer(config, rng).items()}
 
     def forward(h, remembered, **params):
-        y, _, cache = ref.layer_forward({k.replace("__", "."): v for k, v in params.items()}, config, h, remembered, None)
+        y, _, cache = ref.layer_forward({k.replace("__", "."): v for k, v in (p | params).items()}, config, h, remembered, None)
         return y, cache
 
     def backward(dout, cache):
@@ -60,7 +63,7 @@ def test_layer_gradient():
         assert {name.replace(".", "__") for name in grads} == p.keys()
         return {"h": dh, "remembered": dremembered} | {k.replace(".", "__"): v for k, v in grads.items()}
 
-    check_operation(forward, backward, {"h": draw(2, 3, 6), "remembered": draw(2, 4, 6)} | p, "layer")
+    check_operation(forward, backward, {"h": draw(2, 3, 6), "remembered": draw(2, 4, 6)} | movable(p), "layer")
 
 
 @pytest.mark.parametrize("name", ref.COMPRESSIONS)
@@ -122,13 +125,14 @@ def test_model_gradient(name):
     inputs = params | named("state", state)
     below = compression_names(params) | {"state.compressed"} if carried else set()
     for names, through_state in ((inputs.keys() - below, False), (below, True)):
-        moving = filled({k: inputs[k] for k in sorted(names) if carried or ".compression." not in k})
+        moving = filled(movable({k: inputs[k] for k in sorted(names) if carried or ".compression." not in k}))
         if moving:
             check_directions(lambda s, t=through_state: objective(inputs | s, t), moving, grads, rng, name)
 
 
-def test_model_gradient_with_dropout():
-    config = dataclasses.replace(SMALL, dropout=0.3)
+@pytest.mark.parametrize("positions", ref.POSITIONS)
+def test_model_gradient_with_dropout(positions):
+    config = dataclasses.replace(SMALL, dropout=0.3, positions=positions, max_distance=9)
     params, rng = random_params(config, np.random.default_rng(5)), np.random.default_rng(6)
     tokens, state = rng.integers(config.vocabulary, size=(2, 8)), random_state(config, rng, 2)
     logits, _, cache = ref.forward(params, config, tokens, state, np.random.default_rng(7))
@@ -138,7 +142,7 @@ def test_model_gradient_with_dropout():
     def objective(shifted):
         return (ref.forward(params | shifted, config, tokens, state, np.random.default_rng(7))[0] * dlogits).sum()
 
-    moving = {k: v for k, v in params.items() if ".compression." not in k}
+    moving = movable({k: v for k, v in params.items() if ".compression." not in k})
     check_directions(objective, moving, grads, rng, "dropout")
 
 
@@ -191,6 +195,50 @@ def test_relative_attention_equals_direct_indexing(n, before, seed):
     assert_agree({"out": expected, "usage": usage}, {"out": actual, "usage": cache.weights.mean((1, 2))}, 1e-10)
 
 
+@given(n=st.integers(1, 6), before=st.integers(0, 7), clipped=st.integers(1, 14), seed=st.integers(0, 99))
+def test_simplified_positions_equal_direct_indexing(n, before, clipped, seed):
+    """Memformer's Eqs. 2-4, each query by itself: biases, and one clipped R for keys and values of all heads."""
+    rng, width, heads, e = np.random.default_rng(seed), 6, 2, 3
+    sizes = {"width": width, "heads": heads, "head_width": e, "segment": n, "memory": before, "compressed_memory": 0}
+    config = ref.Config(**sizes, positions="simplified", max_distance=clipped)
+    p = {name: rng.standard_normal(value.shape) for name, value in ref.init_layer(config, rng).items()}
+    h, remembered = rng.standard_normal((2, n, width)), rng.standard_normal((2, before, width))
+    source, expected = np.concatenate([remembered, h], axis=1), np.zeros((2, n, heads, e))
+    for b, i, head in np.ndindex(2, n, heads):
+        own = slice(head * e, (head + 1) * e)
+        query = p["query"][own] @ h[b, i] + p["query_bias"][head]
+        scores, values = [], []
+        for j in range(before + i + 1):
+            position = p["positions"][min(before + i - j, clipped)]
+            key, value = (p[name][own] @ source[b, j] + p[f"{name}_bias"][head] for name in ("key", "value"))
+            scores.append(query @ key + query @ position)
+            values.append(value + position)
+        weights = np.exp(np.array(scores) / math.sqrt(e))
+        expected[b, i, head] = weights / weights.sum() @ np.array(values)
+    out, _, _ = ref.attend_forward(p | {"output": np.eye(heads * e)}, config, h, remembered, None)
+    assert_agree({"out": expected.reshape(2, n, -1)}, {"out": out}, 1e-10)
+
+
+@given(n=st.integers(1, 7), clipped=st.integers(1, 8), seed=st.integers(0, 99))
+def test_simplified_positions_are_memformers(n, clipped, seed):
+    """Without a memory, output and gradients are those of Memformer's own attention."""
+    rng = np.random.default_rng(seed)
+    query, key, value, dout = rng.standard_normal((4, 2, 3, n, 5))
+    table, zeros, distances = rng.standard_normal((clipped + 1, 5)), np.zeros((3, 5)), np.arange(clipped + 1)
+    mask = memformer.self_attention_mask(n, 0, True, None)
+    arguments = ({"positions": table}, query, key, value, distances, mask, 0.0, None)
+    expected, cache = memformer.simplified_attention_forward(*arguments)
+    *gradients, dtable = memformer.simplified_attention_backward(dout, cache)
+    config = ref.Config(heads=3, head_width=5, positions="simplified", max_distance=clipped)
+    r, r_cache = ref.distance_keys_forward({"positions": table}, config, n)
+    out, cache = ref.relative_attention_forward(query, key, value, r, zeros, zeros, in_values=True)
+    *actual, dr, _ = ref.relative_attention_backward(dout, cache)
+    names = ("out", "query", "key", "value", "positions")
+    actual = (out, *actual, ref.distance_keys_backward(config, dr, r_cache)["positions"])
+    expected = (expected, *gradients, dtable["positions"])
+    assert_agree(dict(zip(names, expected, strict=True)), dict(zip(names, actual, strict=True)), 1e-12)
+
+
 @given(n=st.integers(1, 6), before=st.integers(0, 6), seed=st.integers(0, 99))
 def test_the_backward_shift_is_the_adjoint(n, before, seed):
     """<shift x, y> = <x, shift' y> for y that is zero where the mask hides; row 0 of the gradient begins with n - 1 zeros."""
@@ -235,6 +283,10 @@ def test_initialisation():
     for name in ("content_bias", "distance_bias"):
         assert params[f"layers.1.{name}"].std() == pytest.approx(0.02, rel=0.15)
     assert params["embedding"].std() == pytest.approx(1, rel=0.05)
+    simplified = dataclasses.replace(config, positions="simplified", max_distance=99)
+    simplified = ref.subtree(ref.init_params(simplified, np.random.default_rng(0)), "layers.2.")
+    assert simplified["positions"].shape == (100, 60) and simplified["positions"].std() == pytest.approx(1, rel=0.05)
+    assert not any(simplified[f"{name}_bias"].any() for name in ("query", "key", "value"))
     assert not params["layers.0.mlp_hidden_bias"].any() and (params["layers.0.norm.scale"] == 1).all()
 
 
@@ -253,8 +305,14 @@ def test_initialisation():
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"layers": 0}, "layers is 0"),
         ({"compression_rate": 0}, "compression_rate is 0"),
+        ({"positions": "rotary"}, "positions is 'rotary'; it must be one of simplified, transformer_xl"),
+        ({"max_distance": 0}, "max_distance is 0"),
     ],
 )
 def test_impossible_configs_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(SMALL, **change)
+
+
+def test_the_width_may_be_odd_without_sinusoids():
+    assert dataclasses.replace(SMALL, width=7, positions="simplified").width == 7

@@ -39,6 +39,7 @@ def doubled(place):
     [
         ("compressive", "conv-bptt", "conv_backward", (1, "weight"), "layers.1.compression.weight", "conv_backward"),
         ("compressive", "transformer-xl", "relative_attention_backward", (4, "content_bias"), "layers.1.content_bias", None),
+        ("compressive", "simplified", "relative_attention_backward", (3,), "layers.0.positions", "distance_keys_backward"),
         ("compressive", "conv-auto_encoding", "auto_encoding_backward", (1, "decoder"), "layers.1.compression.decoder", None),
         ("compressive", "no-memory", "mlp_backward", (1, "mlp_hidden_bias"), "layers.1.mlp_hidden_bias", "mlp_backward"),
         ("block_recurrent", "lstm-dual", "lstm_gate_backward", (2, "weight_f"), "attention_gate.weight_f", None),

@@ -203,3 +203,11 @@ def test_settings_of_earlier_releases_are_read():
     contents["training_config"]["compile"] = "unheard of"
     with pytest.raises(InputError, match="run has settings that this program cannot use: compile is 'unheard of'"):
         settings_from(contents, "run")
+
+
+def test_transformer_xls_of_earlier_releases_have_its_positions():
+    """Their checkpoints say nothing about positions."""
+    chosen = preset_settings("compressive", "tiny-xl")
+    contents = settings_contents(chosen)
+    del contents["model_config"]["positions"], contents["model_config"]["max_distance"]
+    assert settings_from(contents, "run") == chosen and chosen.model_config.positions == "transformer_xl"
