@@ -85,6 +85,8 @@ The reference's backward is the derivative of the model. (Algorithm 1)
     reference/test_compressive.py::test_model_gradient
 The accelerated model is the reference, in every variant. (Algorithm 1)
     test_contract.py::test_accelerated_equals_reference -k compressive
+Simplified positions are Memformer's Eqs. 2-4, clipped. (decision 17)
+    reference/test_compressive.py::test_simplified_positions_equal_direct_indexing
 == block_recurrent
 A token sees exactly the W tokens before it. (3.1)
     test_block_recurrent.py::test_masks_equal_the_definition = exact
