@@ -172,8 +172,8 @@ def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None
 FAMILY = Table(
     title="What a memory can hold",
     about=f"""Seven methods learn tasks that only a memory can solve, each from nothing; a guess is right one time in ten,
-    with 16 and 64 facts one time in two. All have width 64 and read {TOKENS:,} tokens in training, in
-    segments of 16.
+    with 16 and 64 facts one time in two. All have width 64 and read {DOCUMENTS:,} documents in training, but at most
+    {TOKENS:,} tokens, in segments of 16.
 
     distance: four facts, asked for after 1 to 64 segments of filler; training documents ask after any distance up to that
     one, near ones as often as far ones, because from far ones alone hardly a recurrent model learns. 16 and 64 facts: as

@@ -21,11 +21,13 @@ import torch
 
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import time_in_turn
+from accelerated.evaluation.overlap import mean_and_range
 from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, last_report, tuned
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
 from accelerated.training.options import parse
+from accelerated.training.process import choose_device
 from accelerated.training.settings import Settings
 
 # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
@@ -178,11 +180,13 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
     """[[seconds per 1,000 tokens of a training iteration, of each round]] of every row: the rows take turns."""
     variants, tokens = [], []
     for number, row in enumerate(settings):
-        training, model = row.training, MODELS[row.model](row.model_config)
-        options = Namespace(batch=training.batch, device=torch.device("cpu"), dtype=training.dtype)
+        training = row.training
+        device = choose_device(training.device, training.dtype)
+        options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
+        model = MODELS[row.model](row.model_config).to(device)
         variants.append(rollout_variant(str(number), model, training.backprop, training.horizon, options))
         tokens.append(training.batch * training.horizon * row.model_config.segment)
-    times = time_in_turn(variants, ROUNDS, torch.device("cpu"))
+    times = time_in_turn(variants, ROUNDS, device)
     return [[1000 * spent / count for spent in times[str(number)]] for number, count in enumerate(tokens)]
 
 
@@ -221,9 +225,7 @@ def differences(record: dict, ordering: Ordering, first: str) -> list[float]:
 
 def mean_and_spread(values: list[float], form: str) -> str:
     """'mean (least .. most)' of the seeds, or their only value."""
-    if min(values) == max(values):
-        return f"{values[0]:{form}}"
-    return f"{statistics.mean(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+    return f"{values[0]:{form}}" if min(values) == max(values) else mean_and_range(values, form)
 
 
 def page(table: Table, record: dict) -> str:

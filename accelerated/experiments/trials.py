@@ -4,7 +4,6 @@ A trial is one run of train.py. Its folder is named after its options: what was 
 interrupted is resumed, and a trial whose options have changed is a new one.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -18,9 +17,10 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from accelerated.data.corpus import fingerprint
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, written_whole
-from accelerated.training.folder import checkpoint_path
+from accelerated.training.folder import METRICS, checkpoint_path
 from accelerated.training.log import read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
@@ -42,11 +42,8 @@ class Trial(NamedTuple):
     @property
     def words(self) -> list[str]:
         """All options as train.py gets them, without --out."""
-        return [*shlex.split(self.options), "--seed", str(self.seed), *shlex.split(SAVED_ONCE)]
-
-    def folder(self, runs: Path) -> Path:
-        """The folder of this run; rows of any table with the same options share it."""
-        return runs / f"{fingerprint(self.options)}-seed-{self.seed}"
+        own = [word for name, values in settled(self.options).items() for word in (name, *values)]
+        return [*own, "--seed", str(self.seed), *shlex.split(SAVED_ONCE)]
 
 
 class Workshop:
@@ -59,8 +56,8 @@ class Workshop:
         self.environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
 
     def folder(self, trial: Trial) -> Path:
-        """The folder of a trial's run."""
-        return trial.folder(self.runs)
+        """The folder of a trial's run; rows of any table with the same options share it, in whatever order they stand."""
+        return self.runs / f"{fingerprint(sorted(settled(trial.options).items()))}-seed-{trial.seed}"
 
     def train(self, trials: Iterable[Trial]) -> None:
         """Train the trials that are missing, and resume those that were interrupted; raises InputError if one cannot run."""
@@ -83,7 +80,8 @@ class Workshop:
         with disk_errors(folder, ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
             if diverged:
-                (folder / "metrics.jsonl").open("a").write(json.dumps({"step": 0, "final": True, "diverged": last}) + "\n")
+                with open(folder / METRICS, "a") as file:
+                    file.write(json.dumps({"step": 0, "final": True, "diverged": last}) + "\n")
             (folder / OUTPUT).write_text(output)
         spent = time.monotonic() - begun
         return f"{trial.name} {trial.options} --seed {trial.seed}: {bits_of(folder):.4f} bits per byte, {spent:.0f} s"
@@ -152,9 +150,15 @@ class Workshop:
                 raise
 
 
-def fingerprint(text: str) -> str:
-    """A short name for a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def settled(options: str) -> dict[str, list[str]]:
+    """{name: values} of options; of several with the same name the last one counts, as for train.py."""
+    found, name = {}, ""
+    for word in shlex.split(options):
+        if word.startswith("--"):
+            name, found[word] = word, []
+        else:
+            found[name].append(word)
+    return found
 
 
 def last_report(folder: Path) -> dict | None:

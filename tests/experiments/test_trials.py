@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, tuned
+from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, settled, tuned
 from accelerated.program.errors import InputError
 
 
@@ -40,6 +40,7 @@ class Rehearsal(Workshop):
 def test_what_is_finished_is_not_trained_again(tmp_path):
     shop = Rehearsal(tmp_path)
     trials = [Trial("a", "--width 8"), Trial("a", "--width 8", 1), Trial("b", "--width 8"), Trial("b", "--width 9")]
+    assert shop.folder(trials[3]) == shop.folder(Trial("c", "--width 8 --width 9")) != shop.folder(trials[0])
     shop.train(trials)
     assert len(shop.calls) == 3, "rows with the same options share a run"
     shop.train(trials)
@@ -150,6 +151,13 @@ def test_no_more_than_jobs_run_at_a_time(tmp_path):
 
     shop.in_parallel([(work,)] * 8)
     assert max(most) == 2 and len(most) == 8
+
+
+def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):
+    assert settled("--a 1 --flag --b x,y --a 2") == {"--a": ["2"], "--flag": [], "--b": ["x,y"]}
+    shop = Rehearsal(tmp_path)
+    same = {shop.folder(Trial("", options)) for options in ("--a 1 --flag --b 3", "--flag --b 2 --b 3 --a 1")}
+    assert len(same) == 1 and shop.folder(Trial("", "--a 3 --flag --b 1")) not in same
 
 
 def test_options_are_joined_by_one_space():
