@@ -1,4 +1,4 @@
-"""What a memory can hold: methods by tasks of `--data recall`, each cell trained from nothing; one page with two pictures."""
+"""Seven methods side by side: what their memories can hold, by tasks of `--data recall`, and what they are worth on text."""
 
 import statistics
 from dataclasses import asdict
@@ -6,7 +6,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.recall import RecallConfig
-from accelerated.experiments.table import Measure, Row, Scale, Table, join, markdown, mean_and_spread
+from accelerated.experiments.table import (
+    CARRIED,
+    CLEARED,
+    RATES,
+    SMALL,
+    Measure,
+    Ordering,
+    Row,
+    Scale,
+    Table,
+    join,
+    markdown,
+    mean_and_spread,
+)  # fmt: skip
 from accelerated.program.errors import option_name
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
@@ -60,7 +73,7 @@ TASKS = {
 }
 LARGE = ("64 facts",)  # tasks that are also learned with a state four times as large
 DOCUMENTS, TOKENS, LANES = 12_000, 4_000_000, 16  # read in training, at most so many tokens; and read at a time
-RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
+RECALL_RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
 
 
 def tokens_to_read(config: RecallConfig) -> int:
@@ -75,6 +88,13 @@ def training_options(method: Method, config: RecallConfig) -> str:
     lanes = LANES if method.horizon else 4 * LANES
     steps = tokens_to_read(config) // (lanes * horizon * segment)
     return f"--segment {segment} --horizon {horizon} --batch {lanes} --steps {steps} --warmup {max(10, steps // 20)}"
+
+
+def text_options(method: Method) -> str:
+    """How a method reads text: every method reads 64 bytes of 64 lanes in an update, or 16 of 256."""
+    segment = SEGMENT * BLOCKS if "block_recurrent" in method.options else SEGMENT
+    horizon = SEGMENT * BLOCKS // segment if method.horizon else 1
+    return f"--segment {segment} --horizon {horizon} --batch {4096 // (segment * horizon)}"
 
 
 def task_options(config: RecallConfig) -> str:
@@ -104,7 +124,7 @@ def rows() -> tuple[Row, ...]:
 
 
 RIGHT = Measure("right", lambda answer: answer["accuracy"], "score --split test {asked}", ".0%")
-CLEARED = Measure("cleared", lambda answer: answer["accuracy"], "score --split test {asked} --clear-memory", ".0%")
+RIGHT_CLEARED = Measure("cleared", lambda answer: answer["accuracy"], "score --split test {asked} --clear-memory", ".0%")
 
 
 def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
@@ -182,17 +202,39 @@ FAMILY = Table(
     keys share one set of values. Copying: eight values that stand anywhere in the filler, in their order. One and two
     facts: who is where, and where is what somebody took, after bAbI's first two tasks.""",
     rows=rows(),
-    measures=(RIGHT, CLEARED),
+    measures=(RIGHT, RIGHT_CLEARED),
     orderings=(),
     scales={
         "small": Scale(
-            "--data recall --width 64 --heads 4 --feed-forward 256 --dropout 0 --validation-segments 0", {"E": 16}, RATES
+            "--data recall --width 64 --heads 4 --feed-forward 256 --dropout 0 --validation-segments 0", {"E": 16}, RECALL_RATES
         ),
         "gpu": Scale(
-            "--data recall --width 256 --heads 4 --feed-forward 1024 --dropout 0 --validation-segments 0", {"E": 64}, RATES
+            "--data recall --width 256 --heads 4 --feed-forward 1024 --dropout 0 --validation-segments 0", {"E": 64}, RECALL_RATES
         ),
     },
     results=results,
     draw=draw,
 )
-TABLES = {"recall": FAMILY}
+
+ON_TEXT = Table(
+    title="Seven methods on the same text",
+    about="""What is each memory worth on text? The methods of [what a memory can hold](recall.md), with the same sizes, read
+    bytes of the standard library in segments of 16; in an update all read 4,096 of them, and gradient passes through 64 bytes
+    of a document where it passes between segments at all. The methods have different numbers of parameters and different
+    costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
+    Block-Recurrent and Slide have segments of four blocks, so clearing takes less from them.""",
+    rows=tuple(
+        Row(name, join(method.options, f"{method.size} {method.sizes[0]}" if method.size else "", text_options(method)))
+        for name, method in METHODS.items()
+    ),
+    measures=(CARRIED, CLEARED),
+    orderings=(
+        Ordering("compression helps, at equal rows of memory", "compressive", "Transformer-XL"),
+        Ordering("recurrent states help", "block-recurrent", "Slide"),
+        Ordering("a vector helps", "recurrent GPT-2", "GPT-2"),
+        *(Ordering(f"what {name} carries helps", name, f"{name} | {CLEARED.title}") for name in METHODS if name != "GPT-2"),
+    ),
+    scales={"small": Scale(f"{SMALL} --dropout 0", {"E": 16}, RATES)},
+    timed=True,
+)
+TABLES = {"recall": FAMILY, "methods": ON_TEXT}
