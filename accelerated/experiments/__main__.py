@@ -20,6 +20,7 @@ from accelerated.training.options import OptionParser
 TABLES: dict[str, Table] = (
     block_recurrent.TABLES | compressive.TABLES | memformer.TABLES | pretrained_recurrence.TABLES | recall.TABLES
 )
+GPU_JOBS = 4  # runs at a time that share a GPU
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -38,11 +39,12 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     text = "folder for the runs, which may take gigabytes (default runs/experiments)"
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"), metavar="FOLDER", help=text)
     cores = os.cpu_count() or 1
-    parser.add_argument(
-        "--jobs", type=int, default=cores, metavar="N", help=f"runs at a time (default one for each core, {cores})"
-    )
+    text = f"runs at a time (default one for each core, {cores}; with --scale gpu {GPU_JOBS})"
+    parser.add_argument("--jobs", type=int, metavar="N", help=text)
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
+    if options.jobs is None:
+        options.jobs = cores if options.scale == "small" else GPU_JOBS
     if options.jobs < 1:
         raise InputError(f"--jobs {options.jobs} must be at least 1")
     for folder in (options.out, options.runs):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.experiments.__main__ import TABLES
+from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
 from accelerated.experiments.recall import TASKS, TRAINED, tokens_to_read
 from accelerated.experiments.table import (
     CARRIED,
@@ -186,6 +186,14 @@ def test_unknown_names_and_scales_are_one_line(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "" and "nearest: memformer-" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
+    words = ["text", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    for more, expected in (([], os.cpu_count()), (["--scale", "gpu"], GPU_JOBS), (["--scale", "gpu", "--jobs", "3"], 3)):
+        assert parse_options([*words, *more]).jobs == expected
+    with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
+        parse_options([*words, "--jobs", "0"])
 
 
 def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
