@@ -4,7 +4,6 @@ import argparse
 import difflib
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import read_errors
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, option_name
-from accelerated.program.files import disk_errors
+from accelerated.program.files import check_writable
 from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir, make_absolute
 from accelerated.training.settings import DEVICES, GPT2_MODEL
@@ -130,10 +129,7 @@ def check_page(path: str) -> None:
     path = Path(path)
     if os.path.lexists(path):
         raise InputError(f"--out {path} exists, and nothing is overwritten; give another --out")
-    if not path.parent.is_dir():
-        raise InputError(f"--out {path}: there is no folder {path.parent}; give another --out")
-    with disk_errors(path, "give another --out"):
-        tempfile.TemporaryFile(dir=path.parent).close()
+    check_writable(path, "give another --out")
 
 
 class Report(NamedTuple):

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,14 @@ def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
         yield
     except OSError as error:
         raise cannot_write(path, error, advice) from None
+
+
+def check_writable(path: Path, advice: str) -> None:
+    """Raise InputError unless a file can be written to path."""
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}; {advice}")
+    with disk_errors(path, advice):
+        tempfile.TemporaryFile(dir=path.parent).close()
 
 
 @contextlib.contextmanager

@@ -7,13 +7,12 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import check_writable, disk_errors, written_whole
 from accelerated.training.folder import METRICS, SETTINGS
 
 REDRAW = 30.0  # seconds
@@ -234,12 +233,9 @@ def check_figure(path: str | Path) -> None:
     if path.suffix[1:].lower() not in formats:
         known = " ".join("." + name for name in sorted(formats))
         raise InputError(f"cannot draw {path}: give a name that ends in one of {known}")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot draw {path}: there is no folder {path.parent}")
     if path.is_dir():
         raise InputError(f"cannot draw {path}: it is a folder; give the name of a file")
-    with disk_errors(path, "give another path"):
-        tempfile.TemporaryFile(dir=path.parent).close()
+    check_writable(path, "give another path")
 
 
 def save_figure(figure: Any, path: str | Path) -> None:
