@@ -65,7 +65,6 @@ TABLE_1 = Table(
         Ordering("feedback helps lstm:single", "Feedback:lstm:single", "Rec:lstm:single"),
     ),
     scales=SCALES,
-    timed=True,
 )
 
 ABLATIONS = Table(
@@ -94,7 +93,6 @@ ABLATIONS = Table(
         Ordering("but no better than a plain layer more", "Rec, a plain layer more", "Rec in two layers apart"),
     ),
     scales=SCALES,
-    timed=True,
 )
 
 TABLES = {"block_recurrent-1": TABLE_1, "block_recurrent-4.5": ABLATIONS}

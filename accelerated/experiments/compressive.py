@@ -63,7 +63,6 @@ TABLE_5 = Table(
         Ordering("conv, attention is better than conv, auto-encoding", "conv, attention", "conv, auto-encoding"),
     ),
     scales=scales(product(RATES[:2], [f"--compression-rate {rate}" for rate in (2, 3, 4)])),
-    timed=True,
 )  # fmt: skip
 
 
@@ -117,7 +116,6 @@ TABLE_7 = Table(
         ),
     ),
     scales=scales(),
-    timed=True,
 )
 
 

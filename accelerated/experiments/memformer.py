@@ -79,7 +79,6 @@ TABLE_1 = Table(
         Ordering("all tasks together are best", "Memformer, all tasks", "Memformer, infilling"),
     ),
     scales=SCALES,
-    timed=True,
 )  # fmt: skip
 
 TABLE_2 = Table(
@@ -93,7 +92,6 @@ TABLE_2 = Table(
     measures=(PERPLEXITY, CARRIED, CLEARED),
     orderings=(Ordering("the simplified positions are better", "simplified", "transformer_xl"),),
     scales=SCALES,
-    timed=True,
 )
 
 HORIZONS, SLOTS = (1, 2, 4, 8, 16, 32), (1, 4, 8, 16, 32, 64)

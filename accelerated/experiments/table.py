@@ -22,7 +22,7 @@ import torch
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import time_in_turn
 from accelerated.evaluation.overlap import mean_and_range
-from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, last_report, tuned
+from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, tuned
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -83,7 +83,7 @@ class Table(NamedTuple):
     measures: tuple[Measure, ...]
     orderings: tuple[Ordering, ...]
     scales: dict[str, Scale]
-    timed: bool = False  # whether the rows' training steps are timed in turn
+    timed: bool = True  # whether the rows' training steps are timed in turn
     draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
     results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
 
@@ -125,12 +125,10 @@ def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages:
 
 def measured_row(row: Row, table: Table, scale: Scale, workshop: Workshop, choice: tuple, trials: list[Trial]) -> dict:
     """The record of a row: how it was tuned, and its measures for every seed."""
-    speeds = [last_report(workshop.folder(trial)).get("tokens_per_second", 0.0) for trial in trials]
     answers = {m.title: [workshop.answer(trial, filled(m.report, row, scale)) for trial in trials] for m in table.measures}
     return {
         "name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": choice[0],
         "tuning": choice[1], "parameters": count_parameters(settings_of(trials[0])),
-        "tokens_per_second": statistics.median(speeds),
         "measured": {m.title: [m.pick(answer) for answer in answers[m.title]] for m in table.measures},
     }  # fmt: skip
 
@@ -177,7 +175,7 @@ def count_parameters(settings: Settings) -> int:
 
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:
-    """[[seconds per 1,000 tokens of a training iteration, of each round]] of every row: the rows take turns."""
+    """[[seconds per 1,000 new tokens of a training iteration, of each round]] of every row: the rows take turns."""
     variants, tokens = [], []
     for number, row in enumerate(settings):
         training = row.training
@@ -185,7 +183,7 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = MODELS[row.model](row.model_config).to(device)
         variants.append(rollout_variant(str(number), model, training.backprop, training.horizon, options))
-        tokens.append(training.batch * training.horizon * row.model_config.segment)
+        tokens.append(training.batch * training.horizon * (row.model_config.segment - getattr(row.model_config, "overlap", 0)))
     times = time_in_turn(variants, ROUNDS, device)
     return [[1000 * spent / count for spent in times[str(number)]] for number, count in enumerate(tokens)]
 
@@ -289,20 +287,22 @@ def verdicts(table: Table, record: dict) -> str:
 
 def cost(record: dict) -> str:
     """Parameters, speed and the tuned choice of each row."""
-    timed = "step_seconds" in record["rows"][0]
-    head = ["", "parameters", "tokens/s in training", *(["step time"] if timed else []), "tuned"]
-    rows = []
-    for row in record["rows"]:
-        ratio = [step_ratio(row, record["rows"][0])] if timed else []
-        rows.append([row["name"], f"{row['parameters']:,}", f"{row['tokens_per_second']:,.0f}", *ratio, f"`{row['choice']}`"])
-    text = "A step's time is that of the first row's, the median over pairs that took turns." if timed else ""
-    grid = f"Every row was tuned on seed 0 by the validation split, each over {', '.join(f'`{c}`' for c in record['grid'])}."
-    return f"## Cost and tuning\n\n{wrapped(join(grid, text))}\n\n{markdown(head, *rows)}"
+    text = f"Every row was tuned on seed 0 by validation text, each over {', '.join(f'`{c}`' for c in record['grid'])}."
+    first, titles, timed = record["rows"][0], [], "step_seconds" in record["rows"][0]
+    if timed:
+        text += " Speeds are medians of training steps that took turns, alone on the machine; times are over the first row's."
+        titles = ["tokens/s in training", "time for a token"]
+    rows = (
+        [row["name"], f"{row['parameters']:,}", *(speed(row, first) if timed else []), f"`{row['choice']}`"]
+        for row in record["rows"]
+    )
+    return f"## Cost and tuning\n\n{wrapped(text)}\n\n{markdown(['', 'parameters', *titles, 'tuned'], *rows)}"
 
 
-def step_ratio(row: dict, first: dict) -> str:
-    """A row's time per token over the first row's, the median over pairs."""
-    return f"{statistics.median(a / b for a, b in zip(row['step_seconds'], first['step_seconds'], strict=True)):.2f}"
+def speed(row: dict, first: dict) -> list[str]:
+    """A row's new tokens per second, and its time for one over the first row's, the median over pairs."""
+    ratio = statistics.median(a / b for a, b in zip(row["step_seconds"], first["step_seconds"], strict=True))
+    return [f"{1000 / statistics.median(row['step_seconds']):,.0f}", f"{ratio:.2f}"]
 
 
 def settings_part(record: dict) -> str:

@@ -101,8 +101,8 @@ def record_of(table, **measured):
     title = table.measures[0].title
     rows = [
         {"name": row.name, "paper": row.paper, "options": row.options, "choice": "--rate 1", "tuning": {"--rate 1": 2.0},
-         "parameters": 1234, "tokens_per_second": 10.0, "measured": {title: measured[row.name]}}
-        for row in table.rows
+         "parameters": 1234, "step_seconds": [seconds, seconds], "measured": {title: measured[row.name]}}
+        for row, seconds in zip(table.rows, (0.5, 2.0), strict=False)
     ]  # fmt: skip
     return {"name": "a-table", "scale": "small", "date": "2026-01-02", "machine": "2 cores", "torch": "2.13.0", "jobs": 2,
             "options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"], "rows": rows}  # fmt: skip
@@ -135,17 +135,20 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
-    """The clock says 2 s for the first row's step and 6 s for the second's, which reads twice as many tokens."""
+    """The clock says 2 s for the first row's step; the second reads twice as many tokens, half of the third's are not new."""
     turns = []
 
     def clock(variants, repeats, device):
         turns.append([variant.name for variant in variants])
-        return {"0": [2.0] * repeats, "1": [6.0] * repeats}
+        return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats}
 
     monkeypatch.setattr("accelerated.experiments.table.time_in_turn", clock)
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
-    rows = [settings_of(Trial("", f"{options} --batch {lanes}")) for lanes in (5, 10)]
-    assert [found[0] for found in step_times(rows)] == [50.0, 75.0] and turns == [["0", "1"]]
+    overlapping = (
+        "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
+    )
+    rows = [settings_of(Trial("", words)) for words in (f"{options} --batch 5", f"{options} --batch 10", overlapping)]
+    assert [found[0] for found in step_times(rows)] == [50.0, 75.0, 100.0] and turns == [["0", "1", "2"]]
 
 
 def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
@@ -153,12 +156,18 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
     for line in (
         "python -m accelerated.experiments a-table",
         "| a | 2.000 (1.000 .. 3.000) | 1.5 |", "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
-        "| a is better | +0.500, +0.250, +0.750 | holds |", "| a | 1,234 | 10 | `--rate 1` |", "a                        --x 1",
+        "| a is better | +0.500, +0.250, +0.750 | holds |", "a                        --x 1",
+        "| a | 1,234 | 2,000 | 1.00 | `--rate 1` |", "| b | 1,234 | 500 | 4.00 | `--rate 1` |",
         "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.", "`--rate 1`, `--rate 2`",
     ):  # fmt: skip
         assert line in text, line
     assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
-    assert "--scale gpu" in page(TWO, record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"})
+    record = record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"}
+    assert "--scale gpu" in page(TWO, record)
+    for row in record["rows"]:
+        del row["step_seconds"]
+    text = page(TWO, record)
+    assert "| b | 1,234 | `--rate 1` |" in text and "tokens/s" not in text and "took turns" not in text, "it was not timed"
 
 
 def test_one_row_with_many_measures_is_a_table_of_measures():
@@ -208,7 +217,6 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
         rows=(Row("a", "--window {W} --segment {W}", sizes={"option": "--clear-memory"}), Row("b", "--window 8 --segment 8")),
         measures=(Measure("test", lambda answer: answer["bits_per_byte"], "score --split test {option}"), first),
         scales={"small": Scale(small, {"W": 8, "option": ""}, ("--learning-rate 0.01",))}, orderings=(Ordering("?", "a", "b"),),
-        timed=True,
     )  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=lambda line: None), tmp_path)
