@@ -58,6 +58,7 @@ TABLE_1 = Table(
         Ordering("four times as long is better still", "XL:4W", "XL:2W"),
         Ordering("gradient between blocks helps (Slide:12L and XL:512, not on PG19's tokens and arXiv alike)", "Slide", "XL:W"),
         Ordering("a layer more helps", "Slide, a layer more", "Slide"),
+        Ordering("recurrence helps: Rec:fixed:skip and Slide", "Rec:fixed:skip", "Slide"),
         *(Ordering(f"{name} is better than a layer more", name, "Slide, a layer more") for name in GATES),
         Ordering("Rec:fixed:skip is better than the longest window", "Rec:fixed:skip", "XL:4W"),
         *(Ordering(f"Rec:fixed:skip is better than {name}", "Rec:fixed:skip", name) for name in GATES[:-1]),
