@@ -277,9 +277,11 @@ def verdicts(table: Table, record: dict) -> str:
     if not table.orderings:
         return ""
     first, rows = table.measures[0], [["the paper's ordering", "difference by seed", "here"]]
+    forms = {m.title: m.form for m in table.measures}
     for ordering in table.orderings:
         found = differences(record, ordering, first.title)
-        signed = ", ".join(f"{value:+{first.form}}" for value in found)
+        form = forms.get(ordering.better.partition(" | ")[2], first.form)
+        signed = ", ".join(f"{value:+{form}}" for value in found)
         rows.append([ordering.claim, signed, verdict(found)])
     text = "Differences are worse minus better, so a positive one agrees with the paper. An ordering holds if all seeds agree."
     return f"## The paper's orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"

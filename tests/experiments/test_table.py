@@ -180,6 +180,15 @@ def test_one_row_with_many_measures_is_a_table_of_measures():
     assert "| m3 | 3.000 |" in text and f"| {CARRIED.title} | 1.000 |" in text and "orderings" not in text
 
 
+def test_a_difference_is_printed_as_its_measure():
+    table = TWO._replace(measures=(CARRIED, CARRIED._replace(title="words", form=".2g")),
+                         orderings=(Ordering("a is better at words", "a | words", "b | words"),))  # fmt: skip
+    record = record_of(table, a=[1.0] * 3, b=[2.0] * 3)
+    for row, words in zip(record["rows"], (1e9, 3.5e9), strict=True):
+        row["measured"]["words"] = [words] * 3
+    assert "| a is better at words | +2.5e+09, +2.5e+09, +2.5e+09 | holds |" in page(table, record)
+
+
 def test_one_value_needs_no_spread():
     assert mean_and_spread([2.0, 2.0], ".1f") == "2.0" and mean_and_spread([1.0, 2.0], ".1f") == "1.5 (1.0 .. 2.0)"
 
