@@ -56,7 +56,7 @@ TABLE_1 = Table(
     orderings=(
         Ordering("a window twice as long is better (XL:1024 and XL:512)", "XL:2W", "XL:W"),
         Ordering("four times as long is better still", "XL:4W", "XL:2W"),
-        Ordering("gradient between blocks helps (Slide:12L and XL:512, not on PG19's tokens and arXiv alike)", "Slide", "XL:W"),
+        Ordering("gradient between blocks helps (Slide:12L and XL:512)", "Slide", "XL:W"),
         Ordering("a layer more helps", "Slide, a layer more", "Slide"),
         Ordering("recurrence helps: Rec:fixed:skip and Slide", "Rec:fixed:skip", "Slide"),
         *(Ordering(f"{name} is better than a layer more", name, "Slide, a layer more") for name in GATES),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from accelerated.bench.horizons import rollout_variant
-from accelerated.bench.timing import time_in_turn
+from accelerated.bench.timing import paired_ratios, spread, time_in_turn
 from accelerated.evaluation.overlap import mean_and_range
 from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, tuned
 from accelerated.models import MODELS
@@ -233,12 +233,20 @@ def page(table: Table, record: dict) -> str:
     )
     measured = (
         f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}, {record['jobs']} runs at a time. "
-        f"Mean (least .. most) of seeds {', '.join(map(str, SEEDS))}."
+        f"Mean (least .. most) of seeds {', '.join(map(str, SEEDS))}. {onward(record['name'])}"
     )
     parts = [f"# {table.title}", wrapped(table.about), f"```bash\n{command}\n```", wrapped(measured)]
     parts += [picture(table, record)] if table.draw else []
     parts += [(table.results or results)(table, record), verdicts(table, record), cost(record), settings_part(record)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def onward(name: str) -> str:
+    """The sentence that leads on from a page."""
+    model = name.partition("-")[0]
+    if model in MODELS:
+        return f"The method is in its [chapter](../{model}.md), what else was measured in [its results]({model}.md)."
+    return "The methods are [side by side](../index.md)."
 
 
 def wrapped(text: str) -> str:
@@ -292,7 +300,8 @@ def cost(record: dict) -> str:
     text = f"Every row was tuned on seed 0 by validation text, each over {', '.join(f'`{c}`' for c in record['grid'])}."
     first, titles, timed = record["rows"][0], [], "step_seconds" in record["rows"][0]
     if timed:
-        text += " Speeds are medians of training steps that took turns, alone on the machine; times are over the first row's."
+        text += """ Speeds are medians of training steps that took turns, alone on the machine; times are over the first row's,
+        median (least..most)."""
         titles = ["tokens/s in training", "time for a token"]
     rows = (
         [row["name"], f"{row['parameters']:,}", *(speed(row, first) if timed else []), f"`{row['choice']}`"]
@@ -302,9 +311,9 @@ def cost(record: dict) -> str:
 
 
 def speed(row: dict, first: dict) -> list[str]:
-    """A row's new tokens per second, and its time for one over the first row's, the median over pairs."""
-    ratio = statistics.median(a / b for a, b in zip(row["step_seconds"], first["step_seconds"], strict=True))
-    return [f"{1000 / statistics.median(row['step_seconds']):,.0f}", f"{ratio:.2f}"]
+    """A row's new tokens per second, and its time for one over the first row's, pair by pair."""
+    ratios = paired_ratios(row["step_seconds"], first["step_seconds"])
+    return [f"{1000 / statistics.median(row['step_seconds']):,.0f}", spread(ratios, ".2f")]
 
 
 def settings_part(record: dict) -> str:

@@ -101,8 +101,8 @@ def record_of(table, **measured):
     title = table.measures[0].title
     rows = [
         {"name": row.name, "paper": row.paper, "options": row.options, "choice": "--rate 1", "tuning": {"--rate 1": 2.0},
-         "parameters": 1234, "step_seconds": [seconds, seconds], "measured": {title: measured[row.name]}}
-        for row, seconds in zip(table.rows, (0.5, 2.0), strict=False)
+         "parameters": 1234, "step_seconds": seconds, "measured": {title: measured[row.name]}}
+        for row, seconds in zip(table.rows, ([0.5, 0.5, 0.5], [1.5, 2.5, 2.0]), strict=False)
     ]  # fmt: skip
     return {"name": "a-table", "scale": "small", "date": "2026-01-02", "machine": "2 cores", "torch": "2.13.0", "jobs": 2,
             "options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"], "rows": rows}  # fmt: skip
@@ -157,7 +157,7 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
         "python -m accelerated.experiments a-table",
         "| a | 2.000 (1.000 .. 3.000) | 1.5 |", "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
         "| a is better | +0.500, +0.250, +0.750 | holds |", "a                        --x 1",
-        "| a | 1,234 | 2,000 | 1.00 | `--rate 1` |", "| b | 1,234 | 500 | 4.00 | `--rate 1` |",
+        "| a | 1,234 | 2,000 | 1.00 (1.00..1.00) | `--rate 1` |", "| b | 1,234 | 500 | 4.00 (3.00..5.00) | `--rate 1` |",
         "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.", "`--rate 1`, `--rate 2`",
     ):  # fmt: skip
         assert line in text, line
