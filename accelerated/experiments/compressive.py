@@ -147,7 +147,7 @@ FIGURES = Table(
     ),
     orderings=(
         Ordering(
-            "attention rises from the oldest memory to the newest compressed memory",
+            "attention rises from memory to compressed memory",
             "compressive | attention to memory, 1 of 6", "compressive | attention to compressed memory, 6 of 6",
         ),
         Ordering(
