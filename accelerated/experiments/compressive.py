@@ -151,7 +151,7 @@ FIGURES = Table(
             "compressive | attention to memory, 1 of 6", "compressive | attention to compressed memory, 6 of 6",
         ),
         Ordering(
-            "most attention goes to the segment, more to its earlier part",
+            "attention is most to the segment's earlier part",
             "compressive | attention to segment, 6 of 6", "compressive | attention to segment, 1 of 6",
         ),
         Ordering(

@@ -81,8 +81,8 @@ TABLES_1_AND_2 = Table(
           for a, b in pairwise(SHARES)),
         *(Ordering(f"overlap {b} is better than {a} with recurrence", f"recurrent, {b}", f"recurrent, {a}")
           for a, b in pairwise(BOTH)),
-        Ordering("without overlap, recurrence is as good as GPT-2 at 30 (PG-19)", "recurrent, 0", "GPT-2, 30"),
-        Ordering("with 5, recurrence is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
+        Ordering("recurrence at 0 is as good as GPT-2 at 30 (PG-19)", "recurrent, 0", "GPT-2, 30"),
+        Ordering("recurrence at 5 is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
     ),
     scales=scales(
         {"small": 32, "gpu": 64}, {"small": 32, "gpu": 128},

@@ -170,6 +170,22 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
     assert "| b | 1,234 | `--rate 1` |" in text and "tokens/s" not in text and "took turns" not in text, "it was not timed"
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch):
+    monkeypatch.setattr("accelerated.experiments.table.verdict", lambda differences: verdict([0.1, -0.3, 0.1]))  # the longest
+    table = TABLES[name]
+    scale = table.scales["small"]
+    scale = scale._replace(sizes=scale.sizes | {"first": "x"})
+    rows = [
+        {"name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": max(scale.grid, key=len),
+         "tuning": {}, "parameters": 200_000, "step_seconds": [0.02, 0.03, 0.02],
+         "measured": {m.title: [2.0, 2.5, 2.25] for m in table.measures}}
+        for row in table.rows
+    ]  # fmt: skip
+    record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
+    assert not [line for line in page(table, record).splitlines() if len(line) > 120]
+
+
 def test_one_row_with_many_measures_is_a_table_of_measures():
     table = TWO._replace(
         rows=TWO.rows[:1], measures=(CARRIED, *(CARRIED._replace(title=f"m{n}") for n in range(4))), orderings=()
