@@ -49,8 +49,8 @@ METHODS = {
     "recurrent GPT-2": Method(f"{GPT2} --module-width 64", "--vectors", (1, 4)),
     "GPT-2": Method(f"{GPT2} --vectors 0"),
 }
-DISTANCES = (1, 4, 16, 64)  # segments
-LONGER = (2, 4, 16, 64)  # times the distance of training, 4 segments
+DISTANCES = (1, 4, 16, 64, 256, 1024)  # segments from the facts to the questions
+FARTHEST = 16  # of them in training
 
 
 def task(distance: int = 4, questions: int = 32, **others: int) -> RecallConfig:
@@ -58,11 +58,8 @@ def task(distance: int = 4, questions: int = 32, **others: int) -> RecallConfig:
     return RecallConfig(distance=distance * SEGMENT, questions=questions, spacing=2, vary_distance=True, **others)
 
 
-TRAINED = task()  # the task whose models are asked at longer distances too
-
-
+DISTANCE = task(FARTHEST)
 TASKS = {
-    **{f"distance {distance}": task(distance) for distance in DISTANCES},
     "16 facts": task(pairs=16, values=2),
     "64 facts": task(pairs=64, values=2),
     "rewriting": task(rewrites=8),
@@ -71,14 +68,23 @@ TASKS = {
     "one fact": task(task="one_fact", pairs=8),
     "two facts": task(task="two_facts", pairs=8),
 }
-LARGE = ("64 facts",)  # tasks that are also learned with a state four times as large
-DOCUMENTS, TOKENS, LANES = 12_000, 4_000_000, 16  # read in training, at most so many tokens; and read at a time
+LARGE = ("16 facts", "64 facts")  # also learned with a large state
+# What is asked: a name, the task that is learned, which size of the state, and words for eval.py
+CELLS = (
+    *((f"distance {distance:,}", DISTANCE, 0, f"--recall-distance {distance * SEGMENT}") for distance in DISTANCES),
+    *(
+        (f"{label}{', large state' * size}", config, size, "")
+        for label, config in TASKS.items()
+        for size in range(1 + (label in LARGE))
+    ),
+)
+LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
 
 
 def tokens_to_read(config: RecallConfig) -> int:
     """How many tokens a method reads to learn a task, padding included."""
-    return min(TOKENS, DOCUMENTS * config.length)
+    return 8_000_000 if config == DISTANCE else 2_500_000
 
 
 def training_options(method: Method, config: RecallConfig) -> str:
@@ -106,20 +112,14 @@ def task_options(config: RecallConfig) -> str:
 
 
 def rows() -> tuple[Row, ...]:
-    """Every cell: a method and a task, its state of the usual size or large; and the tasks asked at longer distances."""
+    """Every cell of every method; a method that has no size of its state has no large one."""
     found = []
     for name, method in METHODS.items():
-        for label, config in TASKS.items():
-            learned = training_options(method, config), task_options(config)
-            options = join(method.options, f"{method.size} {method.sizes[0]}" if method.size else "", *learned)
-            found.append(Row(f"{name} | {label}", options, sizes={"asked": ""}))
-            if label in LARGE and method.size:
-                options = join(method.options, f"{method.size} {method.sizes[1]}", *learned)
-                found.append(Row(f"{name} | {label}, large state", options, sizes={"asked": ""}))
-            if config == TRAINED:
-                for times in LONGER:
-                    asked = {"asked": f"--recall-distance {times * config.distance}"}
-                    found.append(Row(f"{name} | {times} times as long", options, sizes=asked))
+        for label, config, size, asked in CELLS:
+            if method.size or not size:
+                state = f"{method.size} {method.sizes[size]}" if method.size else ""
+                options = join(method.options, state, training_options(method, config), task_options(config))
+                found.append(Row(f"{name} | {label}", options, sizes={"asked": asked}))
     return tuple(found)
 
 
@@ -178,13 +178,15 @@ def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None
     figure = figure_class()(figsize=(7, 4.2), dpi=150, layout="constrained")
     axes = plain_axes(figure.add_subplot())
     for number, (method, own) in enumerate(found.items()):
-        means = [100 * statistics.mean(own[f"distance {distance}"]) for distance in DISTANCES]
+        means = [100 * statistics.mean(own[f"distance {distance:,}"]) for distance in DISTANCES]
         axes.plot(DISTANCES, means, marker="osv^D<>P"[number], markersize=5, linestyle="--" if number % 2 else "-", label=method)
     axes.axhline(10, color="0.5", linewidth=1, linestyle=":")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(DISTANCES, [str(distance) for distance in DISTANCES])
+    axes.set_xticks(DISTANCES, [f"{distance:,}" for distance in DISTANCES])
     axes.set(xlabel="segments of 16 tokens between the facts and the questions", ylabel="right answers, percent", ylim=(0, 104))
-    axes.set_title("Four facts, asked for later: trained at that distance")
+    axes.axvspan(FARTHEST, DISTANCES[-1], color="0.96")
+    axes.text(FARTHEST * 1.1, 2, "farther than in training", fontsize=8, color="0.4")
+    axes.set_title("Four facts, asked for later")
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
 
@@ -192,15 +194,15 @@ def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None
 FAMILY = Table(
     title="What a memory can hold",
     about=f"""Seven methods learn tasks that only a memory can solve, each from nothing; a guess is right one time in ten,
-    with 16 and 64 facts one time in two. All have width 64 and read {DOCUMENTS:,} documents in training, but at most
-    {TOKENS:,} tokens, in segments of 16.
+    with 16 and 64 facts one time in two. All have width 64 and read in segments of 16 tokens, {tokens_to_read(DISTANCE):,}
+    in training on the task of distances and {tokens_to_read(TASKS["binding"]):,} on each of the others.
 
-    distance: four facts, asked for after 1 to 64 segments of filler; training documents ask after any distance up to that
-    one, near ones as often as far ones, because from far ones alone hardly a recurrent model learns. 16 and 64 facts: as
-    many, asked for after 4; the large state holds four times as much. Times as long: the model of distance 4, asked after
-    2 to 64 times that distance. Rewriting: eight times a fact changes on the way; the last value counts. Binding: all
-    keys share one set of values. Copying: eight values that stand anywhere in the filler, in their order. One and two
-    facts: who is where, and where is what somebody took, after bAbI's first two tasks.""",
+    Distance: four facts, asked for after 1 to 1,024 segments of filler, by a model that was trained with at most {FARTHEST},
+    near ones as often as far ones, because from far ones alone hardly a recurrent model learns. So the farther ones show
+    whether it goes on to longer documents. The other tasks ask after 4 segments at most, as often after less. 16 and 64
+    facts: as many; the large state holds four times as much. Rewriting: eight times a fact changes on the way; the last
+    value counts. Binding: all keys share one set of values. Copying: eight values that stand anywhere in the filler, in
+    their order. One and two facts: who is where, and where is what somebody took, after bAbI's first two tasks.""",
     rows=rows(),
     measures=(RIGHT, RIGHT_CLEARED),
     orderings=(),

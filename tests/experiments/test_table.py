@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.recall import TASKS, TRAINED, tokens_to_read
+from accelerated.experiments.recall import DISTANCE, TASKS, tokens_to_read
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -76,7 +76,7 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
     """Whatever the preset of a model says: each has a recall task of its own."""
     for row in TABLES["recall"].rows:
         label = row.name.partition(" | ")[2].removesuffix(", large state")
-        config = TASKS.get(label, TRAINED)
+        config = TASKS.get(label, DISTANCE)
         assert row_settings("recall", "small", row)[0].recall == config, row.name
 
 
