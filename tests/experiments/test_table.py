@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.recall import DISTANCE, TASKS, tokens_to_read
+from accelerated.experiments.recall import DISTANCE, METHODS, TASKS, tokens_to_read
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -78,6 +78,19 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
         label = row.name.partition(" | ")[2].removesuffix(", large state")
         config = TASKS.get(label, DISTANCE)
         assert row_settings("recall", "small", row)[0].recall == config, row.name
+
+
+def test_a_cell_of_the_recall_family_asks_at_its_distance_and_a_large_state_holds_four_times_as_much():
+    rows = {row.name: row for row in TABLES["recall"].rows}
+    for method in METHODS:
+        asked = [row.sizes["asked"] for name, row in rows.items() if name.startswith(f"{method} | distance ")]
+        assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
+        for facts in ("16 facts", "64 facts"):
+            usual, large = (rows.get(f"{method} | {facts}{more}") for more in ("", ", large state"))
+            assert (large is None) == (method in ("Slide", "GPT-2")) and usual.sizes["asked"] == ""
+            if large:
+                changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
+                assert [int(b) / int(a) for a, b in changed] == [4.0]
 
 
 @pytest.mark.parametrize("name", TABLES)
