@@ -19,7 +19,7 @@ FINE_TUNING = {
     "small": "--init {first} --segment {T} --steps 150 --warmup 15 --horizon 4 --batch {lanes}",
     "gpu": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay --batch {lanes}",
 }
-FINE_RATES = ("--learning-rate 0.0005", "--learning-rate 0.001", "--learning-rate 0.002")
+FINE_RATES = ("--learning-rate 0.001", "--learning-rate 0.002", "--learning-rate 0.004")
 
 
 def number(name: str, split: str = "test") -> Callable[[dict], float]:
