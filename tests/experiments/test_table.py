@@ -274,8 +274,8 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     scale = table.scales[record["scale"]]
     assert path.with_suffix(".md").read_text() == page(table, record)
     assert (record["options"], record["first"], record["grid"]) == (scale.options, scale.first, list(scale.grid))
-    assert [(row["name"], row["options"]) for row in record["rows"]] == [
-        (row.name, filled(row.options, row, scale)) for row in table.rows
+    assert [(row["name"], row["options"], row["paper"]) for row in record["rows"]] == [
+        (row.name, filled(row.options, row, scale), row.paper) for row in table.rows
     ]
     for row in record["rows"]:
         assert row["tuning"].keys() == set(scale.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
