@@ -241,10 +241,15 @@ def page(table: Table, record: dict) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
+def is_of_paper(name: str) -> bool:
+    """Whether a table is one of a paper's, named after its model."""
+    return name.partition("-")[0] in MODELS
+
+
 def onward(name: str) -> str:
     """The sentence that leads on from a page."""
-    model = name.partition("-")[0]
-    if model in MODELS:
+    if is_of_paper(name):
+        model = name.partition("-")[0]
         return f"The method is in its [chapter](../{model}.md), what else was measured in [its results]({model}.md)."
     return "The methods are [side by side](../index.md)."
 
@@ -281,18 +286,19 @@ def results(table: Table, record: dict) -> str:
 
 
 def verdicts(table: Table, record: dict) -> str:
-    """Each ordering of the paper, the differences seed by seed, and whether it holds."""
+    """Each ordering, of the paper or expected, the differences seed by seed, and whether it holds."""
     if not table.orderings:
         return ""
-    first, rows = table.measures[0], [["the paper's ordering", "difference by seed", "here"]]
+    whose = "the paper's" if is_of_paper(record["name"]) else "expected"
+    first, rows = table.measures[0], [[f"{whose} ordering", "difference by seed", "here"]]
     forms = {m.title: m.form for m in table.measures}
     for ordering in table.orderings:
         found = differences(record, ordering, first.title)
         form = forms.get(ordering.better.partition(" | ")[2], first.form)
         signed = ", ".join(f"{value:+{form}}" for value in found)
         rows.append([ordering.claim, signed, verdict(found)])
-    text = "Differences are worse minus better, so a positive one agrees with the paper. An ordering holds if all seeds agree."
-    return f"## The paper's orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
+    text = "Differences are worse minus better, so a positive one agrees with the ordering. It holds if all seeds agree."
+    return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
 
 
 def cost(record: dict) -> str:

@@ -169,14 +169,16 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
     for line in (
         "python -m accelerated.experiments a-table",
         "| a | 2.000 (1.000 .. 3.000) | 1.5 |", "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
-        "| a is better | +0.500, +0.250, +0.750 | holds |", "a                        --x 1",
+        "## Expected orderings", "| a is better | +0.500, +0.250, +0.750 | holds |", "a                        --x 1",
         "| a | 1,234 | 2,000 | 1.00 (1.00..1.00) | `--rate 1` |", "| b | 1,234 | 500 | 4.00 (3.00..5.00) | `--rate 1` |",
         "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.", "`--rate 1`, `--rate 2`",
     ):  # fmt: skip
         assert line in text, line
     assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
     record = record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"}
-    assert "--scale gpu" in page(TWO, record)
+    assert "--scale gpu" in page(TWO, record) and "(../index.md)" in page(TWO, record)
+    ours = page(TWO, record | {"name": "memformer-1"})
+    assert "## The paper's orderings" in ours and "[chapter](../memformer.md)" in ours
     for row in record["rows"]:
         del row["step_seconds"]
     text = page(TWO, record)
