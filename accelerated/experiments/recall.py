@@ -237,6 +237,6 @@ ON_TEXT = Table(
         Ordering("a vector helps", "recurrent GPT-2", "GPT-2"),
         *(Ordering(f"what {name} carries helps", name, f"{name} | {CLEARED.title}") for name in METHODS if name != "GPT-2"),
     ),
-    scales={"small": Scale(f"{SMALL} --dropout 0", {"E": 16}, RATES)},
+    scales={"small": Scale(f"{SMALL} --dropout 0", {"E": 16}, ("--learning-rate 0.002", *RATES))},
 )
 TABLES = {"recall": FAMILY, "methods": ON_TEXT}
