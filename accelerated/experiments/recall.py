@@ -221,7 +221,7 @@ FAMILY = Table(
 
 ON_TEXT = Table(
     title="Seven methods on the same text",
-    about="""What is each memory worth on text? The methods of [what a memory can hold](recall.md), with the same sizes, read
+    about="""What is each memory worth on text? The methods of the table `recall`, with the same sizes, read
     bytes of the standard library in segments of 16; in an update all read 4,096 of them, and gradient passes through 64 bytes
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
