@@ -54,6 +54,23 @@ def check_back_propagation(model, segments, state):
     assert_agree(found["through_time"], found["memory_replay"], 1e-11)
 
 
+def check_key_biases(paper, config):
+    """Key biases add the same to all scores of a query, and softmax cancels it: exactly no gradient, on both sides."""
+    ref, rng = PAPERS[paper].reference, np.random.default_rng(5)
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
+    logits, _, cache = ref.forward(params, config, tokens, state)
+    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
+    biases = [name for name in params if name.endswith("key_bias")]
+    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
+    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
+    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
+    model = PAPERS[paper].model_with(params, config)
+    output = model(torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
+    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
+
+
 def with_starts(segments, start):
     """The segments as the reference's rollout reads them; lane 1 starts a document at segment `start`."""
     return [rollout.Segment(*rows[:3], np.array([False, k == start]), *rows[3:]) for k, rows in enumerate(segments)]

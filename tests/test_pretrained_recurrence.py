@@ -10,6 +10,7 @@ from documents import documents_of
 from gradients import draw
 from hypothesis import given
 from hypothesis import strategies as st
+from rollouts import check_key_biases
 from tolerances import LADDER
 from variants import PAPERS
 
@@ -29,19 +30,8 @@ RECURRENT = [name for name, change in VARIANTS.items() if change.get("vectors") 
 
 
 def test_key_biases_have_exactly_no_gradient():
-    """They add the same to all scores of a query, h_prev included, and softmax cancels it; on both sides."""
-    config, rng = SMALL, np.random.default_rng(5)
-    params, state = random_params(config, rng), random_state(config, rng, 2)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
-    biases = [name for name in params if name.endswith("key_bias")]
-    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
-    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
-    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-    model = model_with(params, config)
-    model(torch.tensor(tokens), to_torch(state)).logits.square().sum().backward()
-    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
+    """Although h_prev is among the keys."""
+    check_key_biases("pretrained_recurrence", SMALL)
 
 
 def both_models(name, seed=9):

@@ -35,6 +35,15 @@ class Method(NamedTuple):
     sizes: tuple[int, int] = (0, 0)
     horizon: bool = True  # whether gradient passes between segments, so that an update reads a whole document
 
+    @property
+    def segment(self) -> int:
+        """Tokens in a segment."""
+        return SEGMENT * BLOCKS if "block_recurrent" in self.options else SEGMENT
+
+    def with_state(self, size: int = 0) -> str:
+        """The options of the model with its usual state, or with the large one."""
+        return join(self.options, f"{self.size} {self.sizes[size]}" if self.size else "")
+
 
 XL = "--model compressive --head-width {E} --layers 2"
 BLOCK = "--model block_recurrent --head-width {E} --layers 2 --window 16"
@@ -89,18 +98,16 @@ def tokens_to_read(config: RecallConfig) -> int:
 
 def training_options(method: Method, config: RecallConfig) -> str:
     """How a method learns a task: every method reads as many tokens, in updates as it is usually trained."""
-    segment = SEGMENT * BLOCKS if "block_recurrent" in method.options else SEGMENT
-    horizon = -(-config.length // segment) if method.horizon else 1
+    horizon = -(-config.length // method.segment) if method.horizon else 1
     lanes = LANES if method.horizon else 4 * LANES
-    steps = tokens_to_read(config) // (lanes * horizon * segment)
-    return f"--segment {segment} --horizon {horizon} --batch {lanes} --steps {steps} --warmup {max(10, steps // 20)}"
+    steps = tokens_to_read(config) // (lanes * horizon * method.segment)
+    return f"--segment {method.segment} --horizon {horizon} --batch {lanes} --steps {steps} --warmup {max(10, steps // 20)}"
 
 
 def text_options(method: Method) -> str:
     """How a method reads text: every method reads 64 bytes of 64 lanes in an update, or 16 of 256."""
-    segment = SEGMENT * BLOCKS if "block_recurrent" in method.options else SEGMENT
-    horizon = SEGMENT * BLOCKS // segment if method.horizon else 1
-    return f"--segment {segment} --horizon {horizon} --batch {4096 // (segment * horizon)}"
+    horizon = SEGMENT * BLOCKS // method.segment if method.horizon else 1
+    return f"--segment {method.segment} --horizon {horizon} --batch {4096 // (method.segment * horizon)}"
 
 
 def task_options(config: RecallConfig) -> str:
@@ -117,8 +124,7 @@ def rows() -> tuple[Row, ...]:
     for name, method in METHODS.items():
         for label, config, size, asked in CELLS:
             if method.size or not size:
-                state = f"{method.size} {method.sizes[size]}" if method.size else ""
-                options = join(method.options, state, training_options(method, config), task_options(config))
+                options = join(method.with_state(size), training_options(method, config), task_options(config))
                 found.append(Row(f"{name} | {label}", options, sizes={"asked": asked}))
     return tuple(found)
 
@@ -137,11 +143,11 @@ def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
 
 
 def results(table: Table, record: dict) -> str:
-    """Accuracy of each method in each task: the mean of the seeds, and the least and the most."""
+    """The second picture, and the accuracy of each method in each task: the mean of the seeds, and the least and the most."""
     found = accuracies(record)
     tasks = list(next(iter(found.values())))
     half = -(-len(found) // 2)
-    parts = []
+    parts = [f"![Right answers by distance]({record['name']}-distance.svg)"]
     for methods in (list(found)[:half], list(found)[half:]):
         cells = (
             [asked, *(mean_and_spread(found[m][asked], ".0%") if asked in found[m] else "" for m in methods)] for asked in tasks
@@ -226,10 +232,7 @@ ON_TEXT = Table(
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
     Block-Recurrent and Slide have segments of four blocks, so clearing takes less from them.""",
-    rows=tuple(
-        Row(name, join(method.options, f"{method.size} {method.sizes[0]}" if method.size else "", text_options(method)))
-        for name, method in METHODS.items()
-    ),
+    rows=tuple(Row(name, join(method.with_state(), text_options(method))) for name, method in METHODS.items()),
     measures=(CARRIED, CLEARED),
     orderings=(
         Ordering("compression helps, at equal rows of memory", "compressive", "Transformer-XL"),

@@ -241,15 +241,15 @@ def page(table: Table, record: dict) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def is_of_paper(name: str) -> bool:
-    """Whether a table is one of a paper's, named after its model."""
-    return name.partition("-")[0] in MODELS
+def model_of(name: str) -> str:
+    """The model after whose paper a table is named, or nothing."""
+    model = name.partition("-")[0]
+    return model if model in MODELS else ""
 
 
 def onward(name: str) -> str:
     """The sentence that leads on from a page."""
-    if is_of_paper(name):
-        model = name.partition("-")[0]
+    if model := model_of(name):
         return f"The method is in its [chapter](../{model}.md), what else was measured in [its results]({model}.md)."
     return "The methods are [side by side](../index.md)."
 
@@ -289,7 +289,7 @@ def verdicts(table: Table, record: dict) -> str:
     """Each ordering, of the paper or expected, the differences seed by seed, and whether it holds."""
     if not table.orderings:
         return ""
-    whose = "the paper's" if is_of_paper(record["name"]) else "expected"
+    whose = "the paper's" if model_of(record["name"]) else "expected"
     first, rows = table.measures[0], [[f"{whose} ordering", "difference by seed", "here"]]
     forms = {m.title: m.form for m in table.measures}
     for ordering in table.orderings:

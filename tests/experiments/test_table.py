@@ -199,6 +199,8 @@ def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch):
     ]  # fmt: skip
     record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
     assert not [line for line in page(table, record).splitlines() if len(line) > 120]
+    pictures = {name, "recall-distance"} if name == "recall" else {name} if table.draw else set()
+    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures, "all that are drawn"
 
 
 def test_one_row_with_many_measures_is_a_table_of_measures():
