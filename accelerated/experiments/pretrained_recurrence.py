@@ -11,7 +11,7 @@ from accelerated.training.log import figure_class, plain_axes, save_figure
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
 PRETRAINING = {
     "small": f"--model pretrained_recurrence {SMALL} --layers 4 --max-positions 128 --segment 128 --vectors 0 --batch 32 "
-    "--steps 500 --warmup 50 --learning-rate 0.004",
+    "--steps 2000 --warmup 200 --learning-rate 0.004",
     "gpu": f"--model pretrained_recurrence {GPU} --layers 8 --max-positions 512 --segment 512 --vectors 0 --batch 64 "
     "--steps 2000 --warmup 200 --learning-rate 0.001",
 }
