@@ -76,8 +76,8 @@ class RecallConfig:
             )
         if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values):
             raise ValueError(f"task {self.task} has ten values that its questions share; leave rewrites and values out")
-        if self.task == "two_facts" and self.pairs < 2:
-            raise ValueError(f"pairs is {self.pairs}; two_facts needs two statements at least")
+        if self.task == "two_facts" and self.pairs < 4:
+            raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
         if self.task == "copying" and self.questions > self.pairs:
             raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
         if self.in_filler > self.distance:
@@ -144,22 +144,29 @@ def one_fact(config: RecallConfig, rng: np.random.Generator) -> Story:
 
 
 def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
-    """People go to places, and then take objects too; asked is where the objects are, which is where their last takers are."""
-    people = rng.choice(PEOPLE, config.pairs)
-    people[1] = people[0]  # who goes somewhere first and takes something then, so that there is a question
-    wants = rng.integers(2, size=config.pairs).astype(bool)
-    wants[1] = True
-    places, objects = rng.choice(PLACES, config.pairs), rng.choice(OBJECTS, config.pairs)
+    """People go to places and take objects; asked is where the objects are, which is where their last takers are.
+
+    They are in two places at least: otherwise the question would not matter.
+    """
+    while True:
+        statements, now = goings_and_takings(config, rng)
+        if len({*now.values()}) > 1:
+            return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *asked_and_answered(now))
+
+
+def goings_and_takings(config: RecallConfig, rng: np.random.Generator) -> tuple[list, dict[int, int]]:
+    """Return (statements, {object: its place at the end}); who is nowhere yet goes somewhere, the others go or take."""
+    drawn = (rng.choice(PEOPLE, config.pairs), rng.integers(2, size=config.pairs) == 1, rng.choice(PLACES, config.pairs),
+             rng.choice(OBJECTS, config.pairs))  # fmt: skip
     place_of, taker_of, statements = {}, {}, []
-    for person, taking, place, thing in zip(*(x.tolist() for x in (people, wants, places, objects)), strict=True):
+    for person, taking, place, thing in zip(*(part.tolist() for part in drawn), strict=True):
         if taking and person in place_of:
             taker_of[thing] = person
             statements.append((person, TAKES, thing))
         else:
             place_of[person] = place
             statements.append((person, GOES, place))
-    now = {thing: place_of[person] for thing, person in taker_of.items()}
-    return Story(people[:0], np.array(statements, np.uint8), *asked_and_answered(now))
+    return statements, {thing: place_of[person] for thing, person in taker_of.items()}
 
 
 def asking(keys: np.ndarray) -> np.ndarray:
@@ -186,7 +193,7 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, v
     inputs = rng.choice(FILLER, config.length)
     inputs[: config.opening] = story.opening
     distance = config.distance
-    if vary:  # near ones teach far ones
+    if vary:  # from near questions a model learns to keep facts for far ones
         room = config.distance - config.in_filler
         distance = config.in_filler + int((room + 2) ** rng.random()) - 1
     if count := len(story.pieces):

@@ -43,6 +43,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, metavar="N", help=text)
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
+    if options.scale not in (scales := TABLES[options.name].scales):
+        raise InputError(f"{options.name} has no --scale {options.scale}; give {' or '.join(scales)}")
     if options.jobs is None:
         options.jobs = cores if options.scale == "small" else GPU_JOBS
     if options.jobs < 1:

@@ -1,5 +1,6 @@
 """Memformer: Tables 1 and 2, Figures 3a to 3c; Table 3 is `python -m accelerated.bench horizons --model memformer`."""
 
+import statistics
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from accelerated.experiments.table import (
     Row,
     Scale,
     Table,
+    join,
+    mean_of,
     of_test,
+    results,
 )  # fmt: skip
 from accelerated.training.log import new_figure, save_figure
 
@@ -104,7 +108,7 @@ def draw_ablations(record: dict, path: Path) -> None:
     measured = {row["name"]: row["measured"][title] for row in record["rows"]}
     for label, sizes in (("horizon", HORIZONS), ("slots", SLOTS)):
         points = [(size, measured[f"{label} {size}"]) for size in sizes]
-        axes.plot([size for size, _ in points], [sum(found) / len(found) for _, found in points], marker="o", label=label)
+        axes.plot([size for size, _ in points], [mean_of(found) for _, found in points], marker="o", label=label)
         axes.plot([size for size, found in points for _ in found], [value for _, found in points for value in found],
                   ".", color="0.6", markersize=3)  # fmt: skip
     axes.set_xscale("log", base=2)
@@ -118,7 +122,7 @@ FIGURE_3 = Table(
     title="Memformer, Figures 3b and 3c",
     about="""How many segments must gradients pass through (Figure 3b), and how many slots help (Figure 3c)? Rows with a longer
     horizon have fewer lanes, so that all read equal numbers of tokens in an update. The paper finds horizon 1 the worst and
-    little gain beyond 16, and much gain from 1 slot to 8 and none beyond 32. Figure 3a is Table 1's rows with tasks.""",
+    little gain beyond 16, and much gain from 1 slot to 8 and none beyond 32.""",
     rows=(
         *(Row(f"horizon {horizon}", f"{MEMFORMER} --horizon {horizon} --batch {{lanes at {horizon}}}") for horizon in HORIZONS),
         *(Row(f"slots {slots}", f"{MEMFORMER} --slots {slots}") for slots in SLOTS),
@@ -137,4 +141,76 @@ FIGURE_3 = Table(
     draw=draw_ablations,
 )  # fmt: skip
 
-TABLES = {"memformer-1": TABLE_1, "memformer-2": TABLE_2, "memformer-3": FIGURE_3}
+VALIDATED = tuple(range(25, 401, 25))  # updates after which Figure 3a's curves have a point
+
+
+def validations(answer: dict) -> dict[int, float]:
+    """{update: bits per byte of the validation after it} of a run's log."""
+    records = [r for r in answer["records"] if "validation_bits_per_byte" in r and not r.get("final")]
+    return {record["step"]: record["validation_bits_per_byte"] for record in records}
+
+
+def rise(answer: dict) -> float:
+    """How far the last validation is above the best one: over-fitting."""
+    bits = [*validations(answer).values()]
+    return bits[-1] - min(bits)
+
+
+def roughness(answer: dict) -> float:
+    """How much a validation is off the line through its neighbours, on average."""
+    bits = [*validations(answer).values()]
+    return statistics.mean(abs(b - (a + c) / 2) for a, b, c in zip(bits, bits[1:], bits[2:], strict=False))
+
+
+def after(update: int) -> Measure:
+    """The validation after an update."""
+    return Measure(f"after {update}", lambda answer: validations(answer)[update])
+
+
+BEST = Measure("best validation, bits per byte", lambda answer: min(validations(answer).values()))
+RISE = Measure("last above best", rise)
+ROUGHNESS = Measure("roughness", roughness, form=".4f")
+
+
+def numbers_of_curves(table: Table, record: dict) -> str:
+    """The results without the curves' points, which the picture shows."""
+    shown = (BEST, RISE, ROUGHNESS)
+    rows = [row | {"measured": {m.title: row["measured"][m.title] for m in shown}} for row in record["rows"]]
+    return results(table._replace(measures=shown), record | {"rows": rows})
+
+
+def draw_curves(record: dict, path: Path) -> None:
+    """Draw Figure 3a: validation against updates, a colour for each row and a line for each seed."""
+    figure, axes = new_figure()
+    for number, row in enumerate(record["rows"]):
+        points = [row["measured"][after(update).title] for update in VALIDATED]
+        for seed, line in enumerate(zip(*points, strict=True)):
+            axes.plot(VALIDATED, line, color=f"C{number}", linewidth=1.2, label=None if seed else row["name"])
+    axes.set(xlabel="updates", ylabel="validation, bits per byte", title="Memformer, Figure 3a: a text read 25 times")
+    axes.legend(frameon=False)
+    save_figure(figure, path)
+
+
+WITH_TASKS = {"continuation": "", "infilling": INFILLING, "recall": RECALL, "all tasks": f"{INFILLING} {RECALL}"}
+FIGURE_3A = Table(
+    title="Memformer, Figure 3a",
+    about="""Do Memformer's two other tasks, infilling and recall, keep it from over-fitting, and make the validation curve
+    smoother? All rows read the same seven documents, 65 kB, about 25 times; in those with tasks, some lanes do a task instead of
+    continuing the text. All have one learning rate: tuning it by the last validation would hide what is compared. Roughness is
+    how far a validation is from the mean of those before and after it, on average, in bits.""",
+    rows=tuple(
+        Row(name, join(f"{MEMFORMER} --training-documents 7 --validate-every 25 --validation-segments 16", tasks))
+        for name, tasks in WITH_TASKS.items()
+    ),
+    measures=(BEST, RISE, ROUGHNESS, *map(after, VALIDATED)),
+    orderings=(
+        Ordering("all tasks: less prone to over-fitting", f"all tasks | {RISE.title}", f"continuation | {RISE.title}"),
+        Ordering("all tasks: a smoother curve", f"all tasks | {ROUGHNESS.title}", f"continuation | {ROUGHNESS.title}"),
+        *(Ordering(f"{name}: less prone to over-fitting", f"{name} | {RISE.title}", f"continuation | {RISE.title}")
+          for name in ("infilling", "recall")),
+    ),
+    scales={name: scale._replace(grid=("--learning-rate 0.006",)) for name, scale in SCALES.items()},
+    draw=draw_curves, results=numbers_of_curves,
+)  # fmt: skip
+
+TABLES = {"memformer-1": TABLE_1, "memformer-2": TABLE_2, "memformer-3": FIGURE_3, "memformer-3a": FIGURE_3A}

@@ -7,8 +7,10 @@ seed by seed: runs of one seed read the same text in the same order.
 import datetime
 import itertools
 import json
+import math
 import os
 import platform
+import shlex
 import statistics
 import textwrap
 from argparse import Namespace
@@ -22,9 +24,8 @@ import torch
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import paired_ratios, spread, time_in_turn
 from accelerated.evaluation.overlap import mean_and_range
-from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, tuned
+from accelerated.experiments.trials import LOG, SEEDS, Trial, Workshop, join, settled, tuned
 from accelerated.models import MODELS
-from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device
@@ -58,7 +59,7 @@ class Measure(NamedTuple):
 
 
 class Ordering(NamedTuple):
-    """What the paper says: `better` is below `worse`. Each is a row, "row | measure", or the difference "row - row"."""
+    """What the paper says: `better` is below `worse`. Each side is a row, "row | measure", or the difference "row - row"."""
 
     claim: str
     better: str
@@ -70,7 +71,7 @@ class Scale(NamedTuple):
 
     options: str  # of every row
     sizes: Mapping[str, Any] = NO_SIZES
-    grid: tuple[str, ...] = ()  # the choices to tune every row by, on seed 0
+    grid: tuple[str, ...] = ()  # the choices of options among which every row is tuned, on seed 0
     first: str = ""  # options of a run that rows begin from, as --init {first}
 
 
@@ -104,10 +105,9 @@ CLEARED = Measure("cleared", *of_test(options="--clear-memory"))
 
 def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages: Path) -> None:
     """Train, evaluate and time what is missing of a table, and write its record NAME.json and its page NAME.md into pages."""
-    if scale_name not in table.scales:
-        raise InputError(f"{name} has no --scale {scale_name}; give {' or '.join(table.scales)}")
     scale = table.scales[scale_name]
     chosen, trials = train_rows(table, scale, workshop)
+    scale = shown(scale)
     workshop.evaluate(
         (trial, filled(m.report, row, scale)) for row in table.rows for m in table.measures for trial in trials[row.name]
     )
@@ -123,13 +123,23 @@ def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages:
     write_page(name, table, record, pages)
 
 
+def shown(scale: Scale) -> Scale:
+    """The scale as a page has it: its sizes filled in, and FIRST for the folder of the run that rows begin from."""
+    sizes = scale.sizes | {"first": "FIRST"}
+    return scale._replace(options=scale.options.format_map(sizes), first=scale.first.format_map(sizes), sizes=sizes)
+
+
 def measured_row(row: Row, table: Table, scale: Scale, workshop: Workshop, choice: tuple, trials: list[Trial]) -> dict:
-    """The record of a row: how it was tuned, and its measures for every seed."""
-    answers = {m.title: [workshop.answer(trial, filled(m.report, row, scale)) for trial in trials] for m in table.measures}
+    """The record of a row: how it was tuned, and its measures for every seed; None stands for a run that diverged."""
+
+    def found(m: Measure, trial: Trial) -> float | None:
+        return None if workshop.diverged(trial) else m.pick(workshop.answer(trial, filled(m.report, row, scale)))
+
     return {
         "name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": choice[0],
-        "tuning": choice[1], "parameters": count_parameters(settings_of(trials[0])),
-        "measured": {m.title: [m.pick(answer) for answer in answers[m.title]] for m in table.measures},
+        "tuning": {choice: None if bits == math.inf else bits for choice, bits in choice[1].items()},
+        "parameters": count_parameters(settings_of(trials[0])),
+        "measured": {m.title: [found(m, trial) for trial in trials] for m in table.measures},
     }  # fmt: skip
 
 
@@ -175,9 +185,9 @@ def count_parameters(settings: Settings) -> int:
 
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:
-    """[[seconds per 1,000 new tokens of a training iteration, of each round]] of every row: the rows take turns."""
-    variants, tokens = [], []
-    for number, row in enumerate(settings):
+    """[[seconds per 1,000 new tokens, forward and backward, of each round]] of every row: different rows take turns."""
+    variants, tokens, different = [], [], list(dict.fromkeys(settings))
+    for number, row in enumerate(different):
         training = row.training
         device = choose_device(training.device, training.dtype)
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
@@ -185,7 +195,8 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         variants.append(rollout_variant(str(number), model, training.backprop, training.horizon, options))
         tokens.append(training.batch * training.horizon * (row.model_config.segment - getattr(row.model_config, "overlap", 0)))
     times = time_in_turn(variants, ROUNDS, device)
-    return [[1000 * spent / count for spent in times[str(number)]] for number, count in enumerate(tokens)]
+    found = [[1000 * spent / count for spent in times[str(number)]] for number, count in enumerate(tokens)]
+    return [found[different.index(row)] for row in settings]
 
 
 def machine() -> str:
@@ -202,11 +213,11 @@ def machine() -> str:
 
 def verdict(differences: list[float]) -> str:
     """Whether worse - better, seed by seed, agrees with an ordering."""
-    if min(differences) > 0:
-        return "holds"
-    if max(differences) <= 0:
-        return "does not hold"
-    return "holds within the spread" if statistics.mean(differences) > 0 else "does not hold, within the spread"
+    agree, seeds = sum(value > 0 for value in differences), len(differences)
+    if agree in (0, seeds):
+        return "holds" if agree else "does not hold"
+    holds = 2 * agree > seeds and statistics.mean(differences) > 0
+    return f"{'within the spread' if holds else 'does not hold'} ({agree} of {seeds})"
 
 
 def differences(record: dict, ordering: Ordering, first: str) -> list[float]:
@@ -216,13 +227,22 @@ def differences(record: dict, ordering: Ordering, first: str) -> list[float]:
         if " - " in side:
             return [a - b for a, b in zip(*map(values, side.split(" - ")), strict=True)]
         row, _, title = side.partition(" | ")
-        return next(found for found in record["rows"] if found["name"] == row)["measured"][title or first]
+        measured = next(found for found in record["rows"] if found["name"] == row)["measured"][title or first]
+        return [math.inf if value is None else value for value in measured]
 
     return [worse - better for better, worse in zip(values(ordering.better), values(ordering.worse), strict=True)]
 
 
-def mean_and_spread(values: list[float], form: str) -> str:
-    """'mean (least .. most)' of the seeds, or their only value."""
+def mean_of(values: list[float | None]) -> float:
+    """The mean of the seeds that did not diverge, NaN if all did."""
+    found = [value for value in values if value is not None]
+    return statistics.mean(found) if found else math.nan
+
+
+def mean_and_spread(values: list[float | None], form: str) -> str:
+    """'mean (least .. most)' of the seeds, or their only value; or how many diverged."""
+    if diverged := values.count(None):
+        return f"{diverged} of {len(values)} diverged"
     return f"{values[0]:{form}}" if min(values) == max(values) else mean_and_range(values, form)
 
 
@@ -248,7 +268,7 @@ def model_of(name: str) -> str:
 
 
 def onward(name: str) -> str:
-    """The sentence that leads on from a page."""
+    """The sentence that links a page to the method's other pages."""
     if model := model_of(name):
         return f"The method is in its [chapter](../{model}.md), what else was measured in [its results]({model}.md)."
     return "The methods are [side by side](../index.md)."
@@ -297,23 +317,46 @@ def verdicts(table: Table, record: dict) -> str:
         form = forms.get(ordering.better.partition(" | ")[2], first.form)
         signed = ", ".join(f"{value:+{form}}" for value in found)
         rows.append([ordering.claim, signed, verdict(found)])
-    text = "Differences are worse minus better, so a positive one agrees with the ordering. It holds if all seeds agree."
+    text = """Differences are worse minus better, so a positive one agrees with the ordering. It holds if all seeds agree, and
+    within the spread if most of them and the mean do; in brackets, how many agree."""
     return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
 
 
 def cost(record: dict) -> str:
     """Parameters, speed and the tuned choice of each row."""
-    text = f"Every row was tuned on seed 0 by validation text, each over {', '.join(f'`{c}`' for c in record['grid'])}."
-    first, titles, timed = record["rows"][0], [], "step_seconds" in record["rows"][0]
+    choices, first = record["grid"], record["rows"][0]
+    timed, tuned_here = "step_seconds" in first, len(choices) > 1
+    text = "No row was tuned: all have the learning rate of the settings below."
+    if tuned_here:
+        text = f"Every row was tuned on seed 0 by its last validation, each over {', '.join(f'`{c}`' for c in choices)}."
     if timed:
-        text += """ Speeds are medians of training steps that took turns, alone on the machine; times are over the first row's,
-        median (least..most)."""
-        titles = ["tokens/s in training", "time for a token"]
-    rows = (
-        [row["name"], f"{row['parameters']:,}", *(speed(row, first) if timed else []), f"`{row['choice']}`"]
-        for row in record["rows"]
-    )
-    return f"## Cost and tuning\n\n{wrapped(text)}\n\n{markdown(['', 'parameters', *titles, 'tuned'], *rows)}"
+        text += """ Speeds are medians of forward and backward passes of a training step that took turns; times are over the first
+        row's, median (least..most)."""
+    head = [
+        "",
+        "parameters",
+        *(["tokens/s in training", "time for a token"] if timed else []),
+        *(["tuned"] if tuned_here else []),
+    ]
+    rows = [[row["name"], f"{row['parameters']:,}"] for row in record["rows"]]
+    for cells, row in zip(rows, record["rows"], strict=True):
+        cells += (speed(row, first) if timed else []) + ([f"`{row['choice']}`"] if tuned_here else [])
+    parts = ["## Cost and tuning" if tuned_here else "## Cost", wrapped(text), markdown(head, *rows), at_an_end(record)]
+    return "\n\n".join(filter(None, parts))
+
+
+def at_an_end(record: dict) -> str:
+    """Which rows did best at an end of a grid of rates, and by how much: beyond it they might be better still."""
+    grid, found = record["grid"], []
+    if len(grid) < 3 or any(len(settled(choice)) > 1 for choice in grid):
+        return ""
+    for row in record["rows"]:
+        if row["choice"] in (grid[0], grid[-1]):
+            beside = row["tuning"][grid[1] if row["choice"] == grid[0] else grid[-2]]
+            more = "" if beside is None else f" ({beside - row['tuning'][row['choice']]:.3f})"
+            found.append(row["name"] + more)
+    text = "Best at an end of the grid, with how much better than the next choice in bits per byte of validation text: "
+    return wrapped(f"{text}{', '.join(found)}.") if found else ""
 
 
 def speed(row: dict, first: dict) -> list[str]:
@@ -322,10 +365,16 @@ def speed(row: dict, first: dict) -> list[str]:
     return [f"{1000 / statistics.median(row['step_seconds']):,.0f}", spread(ratios, ".2f")]
 
 
+def last_of_each(options: str) -> str:
+    """Options without those that a later one of the same name replaces."""
+    return shlex.join(word for name, values in settled(options).items() for word in (name, *values))
+
+
 def settings_part(record: dict) -> str:
     """The options, to make every row again."""
-    lines = [f"all      {record['options']}"] + ([f"first    {record['first']}"] if record["first"] else [])
-    lines += [f"{row['name']:<24} {row['options']}" for row in record["rows"]]
+    lines = [f"all      {record['options']}"] + ([f"FIRST    {record['first']}"] if record["first"] else [])
+    lines += [f"{row['name']:<24} {last_of_each(row['options'])}" for row in record["rows"]]
     wrapped_lines = (textwrap.wrap(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False) for line in lines)
-    text = "Options of `train.py`: those of all rows, then each row's own."
+    text = "Options of `train.py`: those of all rows, then each row's own"
+    text += "; FIRST is the run that all begin from." if record["first"] else "."
     return "## Settings\n\n" + text + "\n\n```text\n" + "\n".join(line for group in wrapped_lines for line in group) + "\n```"

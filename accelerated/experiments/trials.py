@@ -1,7 +1,7 @@
 """Trains and evaluates the runs of an experiment that are missing, several at a time; every table and the recall family use it.
 
-A trial is one run of train.py. Its folder is named after its options: what was trained before is found again, what was
-interrupted is resumed, and a trial whose options have changed is a new one.
+A trial is one run of train.py. Its folder is named after the options that its table gives it: what was trained before is found
+again, what was interrupted is resumed, and other options are another trial. What presets and the corpus say is not in the name.
 """
 
 import json
@@ -83,13 +83,19 @@ class Workshop:
                 with open(folder / METRICS, "a") as file:
                     file.write(json.dumps({"step": 0, "final": True, "diverged": last}) + "\n")
             (folder / OUTPUT).write_text(output)
+        if last_report(folder) is None:
+            raise InputError(f"{folder} was stopped before its end; give the same command again to continue it")
         spent = time.monotonic() - begun
         return f"{trial.name} {trial.options} --seed {trial.seed}: {bits_of(folder):.4f} bits per byte, {spent:.0f} s"
 
+    def diverged(self, trial: Trial) -> bool:
+        """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
+        return math.isinf(bits_of(self.folder(trial)))
+
     def evaluate(self, questions: Iterable[tuple[Trial, str]]) -> None:
         """Have eval.py answer the questions (trial, words of eval.py) that it has not answered before."""
-        asked = dict.fromkeys((trial, words) for trial, words in questions if words != LOG)
-        missing = [pair for pair in asked if not self.answer_file(*pair).exists()]
+        asked = {self.answer_file(trial, words): (trial, words) for trial, words in questions if words != LOG}
+        missing = [pair for file, pair in asked.items() if not (file.exists() or self.diverged(pair[0]))]
         self.in_parallel([(self.evaluate_one, *pair) for pair in missing])
 
     def evaluate_one(self, trial: Trial, words: str) -> str:
@@ -100,13 +106,13 @@ class Workshop:
         if self.stopping:
             return f"{trial.name}: stopped"
         if code:
-            raise InputError(f"eval.py {words} of {self.folder(trial)} ended with code {code}; give that command to see why")
+            raise InputError(f"{shlex.join(command[1:])} ended with code {code}; run it to see why")
         with written_whole(self.answer_file(trial, words), ADVICE) as path:
             path.write_text(output)
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
 
     def answer_file(self, trial: Trial, words: str) -> Path:
-        """Where the answer of eval.py is kept; it goes with the checkpoint that was asked."""
+        """Where the answer of eval.py is kept: in the run's folder, so that it is deleted with it."""
         return self.folder(trial) / f"eval-{fingerprint(words)}.json"
 
     def answer(self, trial: Trial, words: str) -> dict:

@@ -113,7 +113,7 @@ def test_one_fact_asks_where_somebody_went_last(config, seed):
     assert {*now.values()} <= {*PLACES.tolist()}
 
 
-@given(configs("two_facts", st.integers(2, 20)), seeds)
+@given(configs("two_facts", st.integers(4, 20)), seeds)
 def test_two_facts_asks_where_the_last_taker_is_now(config, seed):
     _, filler, asked, document = parts(config, seed)
     statements = told(filler)
@@ -124,6 +124,33 @@ def test_two_facts_asks_where_the_last_taker_is_now(config, seed):
         (place_of if mark == GOES else taker_of)[what if mark == TAKES else person] = person if mark == TAKES else what
     for place in asked:
         assert document.targets[place] == place_of[taker_of[document.inputs[place]]]
+
+
+@given(configs("two_facts", st.integers(4, 20)), seeds)
+def test_two_facts_ask_for_objects_in_two_places_at_least(config, seed):
+    document = recall_document(dataclasses.replace(config, questions=99), np.random.default_rng(seed), "x")
+    assert len({*document.targets[document.scored].tolist()}) > 1
+
+
+@pytest.mark.parametrize("task", ["facts", "copying", "one_fact", "two_facts"])
+def test_everything_that_can_be_told_is_told_and_asked(task):
+    """Each with about its share: no guess is better than another."""
+    config = RecallConfig(task=task, pairs=8, questions=8, rewrites=8 if task == "facts" else 0, distance=99)
+    documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(400)]
+    answers = np.concatenate([document.targets[document.scored] for document in documents])
+    _, counts = np.unique(answers, return_counts=True)
+    assert len(counts) == (10 if task != "facts" else 80) and counts.max() < 5 * counts.min()
+    if task == "facts":
+        filler = np.concatenate([document.inputs[config.opening : -8 * config.spacing] for document in documents])
+        assert all((filler == key).sum() > 200 for key in SYMBOLS[::-1][:8]), "any key may change"
+        return
+    statements = [told(document.inputs.tolist()) for document in documents]
+    if task != "copying":
+        people = [person for found in statements for person, *_ in found]
+        assert all(people.count(person) > 500 for person in PEOPLE.tolist())
+    if task == "two_facts":
+        again = [len([1 for who, mark, _ in found if mark == GOES and who == found[0][0]]) for found in statements]
+        assert sum(count > 1 for count in again) > 100, "who took something may go on"
 
 
 @given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 20), seeds)
@@ -206,7 +233,7 @@ def test_impossible_tasks_are_refused(change):
     ("task", "change", "words"),
     [("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
      ("copying", {"questions": 4, "pairs": 89}, "distance is 88"), ("one_fact", {"pairs": 30}, "distance is 88"),
-     ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 1}, "two statements at least"),
+     ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 3}, "four statements"),
      ("one_fact", {"rewrites": 1}, "leave rewrites and values out"), ("copying", {"values": 4, "questions": 4}, "values out")],
 )  # fmt: skip
 def test_what_a_task_cannot_hold_is_refused(task, change, words):

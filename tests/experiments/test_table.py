@@ -1,6 +1,7 @@
 """A table's page says what was measured; an ordering is judged seed by seed; rows differ only in what the table is about."""
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -8,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from rehearsal import Rehearsal
 
+from accelerated.experiments import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.recall import DISTANCE, METHODS, TASKS, tokens_to_read
+from accelerated.experiments.recall import DISTANCE, METHODS, RIGHT, TASKS, documents_to_read
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -22,11 +25,14 @@ from accelerated.experiments.table import (
     filled,
     join,
     mean_and_spread,
+    mean_of,
     measure,
     page,
     product,
     settings_of,
+    shown,
     step_times,
+    train_rows,
     verdict,
 )
 from accelerated.experiments.trials import Trial, Workshop
@@ -41,7 +47,8 @@ EVERY = [(name, scale) for name, table in TABLES.items() for scale in table.scal
 def row_settings(name, scale_name, row):
     """The Settings of a row as it is trained, of a row that begins from another run without its weights."""
     table, scale = TABLES[name], TABLES[name].scales[scale_name]
-    options = filled(join(scale.options, row.options), row, scale._replace(sizes=scale.sizes | {"first": "FIRST"}))
+    scale = shown(scale)
+    options = filled(join(scale.options, row.options), row, scale)
     if BEGUN.search(options):
         options = join(filled(scale.first, row, scale), BEGUN.sub("", options))
     return settings_of(Trial(row.name, join(options, scale.grid[0]))), table
@@ -49,14 +56,16 @@ def row_settings(name, scale_name, row):
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_all_rows_can_be_trained_and_read_as_many_tokens(name, scale):
-    """In an update, and the methods of the recall family, which are trained in different ways, in all."""
+    """In an update; the methods of the recall family, which are trained in different ways, as many documents in all."""
     tokens = {}
     for row in TABLES[name].rows:
         settings, _ = row_settings(name, scale, row)
         training = settings.training
-        tokens[row.name] = training.batch * training.horizon * settings.model_config.segment
+        segment = settings.model_config.segment
+        tokens[row.name] = training.batch * training.horizon * segment
         if name == "recall":
-            tokens[row.name] = round(tokens[row.name] * training.steps / tokens_to_read(settings.recall), 1)
+            documents = training.batch * training.horizon * training.steps / -(-settings.recall.length // segment)
+            tokens[row.name] = round(documents / documents_to_read(settings.recall), 2)
     assert len(set(tokens.values())) == 1, tokens
 
 
@@ -129,8 +138,8 @@ TWO = Table(
 
 @pytest.mark.parametrize(
     ("found", "expected"),
-    [([0.1, 0.2, 0.01], "holds"), ([0.3, -0.1, 0.1], "holds within the spread"),
-     ([0.1, -0.3, 0.1], "does not hold, within the spread"),
+    [([0.1, 0.2, 0.01], "holds"), ([0.3, -0.1, 0.1], "within the spread (2 of 3)"),
+     ([0.1, -0.3, 0.1], "does not hold (2 of 3)"), ([0.3, -0.1, -0.1], "does not hold (1 of 3)"),
      ([-0.1, -0.2, -0.3], "does not hold"), ([0.0, 0.0, 0.0], "does not hold")],
 )  # fmt: skip
 def test_an_ordering_holds_if_all_seeds_agree(found, expected):
@@ -148,20 +157,24 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
-    """The clock says 2 s for the first row's step; the second reads twice as many tokens, half of the third's are not new."""
+    """The clock says 2 s for the first row's step. The second reads twice as many tokens, as does the fourth, in two segments;
+    half of the third's are not new."""
     turns = []
 
     def clock(variants, repeats, device):
         turns.append([variant.name for variant in variants])
-        return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats}
+        return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats, "3": [4.0] * repeats}
 
     monkeypatch.setattr("accelerated.experiments.table.time_in_turn", clock)
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
     overlapping = (
         "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
     )
-    rows = [settings_of(Trial("", words)) for words in (f"{options} --batch 5", f"{options} --batch 10", overlapping)]
-    assert [found[0] for found in step_times(rows)] == [50.0, 75.0, 100.0] and turns == [["0", "1", "2"]]
+    replayed = f"{options} --batch 5 --horizon 2"
+    rows = [f"{options} --batch 5", f"{options} --batch 10", overlapping, replayed, f"{options} --batch 5"]
+    found = step_times([settings_of(Trial("", words)) for words in rows])
+    assert [of_row[0] for of_row in found] == [50.0, 75.0, 100.0, 50.0, 50.0]
+    assert turns == [["0", "1", "2", "3"]], "the same settings once"
 
 
 def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
@@ -186,21 +199,122 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch):
-    monkeypatch.setattr("accelerated.experiments.table.verdict", lambda differences: verdict([0.1, -0.3, 0.1]))  # the longest
+def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("accelerated.experiments.table.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
     table = TABLES[name]
-    scale = table.scales["small"]
-    scale = scale._replace(sizes=scale.sizes | {"first": "x"})
+    scale = shown(table.scales["small"])
     rows = [
-        {"name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": max(scale.grid, key=len),
-         "tuning": {}, "parameters": 200_000, "step_seconds": [0.02, 0.03, 0.02],
+        {"name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": scale.grid[-1],
+         "tuning": dict.fromkeys(scale.grid, 2.0), "parameters": 200_000, "step_seconds": [0.02, 0.03, 0.02],
          "measured": {m.title: [2.0, 2.5, 2.25] for m in table.measures}}
         for row in table.rows
     ]  # fmt: skip
     record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
     assert not [line for line in page(table, record).splitlines() if len(line) > 120]
+    record["rows"][0]["measured"] = {title: [2.0, None, 2.25] for title in record["rows"][0]["measured"]}
+    if table.draw:
+        table.draw(record, tmp_path / f"{name}.svg")
     pictures = {name, "recall-distance"} if name == "recall" else {name} if table.draw else set()
-    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures, "all that are drawn"
+    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures
+    assert {file.stem for file in tmp_path.iterdir()} == pictures, "what a page shows is drawn"
+
+
+def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
+    record = record_of(TWO, a=[1.0], b=[2.0]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
+    a, b = record["rows"]
+    a["tuning"] = {"--rate 1": 2.0, "--rate 2": 2.25, "--rate 4": 3.0}
+    b |= {"choice": "--rate 2", "tuning": {"--rate 1": 2.5, "--rate 2": 2.25, "--rate 4": 3.0}}
+    assert "validation text: a (0.250)." in " ".join(page(TWO, record).split())
+    b |= {"choice": "--rate 4", "tuning": {"--rate 1": 3.5, "--rate 2": 3.25, "--rate 4": 2.75}}
+    assert "validation text: a (0.250), b (0.500)." in " ".join(page(TWO, record).split())
+    assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 2"]}), "every choice is an end"
+    assert "end of the grid" not in page(TWO, record | {"grid": [f"--rate {n} --size {n}" for n in (1, 2, 3)]})
+
+
+def test_a_run_that_diverged_is_said_to_have():
+    record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75])
+    text = page(TWO, json.loads(json.dumps(record)))
+    assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a is better | +0.500, -inf, +0.750 | does not hold (2 of 3) |" in text
+    assert mean_of([1.0, None, 3.0]) == 2.0 and math.isnan(mean_of([None, None]))
+
+
+def test_rows_without_a_grid_are_not_said_to_be_tuned():
+    text = page(TWO, record_of(TWO, a=[1.0], b=[2.0]) | {"grid": [""]})
+    assert "No row was tuned" in text and "| b | 1,234 | 500 | 4.00 (3.00..5.00) |" in text and "tuned |" not in text
+
+
+def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
+    """From a first run that is trained before them."""
+    shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 1": 0.25})
+    scale = Scale("--init {first} --width {W}", {"W": 8}, ("--rate 1", "--rate 2"), first="--width {W} --long")
+    chosen, trials = train_rows(TWO, scale, shop)
+    first = shop.folder(Trial("", "--width 8 --long"))
+    assert first.exists() and "--init" not in shop.calls[0]
+    assert {name: choice for name, (choice, _) in chosen.items()} == {"a": "--rate 2", "b": "--rate 1"}
+    assert chosen["a"][1] == {"--rate 1": 1.0, "--rate 2": 0.5}
+    for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 1"}.items():
+        assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
+        assert all(shop.folder(trial).exists() for trial in trials[name])
+
+
+def test_a_page_names_the_first_run_and_fills_the_sizes():
+    scale = Scale("--init {first} --width {W}", {"W": 8}, first="--width {W} --long")
+    record = record_of(TWO, a=[1.0], b=[2.0]) | {"options": shown(scale).options, "first": shown(scale).first}
+    text = page(TWO, record)
+    assert (
+        "all      --init FIRST --width 8\nFIRST    --width 8 --long\n" in text and "FIRST is the run that all begin from." in text
+    )
+
+
+ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
+POSITIONS = {"memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}], "memory_cleared": []}
+OTHERS = {"bits_per_byte": 3.0, "word_perplexity": 8.0}
+WINDOWS = {"splits": {"test": {"bits_per_byte": 2.5, "word_perplexity": 9.0}, "valid": OTHERS},
+           "counted_flops_per_token": 7e6, "flops_per_token": 6e6}  # fmt: skip
+LOSSES = [{"loss": 1, "bits_per_byte": bits} for bits in (9.0, 9.0, 3.0, 2.0)] + [{"final": True, "bits_per_byte": 0.0}]
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "expected"),
+    [
+        (CARRIED, {"bits_per_byte": 2.5}, 2.5),
+        (memformer.PERPLEXITY, {"perplexity": 7.0, "bits_per_byte": 2.5}, 7.0),
+        (compressive.bucket("all"), {"by_frequency": [{"name": "rare", "perplexity": 9}, {"name": "all", "perplexity": 5}]}, 5),
+        (compressive.attention_to("memory", 1), {"attention": ATTENTION}, 25.0),
+        (compressive.loss_of_layer(1), {"attention_reconstruction_loss": [0.5, 0.25]}, 0.25),
+        (compressive.position(128), {"by_position": POSITIONS}, 2.25),
+        (compressive.FIGURE_3.measures[0], {"records": LOSSES}, 2.5),
+        (pretrained_recurrence.MEASURES[0], {"rows": [WINDOWS]}, 2.5),
+        (pretrained_recurrence.MEASURES[1], {"rows": [WINDOWS]}, 9.0),
+        (pretrained_recurrence.MEASURES[2], {"rows": [WINDOWS]}, 7e6),
+        (RIGHT, {"accuracy": 0.5, "bits_per_byte": 1.0}, 0.5),
+    ],
+    ids=lambda value: getattr(value, "title", ""),
+)  # fmt: skip
+def test_a_measure_is_what_its_title_says(found, answer, expected):
+    assert found.pick(answer) == expected
+
+
+def test_overlaps_are_the_nearest_to_those_of_the_papers_windows():
+    names = ("o0", "o5", "o10", "o30", "o50", "o75", "o100", "o150", "o200")
+    for window, expected in {300: (0, 5, 10, 30, 50, 75, 100, 150, 200), 60: (0, 1, 2, 6, 10, 15, 20, 30, 40),
+                             16: (0, 1, 1, 2, 3, 4, 5, 8, 11)}.items():  # fmt: skip
+        assert pretrained_recurrence.overlaps_of_window(window) == dict(zip(names, expected, strict=True))
+
+
+def test_settings_show_the_last_of_an_option_alone():
+    record = record_of(TWO, a=[1.0], b=[2.0])
+    record["rows"][0]["options"] = "--x 1 --flag --x 3"
+    assert "\na                        --x 3 --flag\n" in page(TWO, record)
+
+
+def test_figure_3a_is_measured_on_the_validations_of_a_log():
+    bits = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
+    records = [{"step": 25, "loss": 1.0}, *({"step": n, "validation_bits_per_byte": b} for n, b in bits.items())]
+    records.append({"step": 100, "validation_bits_per_byte": 4.5, "final": True})
+    best, last_above_best, rough, *points = (m.pick({"records": records}) for m in memformer.FIGURE_3A.measures[:7])
+    assert (best, last_above_best, points) == (2.0, 2.5, [3.0, 2.0, 2.5, 4.5])
+    assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
 
 
 def test_one_row_with_many_measures_is_a_table_of_measures():
@@ -231,8 +345,8 @@ def test_a_product_takes_one_of_each_grid():
 
 
 def test_unknown_names_and_scales_are_one_line(tmp_path):
-    with pytest.raises(InputError, match="has no --scale gpu; give small"):
-        measure("a-table", TWO, "gpu", Workshop(tmp_path, 1), tmp_path)
+    with pytest.raises(InputError, match="text has no --scale gpu; give small"):
+        parse_options(["text", "--scale", "gpu", "--out", str(tmp_path / "x")])
     command = [sys.executable, "-m", "accelerated.experiments", "memformer-9", "--runs", str(tmp_path / "x")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "" and "nearest: memformer-" in done.stderr and done.stderr.count("\n") == 1
@@ -240,7 +354,7 @@ def test_unknown_names_and_scales_are_one_line(tmp_path):
 
 
 def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
-    words = ["text", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    words = ["recall", "--out", str(tmp_path), "--runs", str(tmp_path)]
     for more, expected in (([], os.cpu_count()), (["--scale", "gpu"], GPU_JOBS), (["--scale", "gpu", "--jobs", "3"], 3)):
         assert parse_options([*words, *more]).jobs == expected
     with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
@@ -275,7 +389,7 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
 def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(path):
     record = json.loads(path.read_text())
     table = TABLES[path.stem]
-    scale = table.scales[record["scale"]]
+    scale = shown(table.scales[record["scale"]])
     assert path.with_suffix(".md").read_text() == page(table, record)
     assert (record["options"], record["first"], record["grid"]) == (scale.options, scale.first, list(scale.grid))
     assert [(row["name"], row["options"], row["paper"]) for row in record["rows"]] == [

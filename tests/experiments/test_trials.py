@@ -1,40 +1,15 @@
 """Trials are trained once, resumed when they were interrupted, tuned alike, and stopped together."""
 
-import json
 import math
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from rehearsal import Rehearsal
 
 from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, settled, tuned
 from accelerated.program.errors import InputError
-
-
-class Rehearsal(Workshop):
-    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the options: bits}."""
-
-    def __init__(self, runs, jobs=1, loss=(), fails=()):
-        super().__init__(runs, jobs, say=lambda line: self.said.append(line))
-        self.said, self.calls, self.loss, self.fails = [], [], dict(loss), dict(fails)
-
-    def run(self, command, errors=True):
-        words = [str(word) for word in command[1:]]
-        self.calls.append(words)
-        text = " ".join(words)
-        for part, line in self.fails.items():
-            if part in text:
-                return 2, f"some progress\n{line}\n"
-        if words[0].endswith("eval.py"):
-            return 0, json.dumps({"asked": words[1:]})
-        folder = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
-        folder.mkdir(parents=True, exist_ok=True)
-        bits = next((loss for part, loss in self.loss.items() if part in text), 1.0)
-        record = {"step": 5, "final": True, "validation_bits_per_byte": bits}
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 3.0}) + "\n" + json.dumps(record) + "\n")
-        return 0, "trained\n"
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path):
@@ -67,6 +42,15 @@ def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
     shop.train([trial])
     shop.train([trial])
     assert len(shop.calls) == 1 and bits_of(shop.folder(trial)) == math.inf and last_report(shop.folder(trial))["final"]
+    shop.evaluate([(trial, "score")])
+    assert len(shop.calls) == 1 and shop.diverged(trial), "there is nothing to evaluate"
+
+
+def test_a_run_that_somebody_stopped_is_no_finished_run(tmp_path, monkeypatch):
+    shop, trial = Rehearsal(tmp_path), Trial("a", "--width 8")
+    monkeypatch.setattr(shop, "run", lambda command: (0, "stopped and saved\n"))
+    with pytest.raises(InputError, match="was stopped before its end; give the same command again"):
+        shop.train([trial])
 
 
 def test_a_run_that_cannot_begin_ends_with_its_line(tmp_path):
@@ -82,6 +66,7 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
     questions = [(trial, "score --split test"), (trial, "score --split test"), (trial, LOG), (trial, "score")]
     shop.evaluate(questions)
     shop.evaluate(questions)
+    shop.evaluate([(Trial("another row", "--width 9 --width 8"), "score")])
     asked = [call for call in shop.calls if call[0].endswith("eval.py")]
     assert [call[1:] for call in asked] == [["score", str(shop.folder(trial)), "--split", "test", "--json"],
                                             ["score", str(shop.folder(trial)), "--json"]]  # fmt: skip
@@ -92,7 +77,7 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
 def test_a_question_that_fails_leaves_no_answer(tmp_path):
     shop, trial = Rehearsal(tmp_path, fails={"eval.py": "no"}), Trial("a", "--width 8")
     shop.train([trial])
-    with pytest.raises(InputError, match="code 2"):
+    with pytest.raises(InputError, match=r"eval\.py score .* --json ended with code 2; run it to see why"):
         shop.evaluate([(trial, "score")])
     assert not list(shop.folder(trial).glob("eval-*"))
 
