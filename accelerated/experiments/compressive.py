@@ -82,7 +82,6 @@ TABLES_8_AND_9 = Table(
     orderings=tuple(
         Ordering(claim, f"compressive | C x {better}", f"compressive | C x {worse}")
         for claim, better, worse in (
-            ("a compressed memory is better than none", "1", "0"),
             ("the size of training is better than half of it", "1", "1/2"),
             ("twice the size of training is better", "2", "1"),
             ("three times is better still", "3", "2"),
