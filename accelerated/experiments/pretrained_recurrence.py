@@ -16,8 +16,8 @@ PRETRAINING = {
     "--steps 2000 --warmup 200 --learning-rate 0.001",
 }
 FINE_TUNING = {
-    "small": "--init {first} --segment {T} --steps 150 --warmup 15 --horizon 4 --batch {lanes}",
-    "gpu": "--init {first} --segment {T} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay --batch {lanes}",
+    "small": "--init {first} --steps 150 --warmup 15 --horizon 4",
+    "gpu": "--init {first} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay",
 }
 FINE_RATES = ("--learning-rate 0.001", "--learning-rate 0.003", "--learning-rate 0.009")
 RECURRENT = "--vectors 1 --module-width {module}"  # hidden layers a quarter of the model's width, as in the paper (200 and 768)
@@ -37,14 +37,10 @@ MEASURES = (
 )
 
 
-def scales(lanes: dict[str, int], windows: dict[str, int], more: dict[str, dict[str, int]]) -> dict[str, Scale]:
-    """The scales of a table, from the lanes and the window of its rows at each scale."""
+def scales(sizes: dict[str, dict[str, int]]) -> dict[str, Scale]:
+    """The scales of a table, from the sizes of each."""
     return {
-        name: Scale(
-            FINE_TUNING[name], {"T": windows[name], "lanes": lanes[name]} | MODULE[name] | more[name], FINE_RATES,
-            PRETRAINING[name],
-        )
-        for name in PRETRAINING
+        name: Scale(FINE_TUNING[name], MODULE[name] | sizes[name], FINE_RATES, PRETRAINING[name]) for name in PRETRAINING
     }  # fmt: skip
 
 
@@ -63,6 +59,7 @@ def overlaps_of_window(window: int) -> dict[str, int]:
     return {f"o{share}": max(min(1, int(share)), round(int(share) * window / 300)) for share in SHARES}
 
 
+OF_T = "--segment {T} --batch {lanes}"
 TABLES_1_AND_2 = Table(
     title="Adding Recurrence to Pretrained Transformers, Tables 1 and 2",
     about="""What does one vector from window to window add to a pretrained GPT-2, at each overlap of the windows? A small GPT-2
@@ -71,9 +68,9 @@ TABLES_1_AND_2 = Table(
     the paper's windows of 300 tokens; windows of 60 share a fifth of that. The paper's column is the perplexity on the test
     splits of WikiText-103 and PG-19. Seeds share the pretraining. FLOPs are counted, the module's too.""",
     rows=(
-        *(Row(f"GPT-2, {share}", "--vectors 0", PAPER["GPT-2"][share], {"o": f"{{o{share}}}"}) for share in SHARES),
-        *(Row(f"recurrent, {share}", f"{RECURRENT} --overlap {{o{share}}}", PAPER["recurrent"][share], {"o": f"{{o{share}}}"})
-          for share in BOTH),
+        *(Row(f"GPT-2, {share}", f"{OF_T} --vectors 0", PAPER["GPT-2"][share], {"o": f"{{o{share}}}"}) for share in SHARES),
+        *(Row(f"recurrent, {share}", f"{OF_T} {RECURRENT} --overlap {{o{share}}}", PAPER["recurrent"][share],
+              {"o": f"{{o{share}}}"}) for share in BOTH),
     ),
     measures=MEASURES,
     orderings=(
@@ -85,10 +82,9 @@ TABLES_1_AND_2 = Table(
         Ordering("recurrence at 0 is as good as GPT-2 at 30 (PG-19)", "recurrent, 0", "GPT-2, 30"),
         Ordering("recurrence at 5 is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
     ),
-    scales=scales(
-        {"small": 16, "gpu": 28}, {"small": 60, "gpu": 300},
-        {name: overlaps_of_window(window) for name, window in (("small", 60), ("gpu", 300))},
-    ),
+    scales=scales({
+        "small": {"T": 60, "lanes": 16} | overlaps_of_window(60), "gpu": {"T": 300, "lanes": 28} | overlaps_of_window(300),
+    }),
 )  # fmt: skip
 
 WINDOWS = {"small": (16, 32, 64, 128), "gpu": (64, 128, 256, 512)}
@@ -150,7 +146,7 @@ FIGURES = Table(
         *(Ordering(f"it helps more with windows of {a} than of {b}", f"GPT-2, {b} - recurrent, {b}",
                    f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
     ),
-    scales=scales({"small": 16, "gpu": 32}, {"small": 64, "gpu": 256}, {name: sizes_of_windows(name) for name in WINDOWS}),
+    scales=scales({name: sizes_of_windows(name) for name in WINDOWS}),
     draw=draw_windows,
 )  # fmt: skip
 

@@ -149,8 +149,6 @@ class Workshop:
                         self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
                 self.stopping = True
-                for future in waiting:
-                    future.cancel()
                 for child in tuple(self.children):
                     child.send_signal(signal.SIGINT)
                 raise

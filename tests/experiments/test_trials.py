@@ -1,7 +1,6 @@
 """Trials are trained once, resumed when they were interrupted, tuned alike, and stopped together."""
 
 import math
-import signal
 import sys
 import time
 
@@ -147,4 +146,3 @@ def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_
 
 def test_options_are_joined_by_one_space():
     assert join("--a 1", "", "--b 2") == "--a 1 --b 2"
-    assert signal.SIGINT
