@@ -121,6 +121,7 @@ def test_children_share_the_cores_and_are_out_of_reach_of_ctrl_c(tmp_path, monke
         [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())"]
     )
     assert (code, output.split()) == (0, ["2", "True"])
+    assert Workshop(tmp_path, 9).environment["OMP_NUM_THREADS"] == "1", "more jobs than cores"
     assert shop.run([sys.executable, "-c", "import sys; print('a', file=sys.stderr)"], errors=False) == (0, "")
 
 
