@@ -29,7 +29,7 @@ def number(name: str) -> Callable[[dict], float]:
     return lambda answer: answer["rows"][0]["splits"]["test"][name]
 
 
-OVERLAP = "overlap --overlaps {o}"
+OVERLAP = "overlap --split test --overlaps {o}"
 MEASURES = (
     Measure("test, bits per byte", number("bits_per_byte"), OVERLAP, ".4f"),
     Measure("perplexity per word", number("word_perplexity"), OVERLAP, ".3g"),
