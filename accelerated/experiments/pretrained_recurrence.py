@@ -19,7 +19,7 @@ FINE_TUNING = {
     "small": "--init {first} --steps 150 --warmup 15 --horizon 4",
     "gpu": "--init {first} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay",
 }
-FINE_RATES = ("--learning-rate 0.001", "--learning-rate 0.003", "--learning-rate 0.009")
+FINE_RATES = ("--learning-rate 0.0003", "--learning-rate 0.001", "--learning-rate 0.003")
 RECURRENT = "--vectors 1 --module-width {module}"  # hidden layers a quarter of the model's width, as in the paper (200 and 768)
 MODULE = {"small": {"module": 16}, "gpu": {"module": 128}}
 
