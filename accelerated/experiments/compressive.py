@@ -212,9 +212,9 @@ def position(start: int) -> Measure:
 TEXT = Table(
     title="The text of the small tables: what is there to gain from context?",
     about="""The tables read Python's standard library, a package or module a document: 13.4 MB to train on, 290,377 bytes to tune
-    on and 657,824 bytes to test on in Python 3.11, up to 1.4 MB a document. Here a plain Transformer-XL with
-    segments of 64 reads the test split with memories of several sizes, and by the position in the document, as bytes and as
-    tokens of a byte-level BPE; numbers are bits per byte.""",
+    on and 657,824 bytes to test on in Python 3.11, up to 1.4 MB a document. Here a plain Transformer-XL with segments of 64
+    reads the test split with memories of several sizes, and by the position in the document, as bytes and as tokens of a
+    byte-level BPE; numbers are bits per byte.""",
     rows=(Row("bytes"), Row("BPE of 1,024", "--train-bpe 1024")),
     measures=(*map(context, CONTEXTS), *map(position, POSITIONS)),
     orderings=tuple(

@@ -324,25 +324,20 @@ def verdicts(table: Table, record: dict) -> str:
 
 def cost(record: dict) -> str:
     """Parameters, speed and the tuned choice of each row."""
-    choices, first = record["grid"], record["rows"][0]
-    timed, tuned_here = "step_seconds" in first, len(choices) > 1
-    text = "No row was tuned: all have the learning rate of the settings below."
-    if tuned_here:
+    rows, choices = record["rows"], record["grid"]
+    title, text = "## Cost", "No row was tuned: all have the learning rate of the settings below."
+    if was_tuned := len(choices) > 1:
+        title = "## Cost and tuning"
         text = f"Every row was tuned on seed 0 by its last validation, each over {', '.join(f'`{c}`' for c in choices)}."
-    if timed:
+    columns = {"": [row["name"] for row in rows], "parameters": [f"{row['parameters']:,}" for row in rows]}
+    if "step_seconds" in rows[0]:
         text += """ Speeds are medians of forward and backward passes of a training step that took turns; times are over the first
         row's, median (least..most)."""
-    head = [
-        "",
-        "parameters",
-        *(["tokens/s in training", "time for a token"] if timed else []),
-        *(["tuned"] if tuned_here else []),
-    ]
-    rows = [[row["name"], f"{row['parameters']:,}"] for row in record["rows"]]
-    for cells, row in zip(rows, record["rows"], strict=True):
-        cells += (speed(row, first) if timed else []) + ([f"`{row['choice']}`"] if tuned_here else [])
-    parts = ["## Cost and tuning" if tuned_here else "## Cost", wrapped(text), markdown(head, *rows), at_an_end(record)]
-    return "\n\n".join(filter(None, parts))
+        columns["tokens/s in training"], columns["time for a token"] = zip(*(speed(row, rows[0]) for row in rows), strict=True)
+    if was_tuned:
+        columns["tuned"] = [f"`{row['choice']}`" for row in rows]
+    cells = markdown([*columns], *zip(*columns.values(), strict=True))
+    return "\n\n".join(filter(None, [title, wrapped(text), cells, at_an_end(record)]))
 
 
 def at_an_end(record: dict) -> str:
