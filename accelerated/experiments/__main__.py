@@ -31,7 +31,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         description=f"{__doc__}\nNAME is one of\n\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="what to measure")
-    text = "small: two cores, about an hour a table, recall five; gpu: one large GPU, half an hour (default small)"
+    text = "small: two cores, an hour or two a table; gpu: one large GPU, half an hour (default small)"
     parser.add_argument("--scale", choices=("small", "gpu"), default="small", help=text)
     parser.add_argument(
         "--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="for pages (default docs/results)"

@@ -1,5 +1,7 @@
 """Seven methods side by side: what their memories can hold, by tasks of `--data recall`, and what they are worth on text."""
 
+import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -68,25 +70,28 @@ def task(distance: int = 4, questions: int = 32, **others: int) -> RecallConfig:
 
 
 DISTANCE = task(FARTHEST)
+CAPACITY = {"16 facts": task(pairs=16, values=2), "64 facts": task(pairs=64, values=2)}
 TASKS = {
-    "16 facts": task(pairs=16, values=2),
-    "64 facts": task(pairs=64, values=2),
     "rewriting": task(rewrites=8),
     "binding": task(shared_values=True),
     "copying": task(task="copying", pairs=8, questions=8),
     "one fact": task(task="one_fact", pairs=8),
     "two facts": task(task="two_facts", pairs=12),
 }
-LARGE = ("16 facts", "64 facts")  # also learned with a large state
-# What is asked: a name, the task that is learned, which size of the state, and words for eval.py
-CELLS = (
-    *((f"distance {distance:,}", DISTANCE, 0, f"--recall-distance {distance * SEGMENT}") for distance in DISTANCES),
-    *(
-        (f"{label}{', large state' * size}", config, size, "")
-        for label, config in TASKS.items()
-        for size in range(1 + (label in LARGE))
-    ),
-)
+
+
+class Cell(NamedTuple):
+    """What is asked of every method: the task that it learns, with the usual state or the large one, and words for eval.py."""
+
+    label: str
+    task: RecallConfig
+    size: int = 0
+    asked: str = ""
+
+
+OF_DISTANCE = tuple(Cell(f"distance {far:,}", DISTANCE, asked=f"--recall-distance {far * SEGMENT}") for far in DISTANCES)
+OF_CAPACITY = tuple(Cell(label + ", large state" * size, config, size) for label, config in CAPACITY.items() for size in (0, 1))
+OF_TASKS = tuple(Cell(label, config) for label, config in TASKS.items())
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
 
@@ -118,14 +123,14 @@ def task_options(config: RecallConfig) -> str:
     )
 
 
-def rows() -> tuple[Row, ...]:
+def rows(cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     """Every cell of every method; a method that has no size of its state has no large one."""
     found = []
     for name, method in METHODS.items():
-        for label, config, size, asked in CELLS:
-            if method.size or not size:
-                options = join(method.with_state(size), training_options(method, config), task_options(config))
-                found.append(Row(f"{name} | {label}", options, sizes={"asked": asked}))
+        for cell in cells:
+            if method.size or not cell.size:
+                options = join(method.with_state(cell.size), training_options(method, cell.task), task_options(cell.task))
+                found.append(Row(f"{name} | {cell.label}", options, sizes={"asked": cell.asked}))
     return tuple(found)
 
 
@@ -142,11 +147,10 @@ def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
 
 
 def results(table: Table, record: dict) -> str:
-    """The second picture, and the accuracy of each method in each task: the mean of the seeds, and the least and the most."""
-    found = accuracies(record)
+    """The accuracy of each method in each task: the mean of the seeds, and the least and the most."""
+    found, parts = accuracies(record), []
     tasks = list(next(iter(found.values())))
     half = -(-len(found) // 2)
-    parts = [f"![Right answers by distance]({record['name']}-distance.svg)"]
     for methods in (list(found)[:half], list(found)[half:]):
         cells = (
             [asked, *(mean_and_spread(found[m][asked], ".0%") if asked in found[m] else "" for m in methods)] for asked in tasks
@@ -155,14 +159,23 @@ def results(table: Table, record: dict) -> str:
     return "\n\n".join(parts)
 
 
-def draw(record: dict, path: Path) -> None:
-    """Draw both pictures, NAME.svg and NAME-distance.svg."""
-    found = accuracies(record)
-    draw_tasks(found, path)
-    draw_distances(found, path.with_name(f"{path.stem}-distance.svg"))
+def draw_tasks(record: dict, path: Path) -> None:
+    """Draw methods by the tasks of a record, coloured by accuracy, and the picture of the whole family anew."""
+    draw_accuracies(accuracies(record), path)
+    draw_family(path.parent)
 
 
-def draw_tasks(found: dict[str, dict[str, list[float]]], path: Path) -> None:
+def draw_family(pages: Path) -> None:
+    """Draw recall.svg: methods by the tasks of all tables of recall whose records are in the folder."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for path in (pages / f"{name}.json" for name in RECALL):
+        if path.exists():
+            for method, own in accuracies(json.loads(path.read_text())).items():
+                found.setdefault(method, {}).update(own)
+    draw_accuracies(found, pages / "recall.svg")
+
+
+def draw_accuracies(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     """Draw methods by tasks, coloured by accuracy."""
     tasks = list(dict.fromkeys(asked for own in found.values() for asked in own))
     figure = figure_class()(figsize=(0.62 * len(tasks) + 2.4, 0.42 * len(found) + 1.8), dpi=150, layout="constrained")
@@ -183,10 +196,10 @@ def draw_tasks(found: dict[str, dict[str, list[float]]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """Draw accuracy against distance, a line for each method."""
+def draw_distances(record: dict, path: Path) -> None:
+    """Draw accuracy against distance, a line for each method, and the picture of the whole family anew."""
     figure, axes = new_figure()
-    for number, (method, own) in enumerate(found.items()):
+    for number, (method, own) in enumerate(accuracies(record).items()):
         means = [100 * mean_of(own[f"distance {distance:,}"]) for distance in DISTANCES]
         axes.plot(DISTANCES, means, marker="osv^D<>P"[number], markersize=5, linestyle="--" if number % 2 else "-", label=method)
     axes.axhline(10, color="0.5", linewidth=1, linestyle=":")
@@ -200,42 +213,59 @@ def draw_distances(found: dict[str, dict[str, list[float]]], path: Path) -> None
     axes.set_title("Four facts, asked for later")
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
+    draw_family(path.parent)
 
 
-FAMILY = Table(
-    title="What a memory can hold",
-    about=f"""Seven methods learn tasks that need a memory, each from nothing; a guess is right one time in ten, with 16 and 64
-    facts one time in two. All have width 64, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16)
-    and learn from as many documents: {documents_to_read(DISTANCE):,} for the distances, 8 million tokens, and 2.5 million
-    tokens for each other task.
+COMMON = """All have width 64, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16) and learn from as
+    many documents"""
+RECALL_SIZES = "--dropout 0 --validation-segments 0 --data recall"
+RECALL_SCALES = {
+    "small": Scale(f"{RECALL_SIZES} --width 64 --heads 4 --feed-forward 256", {"E": 16}, RECALL_RATES),
+    "gpu": Scale(f"{RECALL_SIZES} --width 256 --heads 4 --feed-forward 1024", {"E": 64}, RECALL_RATES),
+}
 
-    Distance: four facts, asked for after 1 to 1,024 segments of filler, by a model that was trained with at most {FARTHEST},
-    near ones as often as far ones: from far ones alone hardly a recurrent model learns. So distances above {FARTHEST} show
-    whether it goes on to longer documents. A document has 32 questions, the last one 62 tokens after the first: at distance 1
-    attention alone answers many. The other tasks train with up to 4 segments and ask after 4. 16 and 64 facts: as many; the
-    large state has four times the rows that hold them. Rewriting: eight times a fact changes on the way; the last value
-    counts. Binding: all keys share one set of values. Copying: eight values that stand anywhere in the filler, in their order.
-    One and two facts: who is where, and where is what somebody took, after bAbI's first two tasks; in the second, the place of
-    the last taker would be right half of the time.""",
-    rows=rows(),
-    measures=(RIGHT,),
-    orderings=(),
-    scales={
-        "small": Scale(
-            "--data recall --width 64 --heads 4 --feed-forward 256 --dropout 0 --validation-segments 0", {"E": 16}, RECALL_RATES
-        ),
-        "gpu": Scale(
-            "--data recall --width 256 --heads 4 --feed-forward 1024 --dropout 0 --validation-segments 0", {"E": 64}, RECALL_RATES
-        ),
-    },
-    timed=False,  # the methods' costs are those of ON_TEXT
-    results=results,
-    draw=draw,
-)
+
+def recall_table(title: str, about: str, cells: tuple[Cell, ...], draw: Callable[[dict, Path], None]) -> Table:
+    """A table of right answers; the methods' costs are those of ON_TEXT."""
+    return Table(title, about, rows(cells), (RIGHT,), (), RECALL_SCALES, timed=False, results=results, draw=draw)
+
+
+RECALL = {
+    "recall-distance": recall_table(
+        "How far a memory reaches",
+        f"""Four facts open a document, and are asked for after 1 to 1,024 segments of filler. Every method is trained from
+        nothing with distances of at most {FARTHEST} segments, near ones as often as far ones: from far ones alone hardly a
+        recurrent model learns. So distances above {FARTHEST} show whether it goes on to longer documents. A document has 32
+        questions, the last one 62 tokens after the first: at distance 1 attention alone answers many. A guess is right one
+        time in ten. {COMMON}: {documents_to_read(DISTANCE):,}, 8 million tokens.""",
+        OF_DISTANCE,
+        draw_distances,
+    ),
+    "recall-capacity": recall_table(
+        "How much a memory holds",
+        f"""16 or 64 facts, with one of two values, open a document and are asked for after 4 segments of filler, in training
+        after up to 4. The large state has four times the rows that hold them. Every method learns each from nothing; a guess
+        is right one time in two. {COMMON}: those of 2.5 million tokens.""",
+        OF_CAPACITY,
+        draw_tasks,
+    ),
+    "recall-tasks": recall_table(
+        "What a memory can be asked",
+        f"""Facts are asked for after 4 segments of filler, in training after up to 4. Every method learns each task from
+        nothing; a guess is right one time in ten. {COMMON}: those of 2.5 million tokens.
+
+        Rewriting: eight times one of the four facts changes on the way; the last value counts. Binding: all keys share one
+        set of values. Copying: eight values that stand anywhere in the filler, in their order. One and two facts: who is
+        where, and where is what somebody took, after bAbI's first two tasks; in the second, the place of the last taker would
+        be right half of the time.""",
+        OF_TASKS,
+        draw_tasks,
+    ),
+}
 
 ON_TEXT = Table(
     title="Seven methods on the same text",
-    about="""What is each memory worth on text? The methods of the table `recall`, with the same sizes, read
+    about="""What is each memory worth on text? The methods of the `recall` tables, with the same sizes, read
     bytes of the standard library in segments of 16; in an update all read 4,096 of them, and gradient passes through 64 bytes
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
@@ -250,4 +280,4 @@ ON_TEXT = Table(
     ),
     scales={"small": Scale(f"{SMALL} --dropout 0", {"E": 16}, ("--learning-rate 0.002", *RATES))},
 )
-TABLES = {"recall": FAMILY, "methods": ON_TEXT}
+TABLES = RECALL | {"methods": ON_TEXT}

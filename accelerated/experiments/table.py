@@ -271,6 +271,8 @@ def onward(name: str) -> str:
     """The sentence that links a page to the method's other pages."""
     if model := model_of(name):
         return f"The method is in its [chapter](../{model}.md), what else was measured in [its results]({model}.md)."
+    if name.startswith("recall-"):
+        return "What it says of the methods is in [what a memory can hold](recall.md)."
     return "The methods are [side by side](../index.md)."
 
 

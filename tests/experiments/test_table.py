@@ -13,7 +13,7 @@ from rehearsal import Rehearsal
 
 from accelerated.experiments import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.recall import DISTANCE, METHODS, RIGHT, TASKS, documents_to_read
+from accelerated.experiments.recall import CAPACITY, DISTANCE, METHODS, RECALL, RIGHT, TASKS, documents_to_read, draw_family
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -63,7 +63,7 @@ def test_all_rows_can_be_trained_and_read_as_many_tokens(name, scale):
         training = settings.training
         segment = settings.model_config.segment
         tokens[row.name] = training.batch * training.horizon * segment
-        if name == "recall":
+        if name in RECALL:
             documents = training.batch * training.horizon * training.steps / -(-settings.recall.length // segment)
             tokens[row.name] = round(documents / documents_to_read(settings.recall), 2)
     assert len(set(tokens.values())) == 1, tokens
@@ -75,22 +75,25 @@ def test_rows_of_a_table_train_as_long_on_the_same_text(name, scale):
     alike = ("steps", "optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
     found = [row_settings(name, scale, row)[0] for row in TABLES[name].rows]
     assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in found}) == 1 or name in (
-        "text",
-        "compressive-3",
-        "recall",
+        *("text", "compressive-3"),
+        *RECALL,
     )
 
 
 def test_a_task_of_the_recall_family_is_what_its_options_give():
     """Whatever the preset of a model says: each has a recall task of its own."""
-    for row in TABLES["recall"].rows:
-        label = row.name.partition(" | ")[2].removesuffix(", large state")
-        config = TASKS.get(label, DISTANCE)
-        assert row_settings("recall", "small", row)[0].recall == config, row.name
+    found = set()
+    for name in RECALL:
+        for row in TABLES[name].rows:
+            label = row.name.partition(" | ")[2].removesuffix(", large state")
+            config = (TASKS | CAPACITY).get(label, DISTANCE)
+            assert row_settings(name, "small", row)[0].recall == config, row.name
+            found.add(config)
+    assert found == {DISTANCE, *TASKS.values(), *CAPACITY.values()}
 
 
 def test_a_cell_of_the_recall_family_asks_at_its_distance_and_a_large_state_holds_four_times_as_much():
-    rows = {row.name: row for row in TABLES["recall"].rows}
+    rows = {row.name: row for name in RECALL for row in TABLES[name].rows}
     for method in METHODS:
         asked = [row.sizes["asked"] for name, row in rows.items() if name.startswith(f"{method} | distance ")]
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
@@ -212,11 +215,24 @@ def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
     record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
     assert not [line for line in page(table, record).splitlines() if len(line) > 120]
     record["rows"][0]["measured"] = {title: [2.0, None, 2.25] for title in record["rows"][0]["measured"]}
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
     if table.draw:
         table.draw(record, tmp_path / f"{name}.svg")
-    pictures = {name, "recall-distance"} if name == "recall" else {name} if table.draw else set()
+    pictures = {name} if table.draw else set()
     assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures
-    assert {file.stem for file in tmp_path.iterdir()} == pictures, "what a page shows is drawn"
+    drawn = pictures | ({"recall"} if name in RECALL else set())
+    assert {file.stem for file in tmp_path.glob("*.svg")} == drawn, "what a page shows is drawn"
+
+
+def test_the_picture_of_recall_has_the_cells_of_all_its_tables(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr("accelerated.experiments.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name)))
+    for name, asked in (("recall-tasks", "copying"), ("recall-distance", "distance 1")):
+        rows = [{"name": f"{m} | {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2")]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
+    draw_family(tmp_path)
+    own = {"distance 1": [0.5], "copying": [0.5]}
+    assert drawn == [({"Slide": own, "GPT-2": own}, "recall.svg")] and list(drawn[0][0]["Slide"]) == list(own)
 
 
 def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
@@ -354,7 +370,7 @@ def test_unknown_names_and_scales_are_one_line(tmp_path):
 
 
 def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
-    words = ["recall", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    words = ["recall-tasks", "--out", str(tmp_path), "--runs", str(tmp_path)]
     for more, expected in (([], os.cpu_count()), (["--scale", "gpu"], GPU_JOBS), (["--scale", "gpu", "--jobs", "3"], 3)):
         assert parse_options([*words, *more]).jobs == expected
     with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
