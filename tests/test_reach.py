@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from variants import EVERY_VARIANT, PAPERS, over, random_task, variant
 
 from accelerated.protocol import require_gradient
@@ -91,7 +92,8 @@ def measured(paper, name):
             state = own.reference.initial_state(params, config, 2) if first else middle
             expected = by_the_reference(paper, params, config, tokens, first, state, task)
             state = model.initial_state(2) if first else own.to_torch(middle)
-            actual = by_autograd(paper, model, tokens, state, [own.to_torch(each) for each in task])
+            with sdpa_kernel(SDPBackend.MATH):  # fused kernels round where the gradient of a lone key's score is exactly zero
+                actual = by_autograd(paper, model, tokens, state, [own.to_torch(each) for each in task])
             assert actual == expected, {loss: actual[loss] ^ expected[loss] for loss in expected}
             for loss, names in actual.items():
                 found[f"{loss if 'compression' in loss else loss + label} {when} {name}"] = cells(paper, params, names)
