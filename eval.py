@@ -82,6 +82,8 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> score
             raise InputError(f"{file}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
     score.check_fields(model, getattr(options, "clear_memory", False))
     check_tokenizer(tokenizer := run_tokenizer(path, settings.data), checkpoint, path)
+    if REPORTS[name].text and not tokenizer.spells_text:
+        raise InputError(f"{name} is about text, and {path} has learned recordings; give another run")
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return score.TrainedRun(path, model.eval(), settings, checkpoint, tokenizer, lane_count)
 
@@ -111,6 +113,8 @@ def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: t
     data = options.data or trained.data
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
+    if not (run.tokenizer.spells_text or Path(data).exists()):
+        raise InputError(f"{run.path} has learned recordings, and --data {data} is text; give a .wav or a folder of them")
     check_carry_over(data, asked := options.carry_over_documents)
     carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
     config = data_config(trained, data)

@@ -201,7 +201,7 @@ def main(settings: runs.Settings, beginning: runs.Beginning) -> None:
             report(run)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"the model is saved; for its last report: {resume}") from None
-        if run.settings.training.sample:
+        if run.settings.training.sample and run.tokenizer.spells_text:
             sample(run)
         print(f"saved in {run.folder}; evaluate it with: python eval.py {run.folder}{run.data_dir_option}")
 

@@ -7,6 +7,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from accelerated.program.recordings import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, pretrained_recurrence
 
 HERE = Path(__file__).parent
@@ -231,6 +232,25 @@ def shift():
     axes.set_xlim(-1.8, 14.2)
     axes.set_ylim(-0.9, n + 0.8)
     save(figure, "compressive_shift")
+
+
+def mu_law():
+    """A decaying tone over the samples that every eighth mu-law value stands for."""
+    figure, axes = new_figure(9.0, 3.4)
+    levels = from_mu_law(np.arange(0, 256, 8)) / 2**15
+    for level in levels:
+        axes.plot((0, 1), (level, level), color=PREVIOUS, lw=0.6)
+    time = np.linspace(0, 1, 400)
+    tone = np.exp(-4 * time) * np.sin(2 * np.pi * 9 * time)
+    heard = from_mu_law(to_mu_law(np.round(tone * 2**15).astype(np.int16)) // 8 * 8) / 2**15
+    axes.plot(time, tone, color=FAINT, lw=1.2)
+    axes.plot(time, heard, color=STATE, lw=1.2, drawstyle="steps-mid")
+    for value in (0, 40, 128, 216, 255):
+        label(axes, 1.01, from_mu_law(np.array([value]))[0] / 2**15, str(value), TOKEN, 8, ha="left")
+    label(axes, -0.01, 0.5, "sound pressure", FAINT, 9, rotation=90)
+    label(axes, 0.5, -1.15, "time: grey the sound, orange its value if only every eighth is used", FAINT, 9)
+    label(axes, 1.0, 1.13, "mu-law value", TOKEN, 9)
+    save(figure, "compressive_mu_law")
 
 
 def learning():
@@ -463,6 +483,7 @@ PICTURES = (
     memories,
     shift,
     learning,
+    mu_law,
     memformer_flow,
     memformer_slots,
     memformer_replay,

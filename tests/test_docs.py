@@ -9,6 +9,7 @@ import runpy
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from accelerated.bench.__main__ import parse_options as parse_bench
@@ -16,6 +17,7 @@ from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.experiments.__main__ import TABLES
 from accelerated.experiments.__main__ import parse_options as parse_experiment
 from accelerated.models import MODELS
+from accelerated.program.recordings import write_recording
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training
 from reference.gradients import parser_of
@@ -145,6 +147,8 @@ def check_training_options(words):
     path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
     if path.suffix == ".txt":
         path.write_text("some text " * 99)
+    elif path.suffix == ".wav":
+        write_recording(path, np.zeros(9, np.uint8), 8000)
     elif f"{path}/" in words:
         path.mkdir(parents=True)
     parse_training(words)
@@ -159,6 +163,8 @@ def check_command(line):
         for word in words:
             if word.startswith(("RUN", "runs/")):
                 Path(word).mkdir(parents=True, exist_ok=True)
+        if "--prompt-file" in words:
+            write_recording(words[words.index("--prompt-file") + 1], np.zeros(9, np.uint8), 8000)
         parse(words)
     elif words[:3] == ["python", "-m", "accelerated.bench"]:
         parse_bench(words[3:])

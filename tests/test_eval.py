@@ -11,6 +11,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
@@ -24,6 +25,7 @@ from accelerated.evaluation.options import REPORTS
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
 from accelerated.program.errors import InputError, run_program
+from accelerated.program.recordings import read_recording, write_recording
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
 
@@ -99,7 +101,7 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
         "--memory": "score sample positions frequency range attention compression dynamic",
         "--split": "score positions frequency overlap range attention compression dynamic view",
         "--carry-over-documents": "score positions frequency overlap range attention compression dynamic view",
-        "--out": "view", "--document": "view", "--from": "view",
+        "--out": "sample view", "--document": "view", "--from": "view",
     }  # fmt: skip
     for option, reports in takers.items():
         assert (option in shown) == (name in reports.split()), option
@@ -588,6 +590,67 @@ def test_recall_is_never_joined(joined, tmp_path, capsys):
     assert record["carry_over_documents"] is False
     train(*COMPRESSIVE, "--data", "recall", *BRIEF, "--out", tmp_path / "run")
     assert "leave one of them out" in refused(capsys, tmp_path / "run", "--carry-over-documents")
+
+
+# Recordings
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory):
+    """A run that has learned a recording of 2,000 samples, half a second."""
+    folder = tmp_path_factory.mktemp("speech")
+    samples = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8)
+    samples[::3] = 32  # a blank, if it were text
+    write_recording(folder / "a.wav", samples, 4000)
+    train("--data", folder / "a.wav", *COMPRESSIVE, "--validation-segments", 2, "--steps", 2, "--out", folder / "run")
+    return SimpleNamespace(wav=folder / "a.wav", run=folder / "run", samples=samples.tobytes())
+
+
+def test_a_recording_is_scored_by_the_sample(speech, capsys):
+    lines, record = printed(capsys, speech.run), as_json(capsys, speech.run)
+    nats = record["nats"] / 99
+    assert record["tokens"] == record["text_bytes"] == 99 and "words" not in record, "5% of 2,000, and no words"
+    assert f"bits per sample     {nats / math.log(2):.4f}\nnats per sample     {nats:.4f}\n" in lines and "per byte" not in lines
+    assert "bits per sample" in printed(capsys, "dynamic", speech.run, "--learning-rate", 1e-3)
+
+
+def test_training_shows_no_samples_of_a_recording_as_text(speech, tmp_path, capsys):
+    train("--data", speech.wav, *COMPRESSIVE, "--steps", 1, "--sample", 9, "--out", tmp_path / "run")
+    assert "a sample" not in capsys.readouterr().out
+
+
+def test_a_recording_is_continued_in_another(speech, tmp_path, capsys):
+    how = ("sample", speech.run, "--prompt-file", speech.wav, "--tokens", 20, "--out", tmp_path / "b.wav")
+    line = printed(capsys, *how)
+    assert line == f"wrote {tmp_path / 'b.wav'}, 0.51 s; the continuation begins after 0.50 s\n"
+    written, rate = read_recording(tmp_path / "b.wav")
+    assert written[:2000] == speech.samples and len(written) == 2020 and rate == 4000
+    again = ("--seed", 0, "--out", tmp_path / "c.wav")
+    record = as_json(capsys, *how[:-2], *again)
+    assert record == {"out": str(tmp_path / "c.wav"), "rate": 4000, "prompt": 2000, "samples": 2020}
+    assert (tmp_path / "c.wav").read_bytes() == (tmp_path / "b.wav").read_bytes()
+    assert "exists, and nothing is overwritten; give another --out" in refused(capsys, *how)
+
+
+def test_recordings_and_text_are_not_mixed_up(speech, runs, tmp_path, capsys):
+    advice = "has learned recordings; give one to continue as --prompt-file FILE.wav, and --out FILE.wav"
+    assert advice in refused(capsys, "sample", speech.run, "--prompt", "def ", "--out", tmp_path / "b.wav")
+    assert advice in refused(capsys, "sample", speech.run, "--prompt-file", speech.wav)
+    of_text = "has learned text; leave --out out, and give text to continue"
+    assert of_text in refused(capsys, "sample", runs.recurrent, "--prompt-file", speech.wav)
+    assert of_text in refused(capsys, "sample", runs.recurrent, "--out", tmp_path / "b.wav")
+    for report, *options in (("frequency",), ("view", "--out", tmp_path / "page.html")):
+        line = refused(capsys, report, speech.run, *options)
+        assert line == f"{report} is about text, and {speech.run} has learned recordings; give another run"
+    for data in ("stdlib", "recall"):
+        assert re.search(
+            r"--data (stdlib is text; give a \.wav|recall is made of bytes)", refused(capsys, speech.run, "--data", data)
+        )
+    assert "is a recording, and --tokenizer bytes reads text" in refused(capsys, runs.recurrent, "--data", speech.wav)
+    assert not (tmp_path / "b.wav").exists()
+    wrote = tmp_path / "empty.wav"
+    write_recording(wrote, np.zeros(0, np.uint8), 4000)
+    assert "the prompt is empty" in refused(capsys, "sample", speech.run, "--prompt-file", wrote, "--out", tmp_path / "b.wav")
 
 
 # sample

@@ -17,7 +17,8 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "training": {"accelerated", "attention", "data", "reference"},
     "evaluation": {"accelerated", "attention", "data", "training", "reference"},
     "bench": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
-    "experiments": {"accelerated", "attention", "data", "training", "evaluation", "bench", "reference"},
+    "applications": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
+    "experiments": {"accelerated", "applications", "attention", "data", "training", "evaluation", "bench", "reference"},
     "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
 }
 # configs, initial values, and pure helpers

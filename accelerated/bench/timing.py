@@ -24,7 +24,7 @@ from accelerated.training.settings import TrainingConfig, preset_settings
 
 PRESETS = {  # of the papers, the first of a model for a GPU
     "block_recurrent": ("paper", "bytes", "large", "arxiv", "github", "xl-512", "xl-1024", "xl-2048"),
-    "compressive": ("wikitext-103", "enwik8", "pg19", "pg19-xl"),
+    "compressive": ("wikitext-103", "enwik8", "pg19", "pg19-xl", "speech"),
     "memformer": ("wikitext-103", "decoder"), "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
 }  # fmt: skip
 SIZES = {  # without dropout

@@ -14,9 +14,10 @@ from accelerated.program.errors import InputError, check_choice, option_name
 DATASETS = ("enwik8", "wikitext-103", "wikitext-103-raw", "pg19")  # named_sets.py opens them
 CORPORA = ("stdlib", "recall", *DATASETS)
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
+MU_LAW = "mu-law"  # the tokenizer of recordings
 TASKS = ("continuation", "infilling", "recall")
-ENCODINGS = {  # {name of a tokenizer: number of ids}; all except bytes are tiktoken's
-    "bytes": 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
+ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two are tiktoken's
+    "bytes": 256, MU_LAW: 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
     "o200k_base": 200019, "o200k_harmony": 201088,
 }  # fmt: skip
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
@@ -33,9 +34,10 @@ class DataConfig:
         data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103, wikitext-103-raw
             (without <unk>) or pg19 (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra
             datasets), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and
-            test/ are the splits
+            test/ are the splits. Or a recording of speech (.wav), or with --tokenizer mu-law a folder of recordings
         documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format; of
+            recordings mu-law, whose tokens are samples
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
@@ -73,6 +75,8 @@ class DataConfig:
             raise ValueError(f"validation_tokens is {self.validation_tokens}; it must be at least 2, or 0 for all")
         if self.train_bpe and self.train_bpe < 257:
             raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
+        if self.tokenizer == MU_LAW and (self.encoding != "utf-8" or self.skip_undecodable):
+            raise ValueError(f"tokenizer is {MU_LAW}, which reads recordings; encoding and skip_undecodable are for text")
 
     @property
     def own_ranks(self) -> bool:
@@ -149,6 +153,8 @@ def check_data(config: DataConfig) -> None:
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
     named = data in CORPORA or data.startswith(HUB)
+    if named and config.tokenizer == MU_LAW:
+        raise InputError(f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text; give a .wav or a folder of them")
     if config.documents == "folders" and (named or not os.path.isdir(data)):
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
     defaults = {field.name: field.default for field in fields(config)}

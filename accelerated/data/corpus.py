@@ -86,6 +86,8 @@ class Beginnings(Documents):
     @functools.cached_property
     def words(self) -> np.ndarray:
         """(documents,) words that begin in each; counted in the text of the tokens when they are asked for."""
+        if not self.tokenizer.spells_text:
+            return np.zeros(len(self.documents), np.int64)
         texts = (self.tokenizer.decode([*document.inputs[:1], *document.targets]) for document in self)
         return np.array([len(text.split()) for text in texts], np.int64)
 
@@ -125,7 +127,7 @@ def pieces_of(text: Text, tokenizer: object) -> Iterator[tuple[int, bytes]]:
             raise Undecodable(text.name, f" (byte {text.start + at + error.start})") from None
         joined = before + piece
         in_a_word = np.frombuffer(joined.translate(IN_A_WORD), bool)
-        yield np.count_nonzero(in_a_word[1:] > in_a_word[:-1]), piece
+        yield np.count_nonzero(in_a_word[1:] > in_a_word[:-1]) if tokenizer.spells_text else 0, piece
         at, before = at + cut, joined[-1:]
 
 

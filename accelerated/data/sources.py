@@ -23,15 +23,17 @@ from itertools import chain, groupby, pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from accelerated.data.config import DataConfig
+from accelerated.data.config import MU_LAW, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, counted
+from accelerated.program.recordings import Recording
 from accelerated.program.unpacking import RecodedFile, Unpacked
 
 TEXT_SUFFIXES = (
     ".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", ".csv", "",
 )  # fmt: skip
 ARCHIVE_SUFFIXES = (".jsonl", ".gz", ".zip")
+RECORDING = ".wav"
 SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
 READ_SIZE = 1 << 20  # bytes read at a time
 DEEPEST = 8  # archives inside one another
@@ -197,6 +199,7 @@ class Reading(NamedTuple):
     suffixes: tuple
     encoding: str
     unpacked: Unpacked
+    rates: dict  # {samples per second: a recording that has them}
     depth: int = 0  # of the archives around
 
     def deeper(self, name: str) -> "Reading":
@@ -204,6 +207,15 @@ class Reading(NamedTuple):
         if self.depth == DEEPEST:
             raise InputError(f"{name} holds more than {DEEPEST} archives inside one another; unpack it")
         return self._replace(depth=self.depth + 1)
+
+    def recording(self, name: str, open_file: Callable) -> Text:
+        """The Text of a recording; raises InputError if it has another rate than those before it."""
+        with read_errors(name), Recording(name, open_file()) as recording:
+            self.rates.setdefault(recording.rate, name)
+        if len(self.rates) > 1:
+            found = " and ".join(f"{own} {rate:,}" for rate, own in self.rates.items())
+            raise InputError(f"recordings have different rates, in samples per second: {found}; convert them to one")
+        return Text(name, (lambda: io.BufferedReader(Recording(name, open_file())),), must_be_utf8=False)
 
 
 def lines_of_json(name: str, open_file: Callable) -> Iterator[Text]:
@@ -237,6 +249,8 @@ def texts_in(name: str, open_file: Callable, reading: Reading, kind: str | None 
         yield from texts_in_zip(name, open_file, reading.deeper(name))
     elif suffix == ".jsonl":
         yield from lines_of_json(name, open_file)
+    elif reading.encoding == MU_LAW:
+        yield reading.recording(name, open_file)
     elif reading.encoding != "utf-8":
         yield Text(name, (lambda: io.BufferedReader(RecodedFile(open_file(), reading.encoding)),))
     else:
@@ -302,12 +316,14 @@ def files_below(folder: Path, suffixes: tuple) -> list[Path]:
 
 def chosen_suffixes(data: DataConfig) -> tuple:
     """The suffixes of the files to read from folders and archives."""
-    return tuple(data.suffixes.lower().split(",")) if data.suffixes else (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)
+    if data.suffixes:
+        return tuple(data.suffixes.lower().split(","))
+    return (RECORDING, ".zip") if data.tokenizer == MU_LAW else (*TEXT_SUFFIXES, *ARCHIVE_SUFFIXES)
 
 
 def chosen_encoding(data: DataConfig) -> str:
-    """Python's own name for --encoding."""
-    return codecs.lookup(data.encoding).name
+    """Python's own name for --encoding; mu-law for recordings."""
+    return MU_LAW if data.tokenizer == MU_LAW else codecs.lookup(data.encoding).name
 
 
 def name_of_path(data: DataConfig) -> str:
@@ -322,10 +338,10 @@ def name_of_path(data: DataConfig) -> str:
 
 def texts_of_files(files: Iterable[Path], data: DataConfig) -> Iterator[Text]:
     """Yield the texts of the files of --data, neither cut nor joined."""
-    root, suffixes, encoding = Path(data.data), chosen_suffixes(data), chosen_encoding(data)
+    root, suffixes, encoding, rates = Path(data.data), chosen_suffixes(data), chosen_encoding(data), {}
     for file in files:
         name = root.name if file == root else str(file.relative_to(root))
-        reading = Reading(suffixes, encoding, Unpacked(name, data.unpacked_limit))
+        reading = Reading(suffixes, encoding, Unpacked(name, data.unpacked_limit), rates)
         yield from texts_in(name, functools.partial(open, file, "rb"), reading)
 
 
@@ -345,11 +361,15 @@ def source_of_path(data: DataConfig) -> Source:
     and test/ of a folder are its splits. documents "folders" makes each subfolder one document.
     """
     path, suffixes = Path(data.data), chosen_suffixes(data)
+    if path.suffix.lower() == RECORDING and data.tokenizer != MU_LAW:
+        raise InputError(f"--data {data.data} is a recording, and --tokenizer {data.tokenizer} reads text; give {MU_LAW}")
     files = [path] if path.is_file() else files_below(path, suffixes)
     if not files:
-        or_none = "" if data.suffixes else " or have no dot"
-        known = " ".join(filter(None, suffixes)) + or_none
-        raise InputError(f"--data {data.data}: no text files in this folder; names should end in one of {known}; see --suffixes")
+        known = " ".join(filter(None, suffixes)) + " or have no dot" * ("" in suffixes)
+        raise InputError(
+            f"--data {data.data}: no {'recordings' if data.tokenizer == MU_LAW else 'text files'} in this folder; names should "
+            f"end in one of {known}; see --suffixes" + f", or for recordings --tokenizer {MU_LAW}" * (data.tokenizer != MU_LAW)
+        )
     splits = {} if path.is_file() else folders_with_splits(path, files)
     left_out = functools.cache(functools.partial(names_left_out, files, data))
 

@@ -1,10 +1,13 @@
 """Text to token ids and back: bytes, or byte-level BPE (an encoding of tiktoken, a file of ranks, or learned from the text).
 
+Recordings are read as mu-law bytes.
+
 A rank is a BPE token's id and its place in the order of merges. train.py chooses a tokenizer. It has
     vocabulary      ids are 0 .. vocabulary - 1
     dtype           NumPy's smallest type that holds them
     token_bytes     (V,) number of text bytes that each id stands for
     fingerprint     a hash that changes if an id means something else
+    spells_text     whether its tokens stand for text
     encode(text)    str or bytes to an array of ids
     decode(ids)     to the same bytes that were encoded, whatever they are
     last_cut(text)  the last position to cut text without changing its tokens; 0 if there is none
@@ -27,7 +30,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from accelerated.data.config import ENCODINGS, RANKS
+from accelerated.data.config import ENCODINGS, MU_LAW, RANKS
 from accelerated.data.sources import Source, decoded, naming_all_undecodable
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -49,10 +52,10 @@ LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut betw
 class ByteTokenizer:
     """Bytes as token ids 0..255."""
 
-    name = "bytes"
+    name = fingerprint = "bytes"
+    spells_text = True
     vocabulary = 256
     dtype = np.uint8
-    fingerprint = "bytes"
     token_bytes = np.ones(256, dtype=np.int64)
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -68,6 +71,17 @@ class ByteTokenizer:
         return whole_characters(text)
 
 
+class MuLawTokenizer(ByteTokenizer):
+    """The mu-law values of a recording's samples; program/recordings.py makes them."""
+
+    name = fingerprint = MU_LAW
+    spells_text = False
+
+    def last_cut(self, text: bytes) -> int:
+        """Its end: samples can be cut anywhere."""
+        return len(text)
+
+
 def whole_characters(text: bytes) -> int:
     """Length of text in bytes, without a UTF-8 character that its end cuts off."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
@@ -78,6 +92,8 @@ def whole_characters(text: bytes) -> int:
 
 class BpeTokenizer:
     """Byte-level BPE by a tiktoken encoding; text never becomes a special token."""
+
+    spells_text = True
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.name, self.encoding, self.vocabulary = name, encoding, encoding.n_vocab
@@ -160,8 +176,8 @@ def read_ranks(text: bytes, name: str) -> dict[bytes, int]:
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     """The tokenizer that --tokenizer names: one of ENCODINGS, or a ranks file."""
-    if name == "bytes":
-        return ByteTokenizer()
+    if name in ("bytes", MU_LAW):
+        return ByteTokenizer() if name == "bytes" else MuLawTokenizer()
     if name not in ENCODINGS:
         return tokenizer_of_file(name)
     try:

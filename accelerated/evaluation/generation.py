@@ -1,4 +1,4 @@
-"""Continues a text of any length token by token, carrying the state: for eval.py sample, train.py and the bench."""
+"""Continues a text or a recording of any length token by token: for eval.py sample, train.py and the bench."""
 
 import argparse
 import codecs
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
@@ -17,6 +18,7 @@ from accelerated.data.windows import Document, overlap_of
 from accelerated.evaluation.score import TrainedRun, evaluating
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
+from accelerated.program.recordings import write_recording
 from accelerated.protocol import Stream, open_stream
 
 
@@ -189,14 +191,34 @@ def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Print the prompt and its continuation token by token; with --json return both instead."""
+    """Print the prompt and its continuation token by token; with --json return both instead. A recording is written to --out."""
+    is_text, of_text = run.tokenizer.spells_text, isinstance(options.prompt, bytes)
+    if is_text and (options.out or not of_text):
+        raise InputError(f"{run.path} has learned text; leave --out out, and give text to continue")
+    if not is_text and (of_text or not options.out):
+        raise InputError(f"{run.path} has learned recordings; give one to continue as --prompt-file FILE.wav, and --out FILE.wav")
+    prompt, rate = (options.prompt, 0) if of_text else options.prompt
     device = next(run.model.parameters()).device
-    prompt = torch.tensor(run.tokenizer.encode(options.prompt).astype("int64"), device=device)
+    prompt = torch.tensor(run.tokenizer.encode(prompt).astype("int64"), device=device)
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)
+    if not is_text:
+        return continue_recording(options.out, prompt.tolist(), tokens, rate, options.tokens)
     if options.json:
         continuation = show_text(run.tokenizer, [int(token) for token in tokens])
         return {"prompt": show_text(run.tokenizer, prompt.tolist()), "continuation": continuation}, []
     print_text(run.tokenizer, prompt.tolist(), tokens)
     return {}, []  # everything is already printed
+
+
+def continue_recording(path: str, prompt: list[int], tokens: Iterator, rate: int, count: int) -> tuple[dict, list[str]]:
+    """Write a recording and its continuation by `count` samples, at `rate` samples per second."""
+    samples = list(prompt)
+    with Progress("continuing the recording", count) as bar:
+        for token in tokens:
+            samples.append(int(token))
+            bar.update()
+    write_recording(path, np.array(samples, np.uint8), rate)
+    record = {"out": path, "rate": rate, "prompt": len(prompt), "samples": len(samples)}
+    return record, [f"wrote {path}, {len(samples) / rate:.2f} s; the continuation begins after {len(prompt) / rate:.2f} s"]

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.sources import read_errors
+from accelerated.data.sources import RECORDING, read_errors
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError, option_name
 from accelerated.program.files import check_writable
+from accelerated.program.recordings import read_recording
 from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir, make_absolute
 from accelerated.training.settings import DEVICES, GPT2_MODEL
@@ -51,10 +52,10 @@ def state_fields(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def prompt_in_file(path: str) -> bytes:
-    """The bytes of the file that --prompt-file names."""
+def prompt_in_file(path: str) -> bytes | tuple[bytes, int]:
+    """The bytes of the file that --prompt-file names; of a recording (its mu-law values, samples per second)."""
     with read_errors(f"--prompt-file {path}"):
-        return Path(path).read_bytes()
+        return read_recording(path) if path.lower().endswith(RECORDING) else Path(path).read_bytes()
 
 
 def add_sampling(parser: OptionParser) -> None:
@@ -62,7 +63,8 @@ def add_sampling(parser: OptionParser) -> None:
     parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many tokens to add (default 200)")
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", type=os.fsencode, metavar="TEXT", default=b"\n", help="text to continue (default a newline)")
-    file = {"type": prompt_in_file, "metavar": "FILE", "help": "file with the text to continue, of any length"}
+    text = "file with the text to continue, of any length; for a run that reads recordings a .wav"
+    file = {"type": prompt_in_file, "metavar": "FILE", "help": text}
     prompts.add_argument("--prompt-file", dest="prompt", default=argparse.SUPPRESS, **file)
     fits = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
     text = "below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
@@ -78,6 +80,8 @@ def add_sampling(parser: OptionParser) -> None:
         "(pretrained_recurrence, section 5.3; the paper uses --temperature 0)"
     )
     parser.add_argument("--new-window", action="store_true", default=None, help=text)
+    text = "the .wav to write, prompt and continuation, for a run that reads recordings; nothing is overwritten"
+    parser.add_argument("--out", metavar="FILE", help=text)
 
 
 def add_overlaps(parser: OptionParser) -> None:
@@ -124,7 +128,7 @@ def add_axis(parser: OptionParser) -> None:
     parser.add_argument("--against", choices=("steps", "tokens"), default="steps", help=text)
 
 
-def check_page(path: str) -> None:
+def check_new(path: str) -> None:
     """Raise InputError unless a new file can be written to path."""
     path = Path(path)
     if os.path.lexists(path):
@@ -145,17 +149,19 @@ class Report(NamedTuple):
     several: bool = False  # whether it makes one table of several runs
     exact: bool = False  # whether bfloat16 is off, because small differences matter
     sizes: bool = True  # whether it can evaluate with other sizes than those of training
+    text: bool = False  # whether it is about text, not recordings
     opens: bool = True  # whether it needs the runs' models, not their logs alone
 
 
 REPORTS = {
     "score": Report("bits per byte, perplexity and log-probability of a split", "RUN --split test", clears=True),
-    "sample": Report("a continuation of a text", "RUN --prompt 'def ' --top-p 0.98", add_sampling, splits=()),
+    "sample": Report("a continuation of a text, or of a recording", "RUN --prompt 'def ' --top-p 0.98", add_sampling, splits=()),
     "positions": Report(
         "the loss by the position in the document, with the memory and with it cleared", "RUN --plot positions.png", plots=True
     ),
     "frequency": Report(
-        "the perplexity of words by how often they occur in the training split", "RUN --plot frequency.png", plots=True
+        "the perplexity of words by how often they occur in the training split", "RUN --plot frequency.png", plots=True,
+        text=True,
     ),
     "overlap": Report(
         "a table of pretrained_recurrence runs at several overlaps of their windows", "RUN RUN --overlaps 0,5", add_overlaps,
@@ -179,7 +185,8 @@ REPORTS = {
         splits=(), exact=True, sizes=False,
     ),
     "view": Report(
-        "a page that shows token by token what the carried memory changed", "RUN --out page.html", add_page, sizes=False
+        "a page that shows token by token what the carried memory changed", "RUN --out page.html", add_page, sizes=False,
+        text=True,
     ),
     "curves": Report(
         "the last and best losses of runs, finished or not, and their curves in one plot", "RUN RUN --plot curves.png", add_axis,
@@ -284,7 +291,7 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     if name == "sample":
         check_sampling(options)
     if name == "view":
-        check_page(options.out)
+        check_new(options.out)
     return name, options
 
 
@@ -292,5 +299,7 @@ def check_sampling(options: argparse.Namespace) -> None:
     """Raise InputError for options of sample that do not fit together, and for an empty prompt."""
     if options.temperature == 0 and (options.top_k or options.top_p):
         raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
-    if not options.prompt:
-        raise InputError("the prompt is empty; give at least one character to continue")
+    if not options.prompt or not options.prompt[0]:
+        raise InputError("the prompt is empty; give at least one character or sample to continue")
+    if options.out:
+        check_new(options.out)

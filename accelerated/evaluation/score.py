@@ -288,9 +288,11 @@ def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
     return rates | {"nats": score.nats, "tokens": score.tokens, "text_bytes": score.text_bytes, "accuracy": score.accuracy}
 
 
-def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
+def score_lines(score: Score, words: tuple[int, str], total: int, of_text: bool = True) -> list[str]:
     """The lines that show a Score of a split with `total` tokens to predict; words as for score_record."""
     lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
+    if not of_text:
+        lines = [f"bits per sample     {score.bits_per_token:.4f}", f"nats per sample     {ratio(score.nats, score.tokens):.4f}"]
     lines.append(f"perplexity          {score.perplexity(score.tokens):,.3f}")
     if words[0]:
         of_words = f"{counted(words[0], 'word')} of the original text, {words[1]}"
@@ -311,7 +313,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     chance = (
         [f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})"] if run.data == "recall" else []
     )
-    return score_record(score, words) | {"split_tokens": total}, score_lines(score, words, total) + chance
+    lines = score_lines(score, words, total, run.tokenizer.spells_text)
+    return score_record(score, words) | {"split_tokens": total}, lines + chance
 
 
 def report_dynamic(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -326,6 +329,6 @@ def report_dynamic(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, 
     read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
     static = check_score(evaluate(*read_by))
     dynamic = evaluate_dynamically(*read_by, optimizer, run.settings.training.clip)
-    lines = ["with the weights as they are:", *score_lines(static, words, total), f"with dynamic evaluation at {rate:g}:"]
+    before, after = (score_lines(found, words, total, run.tokenizer.spells_text) for found in (static, dynamic))
     record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
-    return record, lines + score_lines(dynamic, words, total)
+    return record, ["with the weights as they are:", *before, f"with dynamic evaluation at {rate:g}:", *after]

@@ -84,6 +84,7 @@ class Table(NamedTuple):
     measures: tuple[Measure, ...]
     orderings: tuple[Ordering, ...]
     scales: dict[str, Scale]
+    prepare: Callable[[], None] | None = None  # makes the data that rows read
     timed: bool = True  # whether the rows' training steps are timed in turn
     draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
     results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
@@ -106,6 +107,8 @@ CLEARED = Measure("cleared", *of_test(options="--clear-memory"))
 def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages: Path) -> None:
     """Train, evaluate and time what is missing of a table, and write its record NAME.json and its page NAME.md into pages."""
     scale = table.scales[scale_name]
+    if table.prepare:
+        table.prepare()
     chosen, trials = train_rows(table, scale, workshop)
     scale = shown(scale)
     workshop.evaluate(

@@ -17,6 +17,7 @@ from typing import Any
 from accelerated.data.config import (
     CORPORA,
     ENCODINGS,
+    MU_LAW,
     OF_FILES,
     OF_TEXTS,
     DataConfig,
@@ -310,6 +311,8 @@ def adjust(asked: dict[str, dict], other_data: bool = False) -> None:
         training.setdefault("epochs", 0.0)
     if training.get("optimizer") == "adam":
         training.setdefault("weight_decay", 0.0)
+    if data.get("data", "").lower().endswith(".wav") and not other_data:
+        data.setdefault("tokenizer", MU_LAW)
     if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
     if data.get("data") == "recall":

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 
+import numpy as np
 import pytest
 from documents import as_zip, content
 from hypothesis import given
@@ -14,6 +15,7 @@ from accelerated.data.config import DataConfig
 from accelerated.data.sources import Text, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
+from accelerated.program.recordings import write_recording
 
 
 def source(path, **options):
@@ -253,3 +255,55 @@ def test_given_splits_keep_their_texts():
     given = {split: lambda split=split: [Text(f"{split}{i}", ()) for i in range(60)] for split in SPLITS}
     assert all(text.name.startswith(split) for split, text in with_missing_splits(given))
     assert len(list(with_missing_splits(given))) == 180
+
+
+# Recordings
+
+
+@pytest.fixture
+def recordings(tmp_path):
+    """A folder of recordings in splits, with a text and a packed recording beside them."""
+    for number, name in enumerate(("train/a.wav", "train/b/c.WAV", "valid/d.wav", "test/e.wav")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write_recording(tmp_path / name, np.arange(number, number + 50, dtype=np.uint8), 8000)
+    (tmp_path / "train/a.txt").write_text("what is said")
+    (tmp_path / "train/more.zip").write_bytes(as_zip({"f.wav": (tmp_path / "test/e.wav").read_bytes(), "f.txt": b"no"}))
+    return tmp_path
+
+
+def test_a_folder_of_recordings_is_read_as_samples_and_nothing_else(recordings):
+    values = [bytes(range(number, number + 50)) for number in range(4)]
+    assert read(recordings, tokenizer="mu-law") == {
+        "train": [("train/a.wav", values[0]), ("train/b/c.WAV", values[1]), ("train/more.zip:f.wav", values[3])],
+        "valid": [("valid/d.wav", values[2])], "test": [("test/e.wav", values[3])],
+    }  # fmt: skip
+    text = [content for texts in read(recordings).values() for _, content in texts]
+    assert b"".join(sorted(text)) and not set(b"".join(text)) - set(b"what is saidno"), "and text without them"
+    found = source(recordings, tokenizer="mu-law")
+    assert found.size is None and found.name != source(recordings).name, "other tokens need another cache"
+
+
+def test_one_recording_is_split_by_position(tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
+    write_recording(tmp_path / "a.wav", values, 8000)
+    found = read(tmp_path / "a.wav", tokenizer="mu-law")
+    assert b"".join(text for split in SPLITS for _, text in found[split]) == values.tobytes()
+    assert [len(text) // 20 for split in SPLITS for _, text in found[split]] == [180, 10, 10]
+
+
+def test_recordings_of_several_rates_are_refused(recordings):
+    write_recording(recordings / "train/z.wav", np.zeros(9, np.uint8), 16_000)
+    with pytest.raises(InputError, match=r"different rates, in samples per second: train/a.wav 8,000 and train/z.wav 16,000"):
+        read(recordings, tokenizer="mu-law")
+
+
+def test_recordings_and_text_are_not_mixed_up(recordings, tmp_path):
+    with pytest.raises(InputError, match=r"a.wav is a recording, and --tokenizer bytes reads text; give mu-law"):
+        source(recordings / "train/a.wav")
+    with pytest.raises(InputError, match=r"no text files in this folder; .*, or for recordings --tokenizer mu-law"):
+        source(recordings / "test")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no recordings in this folder; names should end in one of .wav .zip; see --suffixes$"):
+        source(tmp_path / "empty", tokenizer="mu-law")
+    with pytest.raises(InputError, match=r"a.txt is not a recording of 16-bit PCM"):
+        read(recordings / "train/a.txt", tokenizer="mu-law")

@@ -23,7 +23,7 @@ from accelerated.attention import relative_shift
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation import view
-from accelerated.evaluation.options import check_page
+from accelerated.evaluation.options import check_new
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.program.errors import InputError
 
@@ -310,10 +310,10 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
     for name in ("mine.html", "link.html", "."):
         with pytest.raises(InputError, match="exists, and nothing is overwritten; give another --out"):
-            check_page(str(tmp_path / name))
+            check_new(str(tmp_path / name))
     with pytest.raises(InputError, match=r"there is no folder .*nowhere; give another --out"):
-        check_page(str(tmp_path / "nowhere" / "page.html"))
-    check_page(str(tmp_path / "page.html"))
+        check_new(str(tmp_path / "nowhere" / "page.html"))
+    check_new(str(tmp_path / "page.html"))
     assert (tmp_path / "mine.html").read_text() == "mine" and not (tmp_path / "page.html").exists()
 
 

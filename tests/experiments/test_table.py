@@ -13,6 +13,7 @@ from rehearsal import Rehearsal
 
 from accelerated.experiments import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
+from accelerated.experiments.compressive import RECORDINGS
 from accelerated.experiments.recall import CAPACITY, DISTANCE, METHODS, RECALL, RIGHT, TASKS, documents_to_read, draw_family
 from accelerated.experiments.table import (
     CARRIED,
@@ -52,6 +53,13 @@ def row_settings(name, scale_name, row):
     if BEGUN.search(options):
         options = join(filled(scale.first, row, scale), BEGUN.sub("", options))
     return settings_of(Trial(row.name, join(options, scale.grid[0]))), table
+
+
+@pytest.fixture(autouse=True)
+def recordings(tmp_path_factory, monkeypatch):
+    """The folder in which one table finds its speech."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("recordings"))
+    RECORDINGS.mkdir(parents=True)
 
 
 @pytest.mark.parametrize(("name", "scale"), EVERY)
@@ -381,7 +389,7 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
     """Two rows with one choice each, one seed, trained and evaluated by the real scripts."""
     monkeypatch.setattr("accelerated.experiments.table.SEEDS", (0,))
     text = tmp_path / "text"
-    text.write_text("".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(2000)))
+    content = "".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(2000))
     small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
     small += " --batch 2 --steps 2 --warmup 1"
     first = Measure("training", lambda answer: answer["records"][0]["loss"])
@@ -389,6 +397,7 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
         rows=(Row("a", "--window {W} --segment {W}", sizes={"option": "--clear-memory"}), Row("b", "--window 8 --segment 8")),
         measures=(Measure("test", lambda answer: answer["bits_per_byte"], "score --split test {option}"), first),
         scales={"small": Scale(small, {"W": 8, "option": ""}, ("--learning-rate 0.01",))}, orderings=(Ordering("?", "a", "b"),),
+        prepare=lambda: text.write_text(content),
     )  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=lambda line: None), tmp_path)

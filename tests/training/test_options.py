@@ -1,6 +1,7 @@
 """The command line of train.py: every field has an option; a mistake is refused in one line that says what would work."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from checkpoints import EMPTY_CHECKPOINT
@@ -108,6 +109,9 @@ def test_options_override_presets():
         (["--init", "x", "--resume", "y"], "give one of them"),
         (["--init", "x", "--model", "memformer"], "--init x is not a run"),
         (["--data", "nowhere"], "no such file or folder"),
+        (["--tokenizer", "mu-law"], "mu-law reads recordings, and --data stdlib is text; give a .wav or a folder of them"),
+        (["--tokenizer", "mu-law", "--data", ".", "--encoding", "latin-1"], "encoding and skip_undecodable are for text"),
+        (["--tokenizer", "mu-law", "--data", ".", "--skip-undecodable"], "encoding and skip_undecodable are for text"),
         (["--preset", "github"], "folders needs a folder of folders as --data, not stdlib; give one, or --documents files"),
     ],
 )
@@ -174,6 +178,22 @@ def test_an_option_replaces_defaults_that_do_not_fit_it(tmp_path):
     assert parse_training(["--preset", "github", "--data", str(tmp_path)])[0].data.documents == "folders"
     named = ["--model", "memformer", "--preset", "wikitext-103", "--data", "stdlib", "--train-bpe", "300"]
     assert parse_training(named)[0].data == DataConfig(train_bpe=300)
+
+
+def test_a_recording_implies_its_tokenizer(tmp_path):
+    """A folder does not: it may hold text. The weights of a run keep theirs."""
+    wav, learned = str(tmp_path / "a.WAV"), ["--model", "compressive", "--preset", "wikitext-103"]
+    Path(wav).touch()
+    settings, _ = parse_training(["--data", wav])
+    assert settings.data == DataConfig(wav, tokenizer="mu-law") and settings.model_config.vocabulary == 256
+    assert parse_training([*learned, "--data", wav])[0].data.train_bpe == 0
+    assert parse_training(["--data", str(tmp_path)])[0].data.tokenizer == "bytes"
+    speech = parse_training(["--model", "compressive", "--preset", "speech", "--data", str(tmp_path)])[0]
+    assert speech.data == DataConfig(str(tmp_path), tokenizer="mu-law") and speech.model_config.vocabulary == 256
+    run = str(keep(preset_settings("compressive", "tiny"), tmp_path / "run"))
+    assert parse_training(["--init", run, "--data", wav])[0].data.tokenizer == "bytes"
+    spoken = str(keep(settings, tmp_path / "spoken"))
+    assert parse_training(["--init", spoken, "--data", wav])[0].data.tokenizer == "mu-law"
 
 
 def test_the_vocabulary_is_the_tokenizers():

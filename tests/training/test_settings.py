@@ -43,7 +43,7 @@ def test_the_papers_sizes_fit_a_gpu():
     """Their settings for it, and no other preset's; on several GPUs each process still has whole groups of lanes."""
     chosen = {(model, name): preset_settings(model, name).training for model in MODELS for name in PRESETS[model]}
     ours = {pair: (t.accumulate, t.checkpoint_layers) for pair, t in chosen.items() if t.dtype == "bfloat16"}
-    compressive = {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True)}
+    compressive = {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True), "speech": (1, False)}
     expected = {("compressive", name + xl): values for name, values in compressive.items() for xl in ("", "-xl")}
     recurrent = {"large": 16, "github": 16} | dict.fromkeys(("paper", "bytes", "arxiv", "xl-512", "xl-1024", "xl-2048"), 2)
     expected |= {("block_recurrent", name): (groups, False) for name, groups in recurrent.items()}
