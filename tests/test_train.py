@@ -534,7 +534,7 @@ def test_a_gpt2_is_fine_tuned(text, tmp_path):
     assert not (tmp_path / "deep").exists()
 
 
-@pytest.mark.parametrize("option", [["--train-bpe", 300], ["--tokenizer", "ranks"]])
+@pytest.mark.parametrize("option", [["--train-bpe", 300], ["--tokenizer", "ranks"], ["--tokenizer", "some.model"]])
 def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
     """Beside its checkpoint: it is resumed, evaluated, sampled from and begun from without the file that it came from."""
     pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
@@ -542,9 +542,15 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
         train("--data", text, *TINY, "--train-bpe", 300, "--steps", 1, *BRIEF, "--out", tmp_path / "learned")
         (tmp_path / "ranks").write_bytes((tmp_path / "learned" / "tokenizer.tiktoken").read_bytes())
         option = ["--tokenizer", tmp_path / "ranks"]
+    if option[1] == "some.model":
+        package, words = pytest.importorskip("sentencepiece", reason="the extra pieces: sentencepiece"), text.read_text()
+        how = {"sentence_iterator": iter(words.splitlines()), "model_prefix": str(tmp_path / "some"), "minloglevel": 2}
+        package.SentencePieceTrainer.train(vocab_size=300, **how)
+        option = ["--tokenizer", tmp_path / "some.model"]
     run = tmp_path / "run"
     train("--data", text, *TINY, *option, "--steps", 1, "--sample", 3, "--out", run)
-    (tmp_path / "ranks").unlink(missing_ok=True)
+    for name in ("ranks", "some.model"):
+        (tmp_path / name).unlink(missing_ok=True)
     assert saved(run)["model_config"]["vocabulary"] == 300
     train("--resume", run, "--steps", 2)
     run = run.rename(tmp_path / "moved")
@@ -554,7 +560,13 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
     per_byte, per_token = (float(re.search(f"{name} +(\\S+)", printed)[1]) for name in ("bits per byte", "bits per token"))
     assert per_byte < per_token
     train("--init", run, "--data", text, "--steps", 1, *BRIEF, "--out", tmp_path / "begun")
-    assert (tmp_path / "begun" / "tokenizer.tiktoken").read_bytes() == (run / "tokenizer.tiktoken").read_bytes()
+    [kept] = run.glob("tokenizer.*")
+    assert (tmp_path / "begun" / kept.name).read_bytes() == kept.read_bytes()
+    assert kept.name == ("tokenizer.model" if option[1] == tmp_path / "some.model" else "tokenizer.tiktoken")
+    evaluate("export", run, tmp_path / "exported")
+    assert kept.name in (tmp_path / "exported" / "README.md").read_text()
+    train("--init", tmp_path / "exported", "--data", text, "--steps", 1, *BRIEF, "--out", tmp_path / "again")
+    assert (tmp_path / "again" / kept.name).read_bytes() == kept.read_bytes()
 
 
 def test_data_that_changed_between_stop_and_resume_is_refused(text, tmp_path):

@@ -21,6 +21,7 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
     "o200k_base": 200019, "o200k_harmony": 201088,
 }  # fmt: skip
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
+PIECES = "tokenizer.model"  # the same of a sentencepiece model
 SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
 OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
 OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
@@ -36,8 +37,8 @@ class DataConfig:
             datasets), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and
             test/ are the splits. Or a recording of speech (.wav), or with --tokenizer mu-law a folder of recordings
         documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), or a file of BPE ranks in tiktoken's format; of
-            recordings mu-law, whose tokens are samples
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or
+            a sentencepiece model such as T5's (.model); of recordings mu-law, whose tokens are samples
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
@@ -79,9 +80,11 @@ class DataConfig:
             raise ValueError(f"tokenizer is {MU_LAW}, which reads recordings; encoding and skip_undecodable are for text")
 
     @property
-    def own_ranks(self) -> bool:
-        """Whether the run folder holds the tokenizer's ranks (its tokens, in order)."""
-        return bool(self.train_bpe) or self.tokenizer not in ENCODINGS
+    def tokenizer_file(self) -> str:
+        """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
+        if self.tokenizer in ENCODINGS and not self.train_bpe:
+            return ""
+        return PIECES if is_sentencepiece(self.tokenizer) else RANKS
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,11 @@ class TaskConfig:
     def budget(self, length: int) -> int:
         """How many tokens infilling masks in a text of that length."""
         return round(self.masked * length)
+
+
+def is_sentencepiece(tokenizer: str) -> bool:
+    """Whether --tokenizer names the file of a sentencepiece model."""
+    return tokenizer.lower().endswith(".model")
 
 
 def default_data_dir() -> Path:

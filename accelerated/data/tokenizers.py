@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, or byte-level BPE (an encoding of tiktoken, a file of ranks, or learned from the text).
+"""Text to token ids and back: bytes, byte-level BPE (tiktoken's, a file of ranks, or learned), or a sentencepiece model.
 
 Recordings are read as mu-law bytes.
 
@@ -9,7 +9,8 @@ A rank is a BPE token's id and its place in the order of merges. train.py choose
     fingerprint     a hash that changes if an id means something else
     spells_text     whether its tokens stand for text
     encode(text)    str or bytes to an array of ids
-    decode(ids)     to the same bytes that were encoded, whatever they are
+    decode(ids)     to the same bytes that were encoded, whatever they are; of sentencepiece to the text as it normalised it
+    save(run)       write what the run folder must hold of it, if it has no name
     last_cut(text)  the last position to cut text without changing its tokens; 0 if there is none
 """
 
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from accelerated.data.config import ENCODINGS, MU_LAW, RANKS
+from accelerated.data.config import ENCODINGS, MU_LAW, PIECES, RANKS, DataConfig, is_sentencepiece
 from accelerated.data.sources import Source, decoded, naming_all_undecodable
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -44,6 +45,8 @@ FILES = {  # {encoding: its files} if they are not encodings/NAME.tiktoken
 }
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)  # all ENCODINGS end a piece there
+BEFORE_A_WORD = re.compile(rb".*\S(?=[ \n]+\S)", re.DOTALL)
+BLANK = "▁"  # in a piece of sentencepiece
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut between any two characters
@@ -124,12 +127,84 @@ class BpeTokenizer:
         """Convert ids to bytes."""
         return b"".join(self.spellings[int(token)] for token in ids)
 
+    def save(self, run: Path) -> None:
+        """Write the ranks to a run folder."""
+        with written_whole(Path(run) / RANKS, "give another --out") as path:
+            path.write_bytes(show_ranks(self.spellings))
+
     def last_cut(self, text: bytes) -> int:
         """The end of the last whole word: tiktoken always starts a new piece there."""
         known = text[: whole_characters(text)].decode(errors="surrogateescape")
         if ends := AFTER_A_WORD.match(known):
             return len(known[: ends.end()].encode(errors="surrogateescape"))
         return whole_characters(text) if len(text) >= LONGEST_PIECE else 0
+
+
+def sentencepiece_package() -> ModuleType:
+    """The package sentencepiece; raises InputError if it is not installed."""
+    try:
+        import sentencepiece
+    except ImportError:
+        raise InputError("a .model needs the package sentencepiece; install the extra: pip install -e '.[pieces]'") from None
+    return sentencepiece
+
+
+class SentencePieceTokenizer:
+    """The pieces of a sentencepiece model, such as T5's for PG-19; needs the extra sentencepiece.
+
+    It normalises text as its model says: T5's makes all white space one blank, and has one token for unknown characters.
+    """
+
+    spells_text = True
+
+    def __init__(self, name: str, model: bytes):
+        package = sentencepiece_package()
+        self.name, self.model, self.fingerprint = name, model, hashlib.sha256(model).hexdigest()
+        try:
+            self.processor = package.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise InputError(f"--tokenizer {name} is damaged or not a sentencepiece model; give another file") from None
+        self.vocabulary = len(self.processor)
+        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self.spellings = [self._spelling(token) for token in range(self.vocabulary)]
+        self.token_bytes = np.array([len(text) for text in self.spellings])
+        self.can_be_cut = self._can_be_cut()
+
+    def _can_be_cut(self):
+        """Whether tokens stay the same if text is cut before white space."""
+        pieces = (self.processor.id_to_piece(token) for token in range(self.vocabulary))
+        parts = ("a", " b", "\nc", "  d", "\n\n e")
+        apart = [token for part in parts for token in self.encode(part)]
+        return not any(BLANK in piece.lstrip(BLANK) for piece in pieces) and self.encode("".join(parts)).tolist() == apart
+
+    def _spelling(self, token):
+        piece, model = self.processor.id_to_piece(token), self.processor
+        if model.is_byte(token):
+            return bytes([int(piece[1:-1], 16)])  # <0xE2>
+        if model.is_control(token) or model.is_unused(token):
+            return b""
+        return "\N{REPLACEMENT CHARACTER}".encode() if model.is_unknown(token) else piece.replace(BLANK, " ").encode()
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Convert text to an array of ids; bytes that are not UTF-8 are read as replacement characters."""
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return np.array(self.processor.encode(text), self.dtype)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """Convert ids to bytes."""
+        return b"".join(self.spellings[int(token)] for token in ids)
+
+    def last_cut(self, text: bytes) -> int:
+        """The start of the last white space, where the model begins a new piece."""
+        found = BEFORE_A_WORD.match(text) if self.can_be_cut else None
+        if found:
+            return found.end()
+        return whole_characters(text) if len(text) >= LONGEST_PIECE else 0
+
+    def save(self, run: Path) -> None:
+        """Write the model to a run folder."""
+        with written_whole(Path(run) / PIECES, "give another --out") as path:
+            path.write_bytes(self.model)
 
 
 def show_ranks(tokens: list[bytes]) -> bytes:
@@ -142,17 +217,19 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
-def tokenizer_of_file(path: str | Path) -> BpeTokenizer:
-    """The tokenizer of a ranks file; each line is a token in base64, a space and its rank."""
+def tokenizer_of_file(path: str | Path) -> BpeTokenizer | SentencePieceTokenizer:
+    """The tokenizer of a sentencepiece model, or of a ranks file: each line is a token in base64, a space and its rank."""
     try:
-        text = Path(path).read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
         nearest = difflib.get_close_matches(str(path), ENCODINGS, n=1, cutoff=0.0)[0]
         raise InputError(
             f"cannot read --tokenizer {path}: {error.strerror}; give a file of ranks or one of {', '.join(ENCODINGS)} "
             f"(nearest: {nearest})"
         ) from None
-    return tokenizer_of_ranks(str(path), read_ranks(text, f"--tokenizer {path}"))
+    if is_sentencepiece(str(path)):
+        return SentencePieceTokenizer(str(path), content)
+    return tokenizer_of_ranks(str(path), read_ranks(content, f"--tokenizer {path}"))
 
 
 def read_ranks(text: bytes, name: str) -> dict[bytes, int]:
@@ -175,7 +252,7 @@ def read_ranks(text: bytes, name: str) -> dict[bytes, int]:
 
 
 def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer that --tokenizer names: one of ENCODINGS, or a ranks file."""
+    """The tokenizer that --tokenizer names: one of ENCODINGS, or a file."""
     if name in ("bytes", MU_LAW):
         return ByteTokenizer() if name == "bytes" else MuLawTokenizer()
     if name not in ENCODINGS:
@@ -192,32 +269,30 @@ def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     return BpeTokenizer(name, encoding)
 
 
-def run_tokenizer(run: Path, data: object) -> ByteTokenizer | BpeTokenizer:
-    """The tokenizer of a run folder with this DataConfig; raises InputError unless the file is exactly as save_ranks writes it.
+def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | BpeTokenizer | SentencePieceTokenizer:
+    """The tokenizer of a run folder with this DataConfig; raises InputError unless the file is in the form in which it was saved.
 
     A damaged file that is still in that form has another fingerprint than the run's checkpoint says.
     """
-    if not data.own_ranks:
+    if not data.tokenizer_file:
         return open_tokenizer(data.tokenizer)
-    path = Path(run) / RANKS
+    path = Path(run) / data.tokenizer_file
     try:
-        text = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; restore it from a copy of the run") from None
+    if data.tokenizer_file == PIECES:
+        sentencepiece_package()
     damaged = InputError(f"{path} is damaged; restore it from a copy of the run")
     try:
-        ranks = read_ranks(text, str(path))
+        if data.tokenizer_file == PIECES:
+            return SentencePieceTokenizer(str(path), content)
+        ranks = read_ranks(content, str(path))
     except InputError:
         raise damaged from None
-    if show_ranks(sorted(ranks, key=ranks.get)) != text:
+    if show_ranks(sorted(ranks, key=ranks.get)) != content:
         raise damaged
     return tokenizer_of_ranks(str(path), ranks)
-
-
-def save_ranks(run: Path, tokenizer: BpeTokenizer) -> None:
-    """Write a BPE's ranks to a run folder."""
-    with written_whole(Path(run) / RANKS, "give another --out") as path:
-        path.write_bytes(show_ranks(tokenizer.spellings))
 
 
 def byte_of_symbol() -> dict[str, int]:
@@ -249,7 +324,7 @@ def merges_of(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
     return merges
 
 
-def check_package() -> ModuleType:
+def tokenizers_package() -> ModuleType:
     """The `tokenizers` package; raises InputError if it is not installed."""
     try:
         import tokenizers
@@ -264,7 +339,7 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     The 256 bytes come first, then the merged tokens in the order of their merges. Raises InputError if the text has too few
     different words.
     """
-    tokenizers = check_package()
+    tokenizers = tokenizers_package()
     model = tokenizers.Tokenizer(tokenizers.models.BPE())
     model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     symbols = byte_of_symbol()

@@ -1,9 +1,9 @@
 """The report `export` of eval.py: a run as a folder that other programs read, and that --init takes back.
 
 model.safetensors has the parameters by the reference's names, config.json the settings, tokenizer.tiktoken the ranks of a BPE of
-the run's own, tokenizer.json the same for the package tokenizers if that learned them, gpt2/ the GPT-2 part of a
-pretrained_recurrence model as the package transformers loads it, README.md the model card. config.json is written last: a folder
-without it is not whole.
+the run's own or tokenizer.model a sentencepiece model, tokenizer.json the BPE for the package tokenizers if that learned it,
+gpt2/ the GPT-2 part of a pretrained_recurrence model as the package transformers loads it, README.md the model card. config.json
+is written last: a folder without it is not whole.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import RANKS
-from accelerated.data.tokenizers import BpeTokenizer, check_package, merges_of, save_ranks, symbols_of
+from accelerated.data.config import PIECES
+from accelerated.data.tokenizers import BpeTokenizer, merges_of, symbols_of, tokenizers_package
 from accelerated.evaluation.score import TrainedRun
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, file_checksum, written_whole
@@ -66,10 +66,10 @@ def config_of(run: TrainedRun, checksum: str) -> dict:
 
 
 def write_tokenizer(folder: Path, run: TrainedRun) -> None:
-    """Write the ranks of a BPE of the run's own, and what the package tokenizers reads if that package learned them."""
-    if not run.settings.data.own_ranks:
+    """Write a tokenizer of the run's own, and what the package tokenizers reads if that package learned it."""
+    if not run.settings.data.tokenizer_file:
         return
-    save_ranks(folder, run.tokenizer)
+    run.tokenizer.save(folder)
     if run.settings.data.train_bpe:
         with written_whole(folder / "tokenizer.json", ADVICE) as path:
             tokenizer_json(run.tokenizer).save(str(path))
@@ -77,7 +77,7 @@ def write_tokenizer(folder: Path, run: TrainedRun) -> None:
 
 def tokenizer_json(tokenizer: BpeTokenizer) -> object:
     """The same BPE as a Tokenizer of the package tokenizers."""
-    tokenizers = check_package()
+    tokenizers = tokenizers_package()
     shown = symbols_of(tokenizer.spellings)
     merges = [(shown[left], shown[right]) for left, right in merges_of(tokenizer.spellings)]
     vocabulary = {shown[token]: rank for rank, token in enumerate(tokenizer.spellings)}
@@ -125,9 +125,10 @@ def scores_of(run: TrainedRun) -> list[str]:
 def model_card(run: TrainedRun, curves: bool) -> str:
     """README.md: what the model is, how it was trained, what it scored, how to use it."""
     settings, step = run.settings, run.checkpoint["step"]
-    size, own = sum(p.numel() for p in run.model.parameters()), settings.data.own_ranks
+    size, own = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
+    kind = "a sentencepiece model" if own == PIECES else "a byte-level BPE"
     tokens = counted(run.tokenizer.vocabulary, "token")
-    tokenizer = f"a byte-level BPE of its own, {tokens}, ranks in `{RANKS}`" if own else f"`{run.tokenizer.name}`, {tokens}"
+    tokenizer = f"{kind} of its own, {tokens}, in `{own}`" if own else f"`{run.tokenizer.name}`, {tokens}"
     scores = scores_of(run) or ["| none at this step | |"]
     gpt2 = "\n`gpt2/` is its GPT-2 part alone, without the recurrence: `GPT2LMHeadModel.from_pretrained` loads it.\n"
     return f"""# {settings.model}: {Path(run.path).resolve().name}

@@ -20,7 +20,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
 from accelerated.data.tasks import MultiTask
-from accelerated.data.tokenizers import check_package, open_tokenizer, run_tokenizer, save_ranks, train_bpe
+from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, counted
@@ -183,7 +183,7 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
     if training.plot:
         figure_class()
     if settings.data.train_bpe and not (beginning.resumed or beginning.initial):
-        check_package()
+        tokenizers_package()
     device = process.choose_device(training.device, training.dtype)
     compiler = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
     if training.compile == "inductor" and not compiler and device.type == "cpu":
@@ -210,10 +210,10 @@ def check_writable(folder: Path, option: str) -> None:
 def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
     """The tokenizer: of the resumed run, of the run of --init, learned now, or named by --tokenizer.
 
-    The ranks of a learned tokenizer, or of one read from a file, are written to the run folder.
+    A tokenizer that was learned or read from a file is written to the run folder.
     """
     data = settings.data
-    if beginning.resumed or (process.rank() > 0 and data.own_ranks):  # the first process has written its ranks
+    if beginning.resumed or (process.rank() > 0 and data.tokenizer_file):  # the first process has written it
         tokenizer = run_tokenizer(beginning.folder, data)
         if beginning.resumed:
             check_tokenizer(tokenizer, beginning.resumed, beginning.folder)
@@ -225,8 +225,8 @@ def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
         tokenizer = train_bpe(open_source(data, beginning.data_dir), data.train_bpe)
     else:
         tokenizer = open_tokenizer(data.tokenizer)
-    if data.own_ranks:
-        save_ranks(beginning.folder, tokenizer)
+    if data.tokenizer_file:
+        tokenizer.save(beginning.folder)
     return tokenizer
 
 

@@ -1,16 +1,19 @@
 """Tokenizers: any bytes survive; ranks are read, saved and learned; a missing encoding is refused with advice."""
 
+import functools
 import hashlib
+import io
 import random
+import re
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
 import tiktoken_ext.openai_public
 from documents import small_encoding
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accelerated.data import tokenizers as tokenizer
@@ -102,19 +105,19 @@ def test_a_ranks_file_is_the_encoding(tmp_path, gpt2):
 
 def test_a_run_keeps_its_ranks(tmp_path, gpt2):
     learned = tokenizer.tokenizer_of_ranks("bpe", ranks_of(small_encoding()))
-    tokenizer.save_ranks(tmp_path, learned)
-    kept = tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=True))
+    learned.save(tmp_path)
+    kept = tokenizer.run_tokenizer(tmp_path, DataConfig(train_bpe=261))
     assert kept.fingerprint == learned.fingerprint and kept.spellings == learned.spellings
-    assert tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=False, tokenizer="bytes")).name == "bytes"
+    assert tokenizer.run_tokenizer(tmp_path, DataConfig()).name == "bytes"
     with pytest.raises(InputError, match=r"cannot write .*; give another --out"):
-        tokenizer.save_ranks(tmp_path / "nowhere", learned)
+        learned.save(tmp_path / "nowhere")
 
 
 def test_a_flipped_bit_of_a_runs_ranks_is_noticed(tmp_path):
     """By the file's form, or else by the fingerprint, which a checkpoint keeps."""
     learned = tokenizer.tokenizer_of_ranks("bpe", ranks_of(small_encoding()))
-    tokenizer.save_ranks(tmp_path, learned)
-    path, run = tmp_path / tokenizer.RANKS, SimpleNamespace(own_ranks=True)
+    learned.save(tmp_path)
+    path, run = tmp_path / tokenizer.RANKS, DataConfig(train_bpe=261)
     right, rng = path.read_bytes(), random.Random(0)
     for bit in (0, 8 * len(right) - 1, *(rng.randrange(8 * len(right)) for _ in range(100))):
         content = bytearray(right)
@@ -133,9 +136,9 @@ def test_a_runs_ranks_have_one_form(tmp_path):
         (tmp_path / tokenizer.RANKS).write_bytes(other)
         assert open_tokenizer(str(tmp_path / tokenizer.RANKS)).vocabulary == 261
         with pytest.raises(InputError, match="is damaged; restore it from a copy of the run"):
-            tokenizer.run_tokenizer(tmp_path, SimpleNamespace(own_ranks=True))
+            tokenizer.run_tokenizer(tmp_path, DataConfig(train_bpe=261))
     with pytest.raises(InputError, match=r"cannot read .*nowhere.*No such file.*; restore it from a copy of the run"):
-        tokenizer.run_tokenizer(tmp_path / "nowhere", SimpleNamespace(own_ranks=True))
+        tokenizer.run_tokenizer(tmp_path / "nowhere", DataConfig(train_bpe=261))
 
 
 @pytest.mark.parametrize(
@@ -254,4 +257,96 @@ def test_the_bytes_alphabet_is_that_of_tokenizers():
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(InputError, match="--train-bpe needs the package tokenizers; install the extra"):
-        tokenizer.check_package()
+        tokenizer.tokenizers_package()
+
+
+# Models of sentencepiece
+
+LIKE_T5 = {"model_type": "unigram"}  # one blank for all white space, a blank before the first word
+LIKE_LLAMA = {  # byte fallback, white space as it is, a blank before the first word
+    "model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity", "remove_extra_whitespaces": False,
+}  # fmt: skip
+EXACT = LIKE_LLAMA | {"add_dummy_prefix": False}
+ACROSS_WORDS = LIKE_T5 | {"split_by_whitespace": False}
+
+
+@functools.cache
+def pieces(**options):
+    """The bytes of a sentencepiece model that was trained on a source file of ours."""
+    package = pytest.importorskip("sentencepiece", reason="the extra pieces: sentencepiece")
+    lines, model = Path(tokenizer.__file__).read_text().splitlines(), io.BytesIO()
+    package.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=600, minloglevel=2, **options
+    )
+    return model.getvalue()
+
+
+def model_of(**options):
+    return tokenizer.SentencePieceTokenizer("some.model", pieces(**options))
+
+
+@given(st.text(alphabet="ab ce\n\té€漢", max_size=40))
+@example("  two  blanks\n\n")
+def test_pieces_spell_the_text_as_its_model_normalises_it(text):
+    exact = model_of(**EXACT)
+    assert exact.decode(exact.encode(text)) == text.encode(), "byte fallback keeps what has no piece"
+    assert exact.token_bytes[exact.encode(text)].sum() == len(text.encode())
+    like_t5 = model_of(**LIKE_T5)
+    known = "".join("\N{REPLACEMENT CHARACTER}" if character in "é€漢" else character for character in text)
+    found = like_t5.decode(like_t5.encode(text)).decode()
+    assert re.sub("\N{REPLACEMENT CHARACTER}+", "?", found).split() == re.sub("\N{REPLACEMENT CHARACTER}+", "?", known).split()
+
+
+def test_a_model_of_pieces_is_a_tokenizer(tmp_path):
+    path = tmp_path / "some.MODEL"
+    path.write_bytes(pieces(**LIKE_T5))
+    opened = open_tokenizer(str(path))
+    assert opened.vocabulary == vocabulary_of(DataConfig(tokenizer=str(path))) == 600 and opened.dtype == np.uint16
+    package = tokenizer.sentencepiece_package().SentencePieceProcessor(model_file=str(path))
+    text = "def f(x):\n    return  x"
+    assert opened.encode(text).tolist() == opened.encode(text.encode()).tolist() == package.encode(text)
+    assert opened.decode(opened.encode(text)) == b" def f(x): return x" and opened.name == str(path) and opened.spells_text
+    assert opened.decode([1, 2]) == b"" and opened.encode(b"\xff").tolist() == opened.encode("\N{REPLACEMENT CHARACTER}").tolist()
+    assert opened.fingerprint != model_of(**EXACT).fingerprint
+
+
+@pytest.mark.parametrize(("options", "cut"), [(LIKE_T5, True), (EXACT, True), (LIKE_LLAMA, False), (ACROSS_WORDS, False)])
+def test_text_is_cut_only_where_pieces_begin(options, cut):
+    model, text = model_of(**options), Path(tokenizer.__file__).read_bytes()[:3000]
+    found = {at: model.last_cut(text[:at]) for at in range(100, 3000, 7)}
+    assert any(found.values()) == cut and all(end < at for at, end in found.items())
+    for end in set(found.values()):
+        apart = [*model.encode(text[:end]), *model.encode(text[end:])]
+        assert apart == model.encode(text).tolist()
+    assert model.last_cut(b"a" * tokenizer.LONGEST_PIECE + "é".encode()[:1]) == tokenizer.LONGEST_PIECE
+
+
+def test_a_run_keeps_its_model_of_pieces(tmp_path):
+    model, data = model_of(**LIKE_T5), DataConfig(tokenizer="gone.model")
+    model.save(tmp_path)
+    assert tokenizer.run_tokenizer(tmp_path, data).fingerprint == model.fingerprint and data.tokenizer_file == tokenizer.PIECES
+    path, rng = tmp_path / tokenizer.PIECES, random.Random(0)
+    for _ in range(30):
+        content = bytearray(model.model)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        path.write_bytes(content)
+        try:
+            assert tokenizer.run_tokenizer(tmp_path, data).fingerprint != model.fingerprint
+        except InputError as error:
+            assert str(error) == f"{path} is damaged; restore it from a copy of the run"
+
+
+def test_what_is_no_model_of_pieces_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "some.model"
+    path.write_bytes(b"no model")
+    with pytest.raises(
+        InputError, match=r"--tokenizer .*some\.model is damaged or not a sentencepiece model; give another file$"
+    ):
+        open_tokenizer(str(path))
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    for opened in (lambda: open_tokenizer(str(path)), lambda: tokenizer.run_tokenizer(tmp_path, DataConfig(tokenizer="a.model"))):
+        (tmp_path / tokenizer.PIECES).write_bytes(b"no model")
+        with pytest.raises(
+            InputError, match=r"a \.model needs the package sentencepiece; install the extra: pip install -e '\.\[p"
+        ):
+            opened()
