@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from accelerated.applications import topics
 from accelerated.data.config import DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
@@ -40,6 +41,7 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "range": positions.report_range,
     "attention": memories.report_attention,
     "compression": memories.report_compression,
+    "topics": topics.report,
     "dynamic": score.report_dynamic,
     "export": export.report,
     "view": view.report,

@@ -93,14 +93,15 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
         evaluate(name, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
     takers = {
-        "--tokens": "sample", "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency curves",
+        "--tokens": "sample topics", "--contexts": "topics",
+        "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency curves",
         "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range view", "--learning-rate": "dynamic",
         "--sequences": "attention compression", "--against": "curves", "--json": name,
         **dict.fromkeys(("--checkpoint", "--device"), name if name != "curves" else ""),
         "--pool": "score sample positions frequency overlap range dynamic",
         "--memory": "score sample positions frequency range attention compression dynamic",
-        "--split": "score positions frequency overlap range attention compression dynamic view",
-        "--carry-over-documents": "score positions frequency overlap range attention compression dynamic view",
+        "--split": "score positions frequency overlap range attention compression topics dynamic view",
+        "--carry-over-documents": "score positions frequency overlap range attention compression topics dynamic view",
         "--out": "sample view", "--document": "view", "--from": "view",
     }  # fmt: skip
     for option, reports in takers.items():
@@ -110,7 +111,8 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
 @pytest.mark.parametrize("name", list(REPORTS))
 def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = {"overlap": "windowed", "attention": "compressive", "compression": "compressive"}.get(name, "recurrent")
+    special = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
+    folder = special.get(name, "recurrent")
     words = shlex.split(REPORTS[name].example)
     assert printed(capsys, name, *(getattr(runs, folder) if word == "RUN" else word for word in words)).strip()
 
@@ -333,7 +335,8 @@ def test_output_that_cannot_be_written_is_one_line(runs):
 @pytest.mark.parametrize("name", [name for name in REPORTS if name not in ("export", "curves")])  # which are quick
 def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS", 0.0)
-    folder = {"overlap": "windowed", "attention": "compressive", "compression": "compressive"}.get(name, "recurrent")
+    special = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
+    folder = special.get(name, "recurrent")
     (tmp_path / "prompt.txt").write_text("a prompt " * 30)
     argv = {"sample": ["--prompt-file", tmp_path / "prompt.txt"], "range": ["--segments", 2]}.get(name, [])
     argv += {"dynamic": ["--learning-rate", 1e-6], "view": ["--out", tmp_path / "page.html"]}.get(name, [])
@@ -345,10 +348,12 @@ def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, c
         "sample": ["reading the prompt"], "frequency": ["counting words of the training split", "evaluating"],
         "positions": ["evaluating", "evaluating, memory cleared"], "dynamic": ["evaluating", "dynamic evaluation"],
         "attention": ["segments with full memories"], "compression": ["segments with full memories"],
-        "view": ["evaluating", "evaluating, memory cleared", "segments of the page"],
+        "view": ["evaluating", "evaluating, memory cleared", "segments of the page"], "topics": ["continuing contexts"],
     }.get(name, ["evaluating"])  # fmt: skip
     for title in titles:
-        assert re.search(rf"^{title}: \S+ of \S+ (token|segment)s, \S+ so far, 00:00 left$", err, re.M), f"{title} in {err}"
+        assert re.search(rf"^{title}: \S+ of \S+ (token|segment|context)s, \S+ so far, 00:00 left$", err, re.M), (
+            f"{title} in {err}"
+        )
     assert json.loads(out) and out.count("\n") == 1
 
 

@@ -19,7 +19,7 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "bench": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
     "applications": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
     "experiments": {"accelerated", "applications", "attention", "data", "training", "evaluation", "bench", "reference"},
-    "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
+    "scripts": {"accelerated", "applications", "attention", "data", "training", "evaluation", "reference"},
 }
 # configs, initial values, and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}

@@ -215,7 +215,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
 def continue_recording(path: str, prompt: list[int], tokens: Iterator, rate: int, count: int) -> tuple[dict, list[str]]:
     """Write a recording and its continuation by `count` samples, at `rate` samples per second."""
     samples = list(prompt)
-    with Progress("continuing the recording", count) as bar:
+    with Progress("continuing the recording", count, "sample") as bar:
         for token in tokens:
             samples.append(int(token))
             bar.update()

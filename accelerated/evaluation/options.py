@@ -101,6 +101,16 @@ def add_sequences(parser: OptionParser) -> None:
     parser.add_argument("--sequences", type=at_least(2), default=1000, metavar="N", help=text)
 
 
+def add_contexts(parser: OptionParser) -> None:
+    """Add the options of topics."""
+    text = "how many contexts of a window to continue (default 1000; the paper 8000)"
+    parser.add_argument("--contexts", type=at_least(2), default=1000, metavar="N", help=text)
+    text = "how many tokens to continue each by (default 30, the paper's)"
+    parser.add_argument("--tokens", type=at_least(1), default=30, metavar="N", help=text)
+    text = "seed of the contexts and the topic model (default 0): runs with the same one are compared on the same"
+    parser.add_argument("--seed", type=at_least(0), default=0, help=text)
+
+
 def add_learning_rate(parser: OptionParser) -> None:
     """Add the options of dynamic."""
     rate = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
@@ -175,6 +185,10 @@ REPORTS = {
     "compression": Report(
         "the attention-reconstruction loss of each layer of a compressive model", "RUN --sequences 200", add_sequences,
         model="compressive", exact=True,
+    ),
+    "topics": Report(
+        "how near the topics of greedy continuations are to those of their contexts", "RUN --contexts 1000", add_contexts,
+        model=GPT2_MODEL, sizes=False, text=True,
     ),
     "dynamic": Report(
         "the score when training continues on the text that is scored", "RUN --learning-rate 2e-4", add_learning_rate,

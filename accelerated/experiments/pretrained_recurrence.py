@@ -1,11 +1,22 @@
-"""Adding Recurrence to Pretrained Transformers: Tables 1 and 2 by overlap, Figures 4 and 5 by window and FLOPs."""
+"""Adding Recurrence to Pretrained Transformers: Tables 1 and 2 by overlap, Figures 4 and 5 by window and FLOPs, topics."""
 
 import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table, mean_of
+from accelerated.experiments.table import (
+    GPU,
+    SMALL,
+    Measure,
+    Ordering,
+    Row,
+    Scale,
+    Table,
+    markdown,
+    mean_and_spread,
+    mean_of,
+)  # fmt: skip
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
@@ -150,4 +161,55 @@ FIGURES = Table(
     draw=draw_windows,
 )  # fmt: skip
 
-TABLES = {"pretrained_recurrence-1-2": TABLES_1_AND_2, "pretrained_recurrence-4-5": FIGURES}
+TOPIC_WORDS = "topics --split test --contexts 1000 --tokens 60"
+DIVERGENCES = "divergences"
+
+
+def sign_test(nearer: int, farther: int) -> float:
+    """The two-sided probability that a fair coin is as uneven."""
+    count, fewer = nearer + farther, min(nearer, farther)
+    return min(1.0, 2 * sum(math.comb(count, k) for k in range(fewer + 1)) / 2**count)
+
+
+def topic_results(table: Table, record: dict) -> str:
+    """Each row's mean divergence, and for each seed in how many contexts the recurrent model's is lower."""
+    means, divergences = ({row["name"]: row["measured"][m.title] for row in record["rows"]} for m in table.measures)
+    rows = []
+    for seed, (plain, recurrent) in enumerate(zip(divergences["GPT-2"], divergences["recurrent"], strict=True)):
+        if plain is None or recurrent is None:  # one of the runs diverged
+            continue
+        nearer, farther = (sum(sign * (a - b) > 0 for a, b in zip(plain, recurrent, strict=True)) for sign in (1, -1))
+        share = f"{nearer / max(1, nearer + farther):.1%}"
+        rows.append([f"{seed}", f"{nearer:,}", f"{farther:,}", share, f"{sign_test(nearer, farther):.2g}"])
+    form = table.measures[0].form
+    first = markdown(["", table.measures[0].title], *([name, mean_and_spread(own, form)] for name, own in means.items()))
+    return f"{first}\n\n" + markdown(["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"], *rows)
+
+
+TOPICS = Table(
+    title="Adding Recurrence to Pretrained Transformers, 5.3.1: topics",
+    about="""Does the vector carry the topic? A context of one window from the test split is continued greedily, in a new window
+    that knows it through the vector alone (plain GPT-2: its last token alone). A topic model of 20 topics (latent Dirichlet
+    allocation), fitted to 5,000 pieces of the training split, gives the topics of context and continuation; their
+    Jensen-Shannon divergence is in bits, 0 to 1. The paper, with 8,000 contexts of 300 tokens from PG-19 and continuations of
+    30: 0.5331 with recurrence, 0.5951 without, and recurrence is nearer at least 60% of the time. The rows are those of Table 1
+    without overlap, whose tokens are bytes; a continuation has 60 of them. The same texts are continued by both; where both are
+    as near, neither counts.""",
+    rows=(
+        Row("GPT-2", f"{OF_T} --vectors 0"),
+        Row("recurrent", f"{OF_T} {RECURRENT} --overlap 0"),
+    ),
+    measures=(
+        Measure("divergence of topics", lambda answer: answer["mean"], TOPIC_WORDS, ".4f"),
+        Measure(DIVERGENCES, lambda answer: answer["divergences"], TOPIC_WORDS),
+    ),
+    orderings=(Ordering("recurrence keeps nearer to the topic", "recurrent", "GPT-2"),),
+    scales=scales({"small": {"T": 60, "lanes": 16}, "gpu": {"T": 300, "lanes": 28}}),
+    timed=False,
+    results=topic_results,
+)
+
+TABLES = {
+    "pretrained_recurrence-1-2": TABLES_1_AND_2, "pretrained_recurrence-4-5": FIGURES,
+    "pretrained_recurrence-topics": TOPICS,
+}  # fmt: skip

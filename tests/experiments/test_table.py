@@ -14,6 +14,7 @@ from rehearsal import Rehearsal
 from accelerated.experiments import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
 from accelerated.experiments.compressive import RECORDINGS
+from accelerated.experiments.pretrained_recurrence import DIVERGENCES, TOPICS, sign_test
 from accelerated.experiments.recall import CAPACITY, DISTANCE, METHODS, RECALL, RIGHT, TASKS, documents_to_read, draw_family
 from accelerated.experiments.table import (
     CARRIED,
@@ -212,17 +213,23 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
 @pytest.mark.parametrize("name", TABLES)
 def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
     monkeypatch.setattr("accelerated.experiments.table.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
+
+    def measured(m):
+        return [[0.5, 0.25]] * 3 if m.title == DIVERGENCES else [2.0, 2.5, 2.25]
+
     table = TABLES[name]
     scale = shown(table.scales["small"])
     rows = [
         {"name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": scale.grid[-1],
          "tuning": dict.fromkeys(scale.grid, 2.0), "parameters": 200_000, "step_seconds": [0.02, 0.03, 0.02],
-         "measured": {m.title: [2.0, 2.5, 2.25] for m in table.measures}}
+         "measured": {m.title: measured(m) for m in table.measures}}
         for row in table.rows
     ]  # fmt: skip
     record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
     assert not [line for line in page(table, record).splitlines() if len(line) > 120]
-    record["rows"][0]["measured"] = {title: [2.0, None, 2.25] for title in record["rows"][0]["measured"]}
+    record["rows"][0]["measured"] = {
+        m.title: [None if seed == 1 else v for seed, v in enumerate(measured(m))] for m in table.measures
+    }
     (tmp_path / f"{name}.json").write_text(json.dumps(record))
     if table.draw:
         table.draw(record, tmp_path / f"{name}.svg")
@@ -241,6 +248,19 @@ def test_the_picture_of_recall_has_the_cells_of_all_its_tables(monkeypatch, tmp_
     draw_family(tmp_path)
     own = {"distance 1": [0.5], "copying": [0.5]}
     assert drawn == [({"Slide": own, "GPT-2": own}, "recall.svg")] and list(drawn[0][0]["Slide"]) == list(own)
+
+
+def test_the_share_of_contexts_that_are_nearer_is_counted_seed_by_seed():
+    """Those that are as near count for neither."""
+    divergences = {"GPT-2": [[0.5, 0.5, 0.5, 0.25], None, [0.5, 0.1]], "recurrent": [[0.25, 0.5, 0.75, 0.1], [0.5], [0.1, 0.5]]}
+    rows = [
+        {"name": name, "measured": {TOPICS.measures[0].title: [0.5, None, 0.25], DIVERGENCES: own}}
+        for name, own in divergences.items()
+    ]
+    lines = TOPICS.results(TOPICS, {"rows": rows}).splitlines()
+    assert lines[-2:] == ["| 0 | 2 | 1 | 66.7% | 1 |", "| 2 | 1 | 1 | 50.0% | 1 |"] and "| GPT-2 | 1 of 3 diverged |" in lines
+    assert sign_test(0, 10) == sign_test(10, 0) == 2 / 1024 and sign_test(5, 5) == sign_test(0, 0) == 1.0
+    assert sign_test(1, 9) == 22 / 1024
 
 
 def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
