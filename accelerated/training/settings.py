@@ -183,6 +183,8 @@ GPT2 = {
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
     "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
 }  # fmt: skip
+# Four facts that are asked for 256 tokens later. Recurrent models learn it only if most questions are nearer
+FAR = {"recall_distance": 256, "recall_questions": 32, "recall_spacing": 2, "recall_vary_distance": True}
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
 
 
@@ -223,6 +225,11 @@ PRESETS = {
             "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
             "steps": 1500, "batch": 16, "horizon": 3, "learning_rate": 3e-3, "warmup": 50,
         },
+        "recall-16": FAR | {
+            "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "window": 16, "segment": 64,
+            "recurrent_layers": (2,), "states": 16, "dropout": 0.0,
+            "steps": 1000, "batch": 16, "horizon": 6, "learning_rate": 3e-3, "warmup": 50,
+        },
     },
     "compressive": {
         "tiny": {
@@ -261,6 +268,12 @@ PRESETS = {
             "steps": 4000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
             "recall_distance": 192, "recall_questions": 16,
         },
+        "recall-16": {
+            "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
+            "compressed_memory": 80, "compression_rate": 4,
+            "steps": 6000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
+            "recall_distance": 256, "recall_questions": 16,
+        },
     },
     "memformer": {
         "tiny": {
@@ -284,6 +297,11 @@ PRESETS = {
             "slots": 8, "max_distance": 16, "retention": 4.0,
             "steps": 500, "batch": 32, "horizon": 13, "backprop": "memory_replay", "learning_rate": 2e-3, "warmup": 50,
             "recall_distance": 136, "recall_questions": 16,
+        },
+        "recall-16": FAR | {
+            "width": 64, "encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "feed_forward": 256, "segment": 16,
+            "slots": 8, "max_distance": 16, "retention": 4.0,
+            "steps": 1000, "batch": 16, "horizon": 21, "backprop": "memory_replay", "learning_rate": 3e-3, "warmup": 50,
         },
     },
     "pretrained_recurrence": {

@@ -116,16 +116,27 @@ def test_the_compressive_papers_sizes(preset, expected):
 
 
 def test_every_compressive_preset_has_its_transformer_xl():
-    """It attends to as many rows or more; in the recall preset only the compressive model can reach the pairs."""
+    """It attends to as many rows or more; in the recall presets only the compressive model can reach the pairs."""
     presets = PRESETS["compressive"]
     assert {f"{name}-xl" for name in presets if not name.endswith("-xl")} == {name for name in presets if name.endswith("-xl")}
     for name in ("tiny", "small", "recall"):
         ours, longer = (preset_settings("compressive", n).model_config for n in (name, f"{name}-xl"))
         assert longer.memory == ours.memory + ours.compressed_memory and longer.compressed_memory == 0
-    chosen, longer = preset_settings("compressive", "recall"), preset_settings("compressive", "recall-xl").model_config
-    task, config = chosen.recall, chosen.model_config
-    assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
-    assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+    for name in ("recall", "recall-16"):
+        chosen, longer = preset_settings("compressive", name), preset_settings("compressive", f"{name}-xl").model_config
+        task, config = chosen.recall, chosen.model_config
+        assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
+        assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+
+
+@pytest.mark.parametrize("model", ["block_recurrent", "compressive", "memformer"])
+def test_recall_16_asks_for_four_facts_16_segments_of_16_tokens_later(model):
+    """Where gradient must reach back to the facts, a rollout holds a document, and nearer questions teach first."""
+    settings = preset_settings(model, "recall-16")
+    task, segment = settings.recall, settings.model_config.segment
+    assert (task.distance, task.pairs, task.values, segment % 16) == (256, 4, 10, 0)
+    if model != "compressive":
+        assert task.vary_distance and settings.training.horizon * segment >= task.length
 
 
 def test_memory_is_carried_over_documents_as_the_compressive_paper_says_and_in_no_other_preset():
