@@ -619,6 +619,13 @@ def test_a_recording_is_scored_by_the_sample(speech, capsys):
     assert "bits per sample" in printed(capsys, "dynamic", speech.run, "--learning-rate", 1e-3)
 
 
+def test_a_part_of_a_recording_has_no_words_either(speech, tmp_path, capsys):
+    how = ("--data", speech.wav, *COMPRESSIVE, *BRIEF, "--validation-tokens", 50)
+    train(*how, "--out", tmp_path / "run")
+    record = as_json(capsys, tmp_path / "run")
+    assert record["tokens"] == 49 and "words" not in record
+
+
 def test_training_shows_no_samples_of_a_recording_as_text(speech, tmp_path, capsys):
     train("--data", speech.wav, *COMPRESSIVE, "--steps", 1, "--sample", 9, "--out", tmp_path / "run")
     assert "a sample" not in capsys.readouterr().out
