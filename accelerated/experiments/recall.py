@@ -130,7 +130,7 @@ def rows(cells: tuple[Cell, ...]) -> tuple[Row, ...]:
         for cell in cells:
             if method.size or not cell.size:
                 options = join(method.with_state(cell.size), training_options(method, cell.task), task_options(cell.task))
-                found.append(Row(f"{name} | {cell.label}", options, sizes={"asked": cell.asked}))
+                found.append(Row(f"{name}: {cell.label}", options, sizes={"asked": cell.asked}))
     return tuple(found)
 
 
@@ -141,7 +141,7 @@ def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
     """{method: {task: right answers by seed}} of a record."""
     found = {}
     for row in record["rows"]:
-        method, _, asked = row["name"].partition(" | ")
+        method, _, asked = row["name"].partition(": ")
         found.setdefault(method, {})[asked] = row["measured"][RIGHT.title]
     return found
 
@@ -209,7 +209,7 @@ def draw_distances(record: dict, path: Path) -> None:
         xlabel="segments of 16 tokens between the facts and the first question", ylabel="right answers, percent", ylim=(0, 104)
     )
     axes.axvspan(FARTHEST, DISTANCES[-1], color="0.96")
-    axes.text(FARTHEST * 1.1, 2, "farther than in training", fontsize=8, color="0.4")
+    axes.text(FARTHEST * 1.1, 60, "farther than in training", fontsize=8, color="0.4")
     axes.set_title("Four facts, asked for later")
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
@@ -265,7 +265,7 @@ RECALL = {
 
 ON_TEXT = Table(
     title="Seven methods on the same text",
-    about="""What is each memory worth on text? The methods of the `recall` tables, with the same sizes, read
+    about="""What is each memory worth on text? The methods of [what a memory can hold](recall.md), with the same sizes, read
     bytes of the standard library in segments of 16; in an update all read 4,096 of them, and gradient passes through 64 bytes
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;

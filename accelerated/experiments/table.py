@@ -327,14 +327,31 @@ def verdicts(table: Table, record: dict) -> str:
     return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
 
 
+def shared_name(first: str, last: str) -> str:
+    """The name of the rows from one to another: 'a 1', 'a 3' -> 'a 1 .. 3'."""
+    words, others = first.split(), last.split()
+    alike = next((at for at, pair in enumerate(zip(words, others, strict=False)) if len({*pair}) == 2), len(words))
+    return first if first == last else f"{first} .. {' '.join(others[alike:])}"
+
+
+def names_and_rows(record: dict) -> tuple[list[str], list[dict]]:
+    """The names and rows of a record, with one row for those after one another that are the same model: 'a 1 .. 3'."""
+    names, rows = [], []
+    for _, same in itertools.groupby(record["rows"], key=lambda row: row["options"]):
+        group = list(same)
+        names.append(shared_name(group[0]["name"], group[-1]["name"]))
+        rows.append(group[0])
+    return names, rows
+
+
 def cost(record: dict) -> str:
     """Parameters, speed and the tuned choice of each row."""
-    rows, choices = record["rows"], record["grid"]
+    names, rows, choices = *names_and_rows(record), record["grid"]
     title, text = "## Cost", "No row was tuned: all have the learning rate of the settings below."
     if was_tuned := len(choices) > 1:
         title = "## Cost and tuning"
         text = f"Every row was tuned on seed 0 by its last validation, each over {', '.join(f'`{c}`' for c in choices)}."
-    columns = {"": [row["name"] for row in rows], "parameters": [f"{row['parameters']:,}" for row in rows]}
+    columns = {"": names, "parameters": [f"{row['parameters']:,}" for row in rows]}
     if "step_seconds" in rows[0]:
         text += """ Speeds are medians of forward and backward passes of a training step that took turns; times are over the first
         row's, median (least..most)."""
@@ -350,11 +367,11 @@ def at_an_end(record: dict) -> str:
     grid, found = record["grid"], []
     if len(grid) < 3 or any(len(settled(choice)) > 1 for choice in grid):
         return ""
-    for row in record["rows"]:
+    for name, row in zip(*names_and_rows(record), strict=True):
         if row["choice"] in (grid[0], grid[-1]):
             beside = row["tuning"][grid[1] if row["choice"] == grid[0] else grid[-2]]
             more = "" if beside is None else f" ({beside - row['tuning'][row['choice']]:.3f})"
-            found.append(row["name"] + more)
+            found.append(name + more)
     text = "Best at an end of the grid, with how much better than the next choice in bits per byte of validation text: "
     return wrapped(f"{text}{', '.join(found)}.") if found else ""
 
@@ -373,7 +390,7 @@ def last_of_each(options: str) -> str:
 def settings_part(record: dict) -> str:
     """The options, to make every row again."""
     lines = [f"all      {record['options']}"] + ([f"FIRST    {record['first']}"] if record["first"] else [])
-    lines += [f"{row['name']:<24} {last_of_each(row['options'])}" for row in record["rows"]]
+    lines += [f"{name:<24} {last_of_each(row['options'])}" for name, row in zip(*names_and_rows(record), strict=True)]
     wrapped_lines = (textwrap.wrap(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False) for line in lines)
     text = "Options of `train.py`: those of all rows, then each row's own"
     text += "; FIRST is the run that all begin from." if record["first"] else "."

@@ -1,5 +1,6 @@
 """Topics: pieces are drawn evenly, divergences are those of the definition, and a context's own words are near it."""
 
+import json
 import math
 import sys
 from types import SimpleNamespace
@@ -79,7 +80,8 @@ def test_continuations_are_greedy_and_in_a_new_window():
             logits, state = model.step(torch.tensor([token]), state)
 
 
-def test_the_report_says_how_near_topics_are(tmp_path, capsys):
+def test_the_report_says_how_near_topics_are(tmp_path, capsys, monkeypatch):
+    """A context is at 0 from itself; continuations by a model that has learned nothing are not."""
     pytest.importorskip("sklearn", reason="the extra topics: scikit-learn")
     text = tmp_path / "text.txt"
     text.write_text((GARDEN * 40 + SEA * 40) * 8)
@@ -87,11 +89,19 @@ def test_the_report_says_how_near_topics_are(tmp_path, capsys):
     train("--data", text, *WINDOWED, *brief, "--out", tmp_path / "run")
     capsys.readouterr()
     printed = []
+    monkeypatch.setattr(topics, "FITTED", 300)
     for _ in range(2):
         evaluate("topics", tmp_path / "run", "--contexts", 20, "--tokens", 5)
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and "Jensen-Shannon divergence of topics, context to continuation: 0." in printed[0]
     assert "20 contexts of 8 tokens, continued by 5; 20 topics" in printed[0]
+    found = []
+    for continued in (topics.continuations, lambda run, contexts, count: contexts):
+        monkeypatch.setattr(topics, "continuations", continued)
+        evaluate("topics", tmp_path / "run", "--contexts", 20, "--tokens", 5, "--json")
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["mean"] > 0.01 and found[1]["mean"] < 1e-9 and len(found[0]["divergences"]) == 20
+    assert abs(np.mean(found[0]["divergences"]) - found[0]["mean"]) < 1e-3
 
 
 def test_a_missing_package_is_one_line(monkeypatch):

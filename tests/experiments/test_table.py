@@ -23,15 +23,19 @@ from accelerated.experiments.table import (
     Row,
     Scale,
     Table,
+    cost,
     differences,
     filled,
     join,
     mean_and_spread,
     mean_of,
     measure,
+    names_and_rows,
     page,
     product,
     settings_of,
+    settings_part,
+    shared_name,
     shown,
     step_times,
     train_rows,
@@ -94,7 +98,7 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
     found = set()
     for name in RECALL:
         for row in TABLES[name].rows:
-            label = row.name.partition(" | ")[2].removesuffix(", large state")
+            label = row.name.partition(": ")[2].removesuffix(", large state")
             config = (TASKS | CAPACITY).get(label, DISTANCE)
             assert row_settings(name, "small", row)[0].recall == config, row.name
             found.add(config)
@@ -104,10 +108,10 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
 def test_a_cell_of_the_recall_family_asks_at_its_distance_and_a_large_state_holds_four_times_as_much():
     rows = {row.name: row for name in RECALL for row in TABLES[name].rows}
     for method in METHODS:
-        asked = [row.sizes["asked"] for name, row in rows.items() if name.startswith(f"{method} | distance ")]
+        asked = [row.sizes["asked"] for name, row in rows.items() if name.startswith(f"{method}: distance ")]
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
         for facts in ("16 facts", "64 facts"):
-            usual, large = (rows.get(f"{method} | {facts}{more}") for more in ("", ", large state"))
+            usual, large = (rows.get(f"{method}: {facts}{more}") for more in ("", ", large state"))
             assert (large is None) == (method in ("Slide", "GPT-2")) and usual.sizes["asked"] == ""
             if large:
                 changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
@@ -243,7 +247,7 @@ def test_the_picture_of_recall_has_the_cells_of_all_its_tables(monkeypatch, tmp_
     drawn = []
     monkeypatch.setattr("accelerated.experiments.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name)))
     for name, asked in (("recall-tasks", "copying"), ("recall-distance", "distance 1")):
-        rows = [{"name": f"{m} | {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2")]
+        rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2")]
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     draw_family(tmp_path)
     own = {"distance 1": [0.5], "copying": [0.5]}
@@ -273,6 +277,18 @@ def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
     assert "validation text: a (0.250), b (0.500)." in " ".join(page(TWO, record).split())
     assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 2"]}), "every choice is an end"
     assert "end of the grid" not in page(TWO, record | {"grid": [f"--rate {n} --size {n}" for n in (1, 2, 3)]})
+
+
+def test_rows_that_are_one_model_stand_together():
+    """Where settings and costs are listed; each keeps its own results."""
+    record = record_of(TWO, a=[1.0], b=[2.0])
+    for row, name in zip(record["rows"], ("short of 1", "short of 2 or 3"), strict=True):
+        row |= {"name": name, "options": "--same 1"}
+    names, rows = names_and_rows(record)
+    assert names == ["short of 1 .. 2 or 3"] and rows == record["rows"][:1]
+    text = cost(record) + settings_part(record)
+    assert text.count("short of 1 .. 2 or 3 ") == 2 and text.count("--same 1") == 1 and text.count("1,234") == 1
+    assert shared_name("a", "a b") == "a .. b" and shared_name("a b", "a b") == "a b"
 
 
 def test_a_run_that_diverged_is_said_to_have():
