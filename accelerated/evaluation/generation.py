@@ -190,20 +190,25 @@ def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
         raise
 
 
+def check_prompt(run: TrainedRun, options: argparse.Namespace) -> None:
+    """Raise InputError unless the prompt is of the kind that the run has learned, and --out is given for a recording alone."""
+    of_text = isinstance(options.prompt, bytes)
+    if run.tokenizer.spells_text and (options.out or not of_text):
+        raise InputError(f"{run.path} has learned text; leave --out out, and give text to continue")
+    if not run.tokenizer.spells_text and (of_text or not options.out):
+        raise InputError(f"{run.path} has learned recordings; give one to continue as --prompt-file FILE.wav, and --out FILE.wav")
+
+
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Print the prompt and its continuation token by token; with --json return both instead. A recording is written to --out."""
-    is_text, of_text = run.tokenizer.spells_text, isinstance(options.prompt, bytes)
-    if is_text and (options.out or not of_text):
-        raise InputError(f"{run.path} has learned text; leave --out out, and give text to continue")
-    if not is_text and (of_text or not options.out):
-        raise InputError(f"{run.path} has learned recordings; give one to continue as --prompt-file FILE.wav, and --out FILE.wav")
-    prompt, rate = (options.prompt, 0) if of_text else options.prompt
+    check_prompt(run, options)
+    prompt, rate = (options.prompt, 0) if run.tokenizer.spells_text else options.prompt
     device = next(run.model.parameters()).device
     prompt = torch.tensor(run.tokenizer.encode(prompt).astype("int64"), device=device)
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)
-    if not is_text:
+    if rate:
         return continue_recording(options.out, prompt.tolist(), tokens, rate, options.tokens)
     if options.json:
         continuation = show_text(run.tokenizer, [int(token) for token in tokens])
