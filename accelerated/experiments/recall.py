@@ -134,7 +134,7 @@ def rows(cells: tuple[Cell, ...]) -> tuple[Row, ...]:
     return tuple(found)
 
 
-RIGHT = Measure("right", lambda answer: answer["accuracy"], "score --split test {asked}", ".0%")
+RIGHT = Measure("right", lambda answer: answer["accuracy"], "score --split test {asked}")
 
 
 def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
@@ -146,16 +146,19 @@ def accuracies(record: dict) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def percent(values: list[float | None]) -> str:
+    """The mean and the spread of accuracies, in percent; empty if there are none."""
+    return mean_and_spread([None if value is None else 100 * value for value in values], ".1f") if values else ""
+
+
 def results(table: Table, record: dict) -> str:
-    """The accuracy of each method in each task: the mean of the seeds, and the least and the most."""
+    """The accuracy of each method in each task, in percent: the mean of the seeds, and the least and the most."""
     found, parts = accuracies(record), []
     tasks = list(next(iter(found.values())))
     half = -(-len(found) // 2)
     for methods in (list(found)[:half], list(found)[half:]):
-        cells = (
-            [asked, *(mean_and_spread(found[m][asked], ".0%") if asked in found[m] else "" for m in methods)] for asked in tasks
-        )
-        parts.append(markdown(["right answers", *methods], *cells))
+        cells = ([asked, *(percent(found[m].get(asked, [])) for m in methods)] for asked in tasks)
+        parts.append(markdown(["right answers, percent", *methods], *cells))
     return "\n\n".join(parts)
 
 
@@ -234,10 +237,10 @@ RECALL = {
     "recall-distance": recall_table(
         "How far a memory reaches",
         f"""Four facts open a document, and are asked for after 1 to 1,024 segments of filler. Every method is trained from
-        nothing with distances of at most {FARTHEST} segments, near ones as often as far ones: from far ones alone hardly a
-        recurrent model learns. So distances above {FARTHEST} show whether it goes on to longer documents. A document has 32
-        questions, the last one 62 tokens after the first: at distance 1 attention alone answers many. A guess is right one
-        time in ten. {COMMON}: {documents_to_read(DISTANCE):,}, 8 million tokens.""",
+        nothing. Half of its documents have at most one segment of filler, a quarter one to four, a quarter four to {FARTHEST}:
+        nearer questions teach first. Distances above {FARTHEST} show whether it goes on to longer documents. A document has 32
+        questions, two tokens apart; at distance 1 the first of them are still within reach of Slide's attention. A guess is
+        right one time in ten. {COMMON}: {documents_to_read(DISTANCE):,}, 8 million tokens.""",
         OF_DISTANCE,
         draw_distances,
     ),

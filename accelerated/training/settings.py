@@ -184,7 +184,9 @@ GPT2 = {
     "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
 }  # fmt: skip
 # Four facts that are asked for 256 tokens later. Recurrent models learn it only if most questions are nearer
-FAR = {"recall_distance": 256, "recall_questions": 32, "recall_spacing": 2, "recall_vary_distance": True}
+FAR = {
+    "data": "recall", "recall_distance": 256, "recall_questions": 32, "recall_spacing": 2, "recall_vary_distance": True,
+}  # fmt: skip
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
 
 
@@ -272,7 +274,7 @@ PRESETS = {
             "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,
             "compressed_memory": 80, "compression_rate": 4,
             "steps": 6000, "batch": 64, "learning_rate": 1.5e-3, "warmup": 50,
-            "recall_distance": 256, "recall_questions": 16,
+            "data": "recall", "recall_distance": 256, "recall_questions": 16,
         },
     },
     "memformer": {
