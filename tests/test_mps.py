@@ -20,11 +20,11 @@ from accelerated.training import process
 SCRIPTS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "pretrained_recurrence": WINDOWED}
 REPORTS_OF = {
     "compression": ["compressive"], "overlap": ["pretrained_recurrence"], "attention": ["compressive"],
-    "dynamic": ["block_recurrent", "compressive"],
+    "dynamic": ["block_recurrent", "compressive"], "topics": ["pretrained_recurrence"],
 }  # fmt: skip
 OPTIONS_OF = {
     "range": ["--segments", 2], "overlap": ["--overlaps", "0,2"], "dynamic": ["--learning-rate", 0.01],
-    "attention": ["--sequences", 3],
+    "attention": ["--sequences", 3], "topics": ["--contexts", 4, "--tokens", 5],
     "sample": ["--tokens", 20, "--top-p", 0.9, "--top-k", 5],
 }  # fmt: skip
 

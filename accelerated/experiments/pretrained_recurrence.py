@@ -27,7 +27,7 @@ PRETRAINING = {
     "--steps 2000 --warmup 200 --learning-rate 0.001",
 }
 FINE_TUNING = {
-    "small": "--init {first} --steps 150 --warmup 15 --horizon 4",
+    "small": "--init {first} --steps 600 --warmup 60 --horizon 4",
     "gpu": "--init {first} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay",
 }
 FINE_RATES = ("--learning-rate 0.0003", "--learning-rate 0.001", "--learning-rate 0.003")
