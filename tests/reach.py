@@ -40,6 +40,14 @@ GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is 
         "encoder": r"encoder\.",
         "decoder": "",
     },
+    "memorizing": {
+        "gate": "memory_gate",
+        "embedding": "embedding",
+        "positions": "position_bias",
+        "norms": "norm",
+        "MLP": "mlp_",
+        "attention": "",
+    },
     "pretrained_recurrence": {
         "key biases": "key_bias",
         "pooling": r"module\.(layer_scores|fixed_key)",
@@ -55,6 +63,7 @@ COLUMNS = {  # the groups in the order of a row's cells
     "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder", "key biases"),
     "block_recurrent": ("embedding", "attention", "positions", "norms", "MLP", "read", "states", "IDs", "gates", "first"),
     "memformer": ("embedding", "encoder", "read", "writer", "decoder", "first", "key biases"),
+    "memorizing": ("embedding", "attention", "positions", "norms", "MLP", "gate"),
     "pretrained_recurrence": ("embedding", "attention", "positions", "norms", "MLP", "pooling", "network", "key biases"),
 }
 ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
@@ -93,6 +102,12 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
         ("... if a segment is one token", "^next-.*one-token", " ◐     "),
         ("... in the decoder-only model", "^next-.*decoder-only", "    ◐  "),
         ("all of them, if there is one slot", "one-slot", "  ◐    "),
+    ],
+    "memorizing": [
+        ("the segment's own tokens", "^own", "●●●●●●"),
+        ("the next segment's tokens", "^next-own", "●◐◐◐◐●"),
+        ("... if the last layer looks up", "^next-own .*last-", "     0"),
+        ("... if there is one layer", "^next-own .*one-layer", "  0 00"),
     ],
     "pretrained_recurrence": [
         ("the window's own tokens", "^own", "●●●●●0●0"),

@@ -27,6 +27,11 @@ MEMFORMER = [
     *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
     *("--validation-segments", 0),
 ]
+MEMORIZING = [
+    *("--model", "memorizing", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
+    *("--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
 WINDOWED = [
     *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
     *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, "--validation-segments", 0),

@@ -208,9 +208,9 @@ def test_dtypes_are_kept(paper, name, dtype):
     assert all(tensor.isfinite().all() for tensor in (output.logits, logits, *output.state, *grads))
 
 
-@over([each for each in ONE_OF_EACH if each[0] != "block_recurrent"])
+@over([each for each in ONE_OF_EACH if each[0] not in ("block_recurrent", "memorizing")])
 def test_the_biases_of_matrices_begin_at_zero(paper, name):
-    """The Block-Recurrent Transformer's matrices have none."""
+    """The Block-Recurrent and the Memorizing Transformer's matrices have none."""
     config = variant(paper, name)
     params = PAPERS[paper].reference.init_params(config, np.random.default_rng(0))
     biases = [params[matrix + "_bias"] for matrix in params if matrix + "_bias" in params]

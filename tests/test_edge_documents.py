@@ -184,6 +184,7 @@ sizes = {
     "block_recurrent": {"layers": 1, "head_width": 2, "segment": 2000, "window": 400, "recurrent_layers": (1,), "states": 2},
     "compressive": {"layers": 1, "head_width": 2, "segment": 400, "memory": 20, "compressed_memory": 5},
     "memformer": {"encoder_layers": 1, "decoder_layers": 1, "head_width": 2, "segment": 400, "slots": 2, "max_distance": 1},
+    "memorizing": {"layers": 1, "head_width": 2, "segment": 400, "memory_layer": 1, "memory": 800, "retrieved": 2},
     "pretrained_recurrence": {"layers": 1, "segment": 400, "max_positions": 400, "insertion_layers": (1,), "module_width": 2},
 }
 models = {name: MODELS[name](MODELS[name].Config(**common, **own)) for name, own in sizes.items()}
@@ -201,7 +202,7 @@ for path in sys.argv[2:]:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the most memory held is read from /proc, which Linux has")
 def test_a_document_of_a_million_tokens_takes_no_more_memory_than_one_of_a_tenth(tmp_path):
-    """Scored by two models and read by `advance` alone by two, from the mapped token cache, whose pages (a megabyte) count."""
+    """Scored by two models and read by `advance` by the others, from the mapped token cache, whose pages (a megabyte) count."""
     for size in (100_000, 1_000_000):
         for split, content in (("test", b"\0\1\1\0\1" * (size // 5)), ("train", b"little")):
             (tmp_path / str(size) / split).mkdir(parents=True)

@@ -92,6 +92,10 @@ LEAST = {  # {paper: configs that change the small one}; a layer norm of one num
         ONE | {"width": 2, "head_width": 1, "slots": 1, "max_distance": 1, "decoder_layers": 1} | sizes
         for sizes in ({"encoder_layers": 1}, {"encoder_layers": 0}, {"encoder_layers": 1, "positions": "transformer_xl"})
     ],
+    "memorizing": [
+        ONE | {"width": 2, "layers": 1, "head_width": 1, "memory_layer": 1, "buckets": 2, "max_distance": 2} | sizes
+        for sizes in ({"memory": 1, "retrieved": 1}, {"memory": 0}, {"memory": 2, "segment": 3, "retrieved": 2})
+    ],
     "pretrained_recurrence": [
         ONE | {"width": 2, "layers": 1, "max_positions": 1, "overlap": 0, "insertion_layers": (1,), "module_width": 1} | sizes
         for sizes in ({"vectors": 1}, {"vectors": 0}, {"vectors": 1, "pooling": "attention", "module_layers": 0})

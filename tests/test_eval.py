@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, evaluate, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, evaluate, saved, train
 
 import eval as evaluation_script
 from accelerated import compressive
@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
     book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
     kinds = {
         "recurrent": [*TINY, "--save-every", 1, "--keep", 2], "compressive": COMPRESSIVE, "memformer": MEMFORMER,
-        "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0],
+        "memorizing": MEMORIZING, "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0],
     }  # fmt: skip
     for name, options in kinds.items():
         train(*options, "--data", book, *BRIEF, "--out", folder / name)

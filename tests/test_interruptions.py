@@ -9,7 +9,7 @@ import time
 
 import pytest
 from children import differences, ended, hanging, killed, measurements, start
-from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, saved, train
 
 from accelerated.evaluation import score
 from accelerated.program.errors import InputError
@@ -24,6 +24,7 @@ MODELS = {
     "block_recurrent": TINY,
     "compressive": COMPRESSIVE,
     "memformer": [*MEMFORMER, "--task-infilling", 0.4],
+    "memorizing": MEMORIZING,
     "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
 }
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
@@ -214,8 +215,8 @@ def server(tmp_path_factory):
 @pytest.mark.parametrize(
     "model,kills,processes",
     [
-        ("block_recurrent", 6, 1), ("compressive", 6, 1), ("memformer", 6, 1), ("pretrained_recurrence", 5, 1),
-        ("compressive", 2, 2),
+        ("block_recurrent", 6, 1), ("compressive", 6, 1), ("memformer", 6, 1), ("memorizing", 3, 1),
+        ("pretrained_recurrence", 5, 1), ("compressive", 2, 2),
         *(pytest.param(model, TRIALS // 4, 1, marks=pytest.mark.skipif(
             not TRIALS, reason="takes minutes; to run it, set PALIMPSEST_TRIALS to how many processes to kill, such as 200"
         )) for model in MODELS),

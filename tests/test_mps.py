@@ -6,7 +6,7 @@ constants, which are made before it is moved, and NumPy.
 
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, train
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -17,7 +17,10 @@ from accelerated.attention import content, relative_shift, signed_distance, slid
 from accelerated.program.errors import InputError
 from accelerated.training import process
 
-SCRIPTS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "pretrained_recurrence": WINDOWED}
+SCRIPTS = {
+    "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING,
+    "pretrained_recurrence": WINDOWED,
+}  # fmt: skip
 REPORTS_OF = {
     "compression": ["compressive"], "overlap": ["pretrained_recurrence"], "attention": ["compressive"],
     "dynamic": ["block_recurrent", "compressive"], "topics": ["pretrained_recurrence"],

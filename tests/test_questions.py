@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rollouts import random_segments, torch_segments
-from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, train
 from torch.utils._python_dispatch import TorchDispatchMode
 from variants import ONE_OF_EACH, PAPERS, variant
 
@@ -21,6 +21,7 @@ CASES = [
     *ONE_OF_EACH, ("compressive", "most_used-none"), ("compressive", "conv-attention_reconstruction"),
     ("memformer", "encoder-decoder-xl"), ("block_recurrent", "lstm-dual-feedback"), ("pretrained_recurrence", "plain"),
 ]  # fmt: skip
+SCRIPTS = {"tiny": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING, "windowed": WINDOWED}
 
 
 class NoQuestions(TorchDispatchMode):
@@ -80,7 +81,7 @@ def test_a_step_asks_nothing(paper, name, method, device, chunk, monkeypatch):
     assert any(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("model", [TINY, COMPRESSIVE, MEMFORMER, WINDOWED], ids=["tiny", "compressive", "memformer", "windowed"])
+@pytest.mark.parametrize("model", SCRIPTS.values(), ids=SCRIPTS)
 def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypatch, model):
     """Two updates of two gathered iterations, in groups of lanes."""
     calls = []

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
 
 import train as training_script
 from accelerated import replay
@@ -25,7 +25,8 @@ from accelerated.training.log import read_metrics
 BRIEF = ["--sample", 0, "--validation-segments", 1]
 MODELS = {
     "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": [*MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
-    "decoder-only": [*MEMFORMER, "--encoder-layers", 0], "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
+    "decoder-only": [*MEMFORMER, "--encoder-layers", 0], "memorizing": MEMORIZING,
+    "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
 }  # fmt: skip
 
 

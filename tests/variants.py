@@ -1,4 +1,4 @@
-"""The four papers for the tests of models: small configs, their variants, random states and weights."""
+"""The papers for the tests of models: small configs, their variants, random states and weights."""
 
 import dataclasses
 import importlib
@@ -13,7 +13,7 @@ import torch
 
 from accelerated.data.tasks import Task
 from accelerated.models import MODELS
-from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
 
 class Paper(NamedTuple):
@@ -67,6 +67,14 @@ def memformer_state(config, rng, batch):
     """Random slots and previous tokens; the decoder-only model keeps no tokens."""
     memory = rng.standard_normal((batch, config.memories, config.slots, config.width))
     return memformer.State(memory, rng.integers(config.vocabulary, size=(batch, config.segment if config.encoder_layers else 0)))
+
+
+def memorizing_state(config, rng, batch):
+    """A random state with keys of unit length."""
+    cache = (batch, config.layers, config.heads, config.segment, config.head_width)
+    memory = (batch, config.heads, config.memory, config.head_width)
+    keys, memory_keys = (memorizing.unit_norm_forward(rng.standard_normal(shape))[0] for shape in (cache, memory))
+    return memorizing.State(keys, rng.standard_normal(cache), memory_keys, rng.standard_normal(memory))
 
 
 def pretrained_recurrence_state(config, rng, batch):
@@ -129,6 +137,17 @@ MEMFORMER_VARIANTS = {
     "one-slot": {"slots": 1, "encoder_layers": 1, "decoder_layers": 1},
     "one-head": {"heads": 1, "width": 5},
 }
+MEMORIZING_VARIANTS = {
+    "ten-of-thirteen": {},
+    "all-of-memory": {"retrieved": 13},
+    "one-of-thirteen": {"retrieved": 1},
+    "short-memory": {"memory": 3, "retrieved": 2},
+    "as-long-as-a-segment": {"memory": 4, "retrieved": 2},
+    "first-layer": {"memory_layer": 1},
+    "last-layer": {"memory_layer": 3},
+    "one-layer": {"layers": 1, "memory_layer": 1},
+    "transformer-xl": {"memory": 0},
+}
 PRETRAINED_RECURRENCE_VARIANTS = {
     "overlapping": {},
     "disjoint": {"overlap": 0},
@@ -187,7 +206,7 @@ PAPERS = {
             head_width=5,
             feed_forward=7,
             segment=8,
-            memory=12,
+            memory=13,
             compressed_memory=5,
             compression_rate=4,
         ),
@@ -214,6 +233,28 @@ PAPERS = {
         {length: f"{length} tokens is not one of 6" for length in (0, 5, 7)},
         tasks=tuple(name for name, change in MEMFORMER_VARIANTS.items() if change.get("encoder_layers") != 0),
     ),
+    "memorizing": paper(
+        "memorizing",
+        memorizing.Config(
+            vocabulary=11,
+            width=6,
+            layers=3,
+            heads=2,
+            head_width=5,
+            feed_forward=7,
+            segment=4,
+            memory_layer=2,
+            memory=13,
+            retrieved=10,
+            buckets=6,
+            max_distance=5,
+            attention_scale=3.0,
+            dropout=0.0,
+        ),
+        MEMORIZING_VARIANTS,
+        memorizing_state,
+        {length: f"{length} tokens is not one of 4" for length in (0, 3, 8)},
+    ),
     "pretrained_recurrence": paper(
         "pretrained_recurrence",
         pretrained_recurrence.Config(
@@ -239,6 +280,7 @@ ONE_OF_EACH = [  # variants that differ in their state's fields and in what carr
     ("compressive", "conv-bptt"),
     ("memformer", "encoder-decoder"),
     ("memformer", "decoder-only"),
+    ("memorizing", "ten-of-thirteen"),
     ("pretrained_recurrence", "overlapping"),
 ]
 

@@ -30,6 +30,7 @@ SMALL = {  # to compare with the CPU; in larger ones a rounding error may cross 
     "compressive": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "segment": 64, "memory": 64,
                     "compressed_memory": 32},
     "memformer": {"width": 128, "encoder_layers": 1, "decoder_layers": 2, "heads": 2, "feed_forward": 256},
+    "memorizing": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "segment": 32, "memory_layer": 2, "memory": 96},
     "pretrained_recurrence": {"width": 128, "layers": 3, "heads": 2, "feed_forward": 256},
 }  # fmt: skip
 

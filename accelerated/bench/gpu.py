@@ -32,7 +32,7 @@ from accelerated.training.settings import COMPILERS
 
 REPEATS = 20  # at most; a section's time may end them earlier
 DENSE_PEAK = {"H100": 989e12, "H200": 989e12}  # FLOP/s of a card in bfloat16, by its makers
-LANES = {"block_recurrent": 8, "compressive": 8, "memformer": 32, "pretrained_recurrence": 32}
+LANES = {"block_recurrent": 8, "compressive": 8, "memformer": 32, "memorizing": 8, "pretrained_recurrence": 32}
 TABLE_1 = {  # step time relative to Slide:13L (Block-Recurrent Transformer, Table 1)
     "XL:512": 0.88, "XL:1024": 1.20, "XL:2048": 2.11, "Slide:12L": 0.93, "Slide:13L": 1.00, "Rec:lstm:dual": 1.06,
     "Rec:lstm:single": 1.05, "Rec:lstm:skip": 1.00, "Rec:fixed:dual": 1.01, "Rec:fixed:single": 1.02, "Rec:fixed:skip": 0.99,

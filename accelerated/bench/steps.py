@@ -1,7 +1,8 @@
 """The table `steps`: a training step of a model, of its baseline and, if installed, of its paper's public package.
 
 Baselines: for block_recurrent, Slide with one more layer (equal cost in the paper); for compressive, a Transformer-XL that
-attends to as many rows; for memformer with memory replay, full back-propagation; for pretrained_recurrence, plain GPT-2.
+attends to as many rows; for memformer with memory replay, full back-propagation; for memorizing, a Transformer-XL; for
+pretrained_recurrence, plain GPT-2.
 """
 
 import importlib.util
@@ -52,6 +53,9 @@ def with_baseline(model: str, config: Any) -> dict:
         longer = replace(config, memory=config.memory + config.compressed_memory, compressed_memory=0)
         name = f"compressive {config.layers}L {config.compression}"
         return {name: config, f"transformer-xl {longer.layers}L, memory {longer.memory}": longer}
+    if model == "memorizing":
+        names = f"memorizing {config.layers}L, {config.retrieved} of {config.memory}", f"transformer-xl {config.layers}L"
+        return dict(zip(names, (config, replace(config, memory=0)), strict=True))
     return {f"GPT-2 {config.layers}L with recurrence": config, f"plain GPT-2 {config.layers}L": replace(config, vectors=0)}
 
 
@@ -170,8 +174,8 @@ def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
     else:
         configs = with_baseline(options.model, config)
         makers = {name: partial(counted_variant, name, own, options) for name, own in configs.items()}
-    package, peer = PEERS[options.model]
-    return makers | ({f"{package} (peer)": partial(peer, options)} if importlib.util.find_spec(package) else {})
+    package, peer = PEERS.get(options.model, ("", None))
+    return makers | ({f"{package} (peer)": partial(peer, options)} if package and importlib.util.find_spec(package) else {})
 
 
 def report(options: Namespace) -> None:

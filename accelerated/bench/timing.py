@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.memformer import Memformer
+from accelerated.memorizing import Memorizing
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import computing_in
 from accelerated.replay import summed_nats
@@ -25,7 +26,8 @@ from accelerated.training.settings import TrainingConfig, preset_settings
 PRESETS = {  # of the papers, the first of a model for a GPU
     "block_recurrent": ("paper", "bytes", "large", "arxiv", "github", "xl-512", "xl-1024", "xl-2048"),
     "compressive": ("wikitext-103", "enwik8", "pg19", "pg19-xl", "speech"),
-    "memformer": ("wikitext-103", "decoder"), "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
+    "memformer": ("wikitext-103", "decoder"), "memorizing": ("paper",),
+    "pretrained_recurrence": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
 }  # fmt: skip
 SIZES = {  # without dropout
     "block_recurrent": BlockRecurrent.Config(
@@ -36,6 +38,10 @@ SIZES = {  # without dropout
         width=256, layers=6, heads=4, head_width=64, feed_forward=1024, segment=256, memory=256, compressed_memory=64,
         compression_rate=4,
     ),
+    "memorizing": Memorizing.Config(
+        width=256, layers=6, heads=4, head_width=64, feed_forward=1024, segment=128, memory_layer=4, memory=2048, retrieved=32,
+        dropout=0.0,
+    ),
     "pretrained_recurrence": PretrainedRecurrence.Config(
         width=256, layers=6, heads=4, feed_forward=1024, max_positions=256, segment=128,
     ),
@@ -43,8 +49,14 @@ SIZES = {  # without dropout
         width=256, encoder_layers=3, decoder_layers=3, heads=4, head_width=64, feed_forward=1024, segment=64, slots=32,
     ),
 }  # fmt: skip
-SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "pretrained_recurrence": 4}  # per training step
-BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "pretrained_recurrence": 8}
+SEGMENTS = {
+    "block_recurrent": 1,
+    "compressive": 4,
+    "memformer": 16,
+    "memorizing": 8,
+    "pretrained_recurrence": 4,
+}  # per training step
+BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "memorizing": 4, "pretrained_recurrence": 8}
 
 
 def paper_settings(model: str, preset: str | None = None) -> tuple[Any, TrainingConfig]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn import Module, functional
 
-from accelerated import block_recurrent, compressive, memformer, pretrained_recurrence
+from accelerated import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 from accelerated.attention.content import content_attention, content_attention_plain
 from accelerated.attention.heads import at_least_float32, merge_heads, split_heads
 from accelerated.attention.signed_distance import simplified_attention, transformer_xl_attention
@@ -62,8 +62,9 @@ def attention_to(sizes: Iterable[int], attend: Callable, key: torch.Tensor) -> t
 
 
 def by_length(*added: torch.Tensor) -> torch.Tensor:
-    """The shares (B, N, P) of vectors (B, N, D) that are added up, by their lengths."""
+    """The shares (B, N, P) of vectors (B, N, D) that are added up, by their lengths; all of nothing is the last one's."""
     lengths = torch.stack([at_least_float32(vectors).norm(dim=-1) for vectors in added], -1)
+    lengths[..., -1] += lengths.sum(-1) == 0
     return lengths / lengths.sum(-1, keepdim=True)
 
 
@@ -138,6 +139,26 @@ def block_shares(layer: Module, first: bool, *given: object) -> tuple[torch.Tens
     return looked, by_length(states, tokens)
 
 
+def memorizing_shares(model: Module, calls: dict) -> list[Shares]:
+    """Attention to the previous segment and this one; and what the memory layer adds of what it found and what was near."""
+    looked, added = [], []
+    for layer, [((x, previous, memory, tile, *_), _)] in calls.items():
+        key, query, value = layer.project(x)
+        keys, values = (torch.cat(pair, 2) for pair in zip(previous, (key, value), strict=True))
+        offset = score_offset(layer.position_bias, layer.scale, *tile)
+        attend = functools.partial(sliding_attention, query * layer.scale[:, None, None], keys, offset=offset)
+        looked.append(attention_to((x.shape[1], x.shape[1]), attend, keys))
+        if layer.memory_gate is not None:
+            near = attend(values)
+            mixed, nothing = (layer.recall(query, part, memory) for part in (near, torch.zeros_like(near)))
+            parts = (functional.linear(merge_heads(rows), layer.output) for rows in (nothing, mixed - nothing))
+            added.append(by_length(*parts))
+    shares = [Shares("attention to tokens, mean of all layers and heads", ("previous segment", "this segment"), mean(looked))]
+    if added:
+        shares.append(Shares("what the layer that looks up adds, by its length", ("memory", "tokens"), mean(added)))
+    return shares
+
+
 def memformer_shares(model: Module, calls: dict) -> list[Shares]:
     """Decoder-only: attention to slots and segment. Else what the decoder adds, and what the encoder added where it looks.
 
@@ -188,10 +209,11 @@ SHARES = {
     "compressive": compressive_shares,
     "block_recurrent": block_recurrent_shares,
     "memformer": memformer_shares,
+    "memorizing": memorizing_shares,
     "pretrained_recurrence": pretrained_recurrence_shares,
 }
 WATCHED = (
-    *(block_recurrent.Layer, compressive.Layer, pretrained_recurrence.Layer),
+    *(block_recurrent.Layer, compressive.Layer, memorizing.Layer, pretrained_recurrence.Layer),
     *(memformer.SelfAttention, memformer.CrossAttention),
 )
 

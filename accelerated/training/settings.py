@@ -15,12 +15,14 @@ from accelerated.program.errors import InputError, check_choice
 from reference.block_recurrent import Config as BlockRecurrentConfig
 from reference.compressive import Config as CompressiveConfig
 from reference.memformer import Config as MemformerConfig
+from reference.memorizing import Config as MemorizingConfig
 from reference.pretrained_recurrence import Config as PretrainedRecurrenceConfig
 
 CONFIGS = {  # of the models by the names that --model takes; models.py has the models, which need torch
     "block_recurrent": BlockRecurrentConfig,
     "compressive": CompressiveConfig,
     "memformer": MemformerConfig,
+    "memorizing": MemorizingConfig,
     "pretrained_recurrence": PretrainedRecurrenceConfig,
 }
 DEFAULT_MODEL = "block_recurrent"
@@ -156,6 +158,11 @@ BLOCK_RECURRENT = BLOCK_RECURRENT_TRAINING | ON_A_GPU | {
     "width": 1024, "layers": 12, "heads": 8, "head_width": 128, "feed_forward": 4096, "window": 512, "segment": 4096,
     "recurrent_layers": (10,), "states": 512, "dropout": 0.05, "attention_scale": 1.0,
     "steps": 500_000, "batch": 32, "learning_rate": 1.0, "train_bpe": 32_000, "accumulate": 2,
+}  # fmt: skip
+# The same, section 4.6 and Table 1: "all hyperparameters were all set identically to the XL:512 baseline", and a memory of 32k.
+# The Memorizing Transformer's own paper has 32 keys a query and the lookup in layer 9 of 12
+MEMORIZING = {name: value for name, value in BLOCK_RECURRENT.items() if name not in ("window", "recurrent_layers", "states")} | {
+    "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32, "batch": 256,
 }  # fmt: skip
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
 # Appendix E: "trained without state resetting", so memory is carried over documents
@@ -305,6 +312,23 @@ PRESETS = {
             "slots": 8, "max_distance": 16, "retention": 4.0,
             "steps": 1000, "batch": 16, "horizon": 21, "backprop": "memory_replay", "learning_rate": 3e-3, "warmup": 50,
         },
+    },
+    "memorizing": {
+        "tiny": {
+            "width": 128, "layers": 3, "segment": 64, "memory_layer": 2, "memory": 1024, "retrieved": 16, "dropout": 0.0,
+            "steps": 1000, "batch": 32, "learning_rate": 4e-3, "validation_segments": 160,
+        },
+        "small": {
+            "width": 512, "layers": 8, "heads": 8, "head_width": 64, "feed_forward": 2048, "segment": 256, "memory_layer": 6,
+            "memory": 8192, "retrieved": 32, "steps": 20_000, "batch": 32, "learning_rate": 6e-4, "warmup": 1000,
+        },
+        "paper": MEMORIZING | {"data": "pg19"},
+    } | {
+        name: {
+            "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64, "memory_layer": 2, "memory": 512,
+            "retrieved": 8, "dropout": 0.0, "steps": 1000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
+        } | task
+        for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
     },
     "pretrained_recurrence": {
         "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},

@@ -13,6 +13,7 @@ from accelerated.bench.timing import SEGMENTS, SIZES, matmul_rate
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
 from accelerated.memformer import Memformer
+from accelerated.memorizing import Memorizing
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 
@@ -26,6 +27,9 @@ TINY = {
     "memformer": Memformer.Config(
         width=8, encoder_layers=1, decoder_layers=1, heads=2, head_width=4, feed_forward=8, segment=4, slots=2
     ),
+    "memorizing": Memorizing.Config(
+        width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory_layer=1, memory=8, retrieved=2
+    ),
     "pretrained_recurrence": PretrainedRecurrence.Config(
         width=8, layers=2, heads=2, feed_forward=8, max_positions=8, segment=4, module_width=4
     ),
@@ -34,6 +38,7 @@ BASELINES = {
     "block_recurrent": ("block-recurrent 1L fixed:skip", "slide 2L"),
     "compressive": ("compressive 1L conv", "transformer-xl 1L, memory 6"),
     "memformer": ("memformer 1+1L memory_replay", "memformer 1+1L through_time"),
+    "memorizing": ("memorizing 1L, 2 of 8", "transformer-xl 1L"),
     "pretrained_recurrence": ("GPT-2 2L with recurrence", "plain GPT-2 2L"),
 }
 

@@ -20,6 +20,7 @@ MOST = {
     "block_recurrent": (1330, 2300, 36.0),
     "compressive": (1600, 1350, 23.2),
     "memformer": (1360, 36.5, 3.2),
+    "memorizing": (800, 590, 10.2),
     "pretrained_recurrence": (550, 206, 4.9),
 }
 ISSUE = {"saved": 7.6e9, "moved": 97e9}  # of Block-Recurrent before attention went through SDPA

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, evaluate, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
 
 from accelerated.data.tokenizers import merges_of, run_tokenizer, tokenizer_of_ranks
 from accelerated.models import MODELS
@@ -20,15 +20,17 @@ from accelerated.training.checkpoint import load_exported
 from accelerated.training.gpt2_weights import load_gpt2, of_ours, renamed
 from accelerated.training.options import options_of, parse
 from accelerated.training.settings import settings_from
-from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs the extra gpt2: safetensors")
 
 REFERENCES = {
-    module.__name__.split(".")[1]: module for module in (block_recurrent, compressive, memformer, pretrained_recurrence)
+    module.__name__.split(".")[1]: module
+    for module in (block_recurrent, compressive, memformer, memorizing, pretrained_recurrence)
 }
 RUNS = {
     "block_recurrent": TINY, "compressive": [*COMPRESSIVE, "--no-carry-over-documents"], "memformer": MEMFORMER,
+    "memorizing": MEMORIZING,
     "pretrained_recurrence": [*WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
 }  # fmt: skip
 SOURCE = Path(argparse.__file__).read_bytes()[:12_000]

@@ -26,6 +26,7 @@ from accelerated.evaluation import view
 from accelerated.evaluation.options import check_new
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.program.errors import InputError
+from reference.memorizing import merge_heads
 
 ROOT = Path(__file__).parent.parent.parent
 CARRYING = [pair for pair in EVERY_VARIANT if pair[1] not in ("plain", "nothing-remembered")]
@@ -38,7 +39,10 @@ TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 
 
 def watch(monkeypatch, reference):
-    """(softmaxes, [(matrix, the product of rows with it)]) that a reference computes from now on, in order."""
+    """(softmaxes, [(matrix, the rows that it is multiplied with)]) of a reference from now on, in order.
+
+    Among the latter (bias, (near, found)) of a Memorizing Transformer's gate.
+    """
     softmaxes, products, softmax, linear = [], [], reference.softmax_forward, reference.linear_forward
 
     def watched_softmax(scores):
@@ -51,6 +55,14 @@ def watch(monkeypatch, reference):
 
     monkeypatch.setattr(reference, "softmax_forward", watched_softmax)
     monkeypatch.setattr(reference, "linear_forward", watched_linear)
+    if hasattr(reference, "memory_gate_forward"):
+        gate = reference.memory_gate_forward
+
+        def watched_gate(near, found, bias):
+            products.append((bias, (near, found)))
+            return gate(near, found, bias)
+
+        monkeypatch.setattr(reference, "memory_gate_forward", watched_gate)
     return softmaxes, products
 
 
@@ -96,6 +108,18 @@ def of_block_recurrent(config, params, softmaxes, products):
             added.append(lengths(*halves))
     groups = [np.concatenate(looked, 1)] + ([np.mean(added, 0)] if added else [])
     return groups, len(tiles) == config.layers * blocks
+
+
+def of_memorizing(config, params, softmaxes, products):
+    n = config.segment
+    tiles = [weights for weights in softmaxes if weights.shape[2:] == (n, 2 * n)]
+    groups = [np.mean([summed(tile, n, n) for tile in tiles], 0)]
+    if config.memory:
+        name = f"layers.{config.memory_layer - 1}"
+        [(near, found)] = [pair for bias, pair in products if bias is params[f"{name}.memory_gate"]]
+        g = (1 / (1 + np.exp(-params[f"{name}.memory_gate"])))[:, None, None]
+        groups.append(lengths(*(merge_heads(part) @ params[f"{name}.output"].T for part in (found * g, near * (1 - g)))))
+    return groups, len(tiles) == config.layers
 
 
 def of_memformer(config, params, softmaxes, products):

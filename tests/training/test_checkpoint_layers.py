@@ -8,7 +8,7 @@ import pytest
 import torch
 from comparison import assert_agree, named
 from rollouts import random_segments, torch_segments
-from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated import replay
@@ -23,7 +23,7 @@ CASES = [
     ("compressive", "conv-attention_reconstruction"), ("compressive", "conv-auto_encoding"), ("compressive", "most_used-none"),
     ("memformer", "encoder-decoder-xl"), ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "at-every-layer"),
 ]  # fmt: skip
-SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, WINDOWED]
+SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED]
 cases = pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])
 
 
@@ -154,7 +154,7 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "windowed"])
+@pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "memorizing", "windowed"])
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
     """In groups of lanes; the parameters are those of a run without it."""
     options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--sample", 0,

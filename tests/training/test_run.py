@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from scripts import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
+from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 
 import train as training_script
 from accelerated.models import MODELS
@@ -21,7 +21,7 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, model):
-    """An early release wrote the checkpoint at step 3, and the expected parameters at step 6."""
+    """An early release that had the model wrote the checkpoint at step 3, and the expected parameters at step 6."""
     run = tmp_path / "run"
     shutil.copytree(CHECKPOINTS / model, run)
     expected = torch.load(run / "expected.pt", weights_only=True)
@@ -112,7 +112,9 @@ def test_a_gpus_peak_memory_is_printed(tmp_path, monkeypatch, capsys):
         assert ("peak memory" in capsys.readouterr().out) is bool(line)
 
 
-@pytest.mark.parametrize("options", [TINY, COMPRESSIVE, MEMFORMER, WINDOWED], ids=["tiny", "compressive", "slots", "windowed"])
+@pytest.mark.parametrize(
+    "options", [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED], ids=["tiny", "compressive", "slots", "rows", "windowed"]
+)
 def test_groups_of_lanes_write_into_one_state(tmp_path, monkeypatch, options):
     """No second state of all lanes exists, which for a long memory may take more than all else; a resumed run's is its own."""
     found, forward_and_backward = [], training_script.forward_and_backward

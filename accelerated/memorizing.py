@@ -1,0 +1,243 @@
+"""Memorizing Transformer in PyTorch: the fast version of reference/memorizing.py.
+
+Config, parameter names, shapes and initial values are the reference's. The search is exact; the memory has no gradient.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from accelerated import protocol
+from accelerated.attention.content import sdpa
+from accelerated.attention.heads import (
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    project_heads,
+    unit_norm,
+)
+from accelerated.attention.retrieval import retrieval_attention
+from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
+from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
+from reference.memorizing import Config, init_params
+
+
+class State(NamedTuple):
+    """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
+
+    keys: torch.Tensor  # (B, L, H, N, E), of the previous segment, unit length
+    values: torch.Tensor  # (B, L, H, N, E)
+    memory_keys: torch.Tensor  # (B, H, M, E), the memory layer's, the newest last; they have no gradient
+    memory_values: torch.Tensor  # (B, H, M, E)
+
+
+def remember(memory: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), the newest last, without gradient."""
+    new = max(0, rows.shape[2] - memory.shape[2])  # the first of the rows that is kept
+    return torch.cat([memory[:, :, rows.shape[2] :], rows[:, :, new:]], 2).detach()
+
+
+class Layer(nn.Module):
+    """Layer `number` (from 1): local attention, mixed with what the memory layer finds, and feed-forward."""
+
+    def __init__(self, config: Config, number: int):
+        super().__init__()
+        d, h, he, f = config.width, config.heads, config.heads * config.head_width, config.feed_forward
+        self.config = config
+        self.norm = LayerNorm(d)
+        self.key = parameter(he, d)  # (HE, D)
+        self.value = parameter(he, d)  # (HE, D)
+        self.query = parameter(he, d)  # (HE, D)
+        self.scale = parameter(h)  # (H,)
+        self.position_bias = parameter(h, config.buckets)  # (H, buckets)
+        self.memory_gate = parameter(h) if number == config.memory_layer and config.memory else None  # (H,)
+        self.output = parameter(d, he)  # (D, HE)
+        self.mlp_norm = LayerNorm(d)
+        self.mlp_hidden = parameter(f, d)  # (F, D)
+        self.mlp_output = parameter(d, f)  # (D, F)
+
+    def dropout(self, x: torch.Tensor) -> torch.Tensor:
+        """x with entries dropped in training (decision 11)."""
+        return functional.dropout(x, self.config.dropout, self.training)
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Key and query of unit length, and value, each (B, H, N, E)."""
+        matrices = torch.cat([self.key, self.query, self.value])
+        return project_heads(self.dropout(self.norm(x)), matrices, self.config.heads, 3)
+
+    def recall(self, query: torch.Tensor, local: torch.Tensor, memory: tuple) -> torch.Tensor:
+        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory, keys and values (B, H, M, E)."""
+        found = retrieval_attention(query, *memory, self.scale, self.config.retrieved)
+        g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(local.dtype)  # (H, 1, 1)
+        return torch.lerp(local, found, g)
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        """x (B, N, D) with the feed-forward's output added."""
+        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
+        return x + self.dropout(functional.linear(hidden, self.mlp_output))
+
+    def forward(
+        self, x: torch.Tensor, previous: tuple, memory: tuple, tile: tuple, memory_only: bool = False
+    ) -> tuple[torch.Tensor, tuple]:
+        """Read x (B, N, D); return the output and the segment's (keys, values).
+
+        previous: the previous segment's (keys, values), (B, H, N, E) each
+        memory: (keys, values), (B, H, M, E) each; read only in the memory layer
+        tile: (bucket, mask) of queries and keys, (N, 2N) each
+        memory_only: return x unchanged as the output
+        """
+        dropout = self.config.dropout if self.training else 0.0
+        key, query, value = self.project(x)
+        if memory_only:
+            return x, (key, value)
+        keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
+        offset = score_offset(self.position_bias, self.scale, *tile)  # (H, N, 2N)
+        attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
+        if self.memory_gate is not None:
+            attended = self.recall(query, attended, memory)
+        return self.mlp(x + functional.linear(merge_heads(attended), self.output)), (key, value)
+
+
+class Memorizing(nn.Module):
+    """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
+
+    Config = Config
+
+    def __init__(self, config: Config, seed: int = 0):
+        super().__init__()
+        self.config = config
+        self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
+        self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
+        self.final_norm = LayerNorm(config.width)
+        distance = tile_distance(config.segment)  # (N, 2N)
+        self.register_buffer("mask", window_mask(distance, config.segment), persistent=False)
+        bucket = position_bucket(distance, config.buckets, config.max_distance)
+        self.register_buffer("bucket", bucket, persistent=False)
+        initialise(self, init_params(config, np.random.default_rng(seed)))
+
+    def describe(self) -> str:
+        """One line on how far back the model can look."""
+        c = self.config
+        reach = f"attention reaches {c.layers} layers x {c.segment} = {c.layers * c.segment:,} tokens back"
+        lookup = f"; layer {c.memory_layer} looks up {c.retrieved} of the last {c.memory:,} tokens"
+        return reach + lookup if c.memory else reach
+
+    @property
+    def attention_reach(self) -> int:
+        """How many tokens back a prediction can look by attention only, without memory."""
+        return self.config.layers * self.config.segment
+
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """An empty list: the model has no auxiliary loss."""
+        return []
+
+    def state_shapes(self, batch: int) -> State:
+        """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
+        c = self.config
+        rows = (check_lanes(batch), c.layers, c.heads, c.segment, c.head_width)
+        memory = (batch, c.heads, c.memory, c.head_width)
+        return State(rows, rows, memory, memory)
+
+    def initial_state(self, batch: int) -> State:
+        """The state at a document's start: zero keys and values."""
+        return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
+
+    def forward(self, tokens: torch.Tensor, state: State) -> Output:
+        """Read a segment: tokens (B, N). Output.logits (B, N, V) predict the next token.
+
+        Raises ValueError if there are not N tokens, or if the state does not fit this model and B lanes.
+        """
+        return with_logits(self, self.read(tokens, state))
+
+    def read(self, tokens: torch.Tensor, state: State) -> Reading:
+        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
+        hidden, state = self._read(tokens, state)
+        return Reading(self._output_rows(hidden), state, {})
+
+    def output_matrix(self) -> torch.Tensor:
+        """(V, D), the embedding."""
+        return self.embedding
+
+    def advance(self, tokens: torch.Tensor, state: State) -> State:
+        """The state after tokens (B, N), without the logits and the last layer's own output."""
+        return self._read(tokens, state, memory_only=True)[1]
+
+    def _output_rows(self, hidden):
+        return self.final_norm(hidden) * self.config.width**-0.5
+
+    def _read(self, tokens, state, memory_only=False):
+        """The last layer's output (B, N, D) and the next state."""
+        c = self.config
+        if tokens.shape[1] != c.segment:
+            raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
+        check_state(state, self.state_shapes(len(tokens)))
+        x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
+        memory = (state.memory_keys, state.memory_values)
+        for number, layer in enumerate(self.layers, start=1):
+            previous = (state.keys[:, number - 1], state.values[:, number - 1])
+            x, pair = layer(x, previous, memory, (self.bucket, self.mask), memory_only and number == c.layers)
+            pairs.append(pair)
+        return x, self._next_state(state, pairs)
+
+    def _next_state(self, state, pairs):
+        """The State after a segment with these (keys, values) of each layer, which the memory layer's own join."""
+        key, value = pairs[self.config.memory_layer - 1]
+        keys, values = (torch.stack(field, 1) for field in zip(*pairs, strict=True))  # (B, L, H, N, E)
+        return State(keys, values, remember(state.memory_keys, key), remember(state.memory_values, value))
+
+    # The methods below are only for generation.
+
+    step = protocol.step
+
+    def stream(self, state: State) -> Stream:
+        """The Stream at a segment's start, with all that does not depend on the segment's tokens."""
+        empty = torch.zeros_like(state.keys)
+        keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
+        weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
+        biases = torch.stack([layer.position_bias * layer.scale[:, None] for layer in self.layers])[:, None]
+        memory = (state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
+        return Stream(state, Rows(weights, biases, keys, values, memory), 0)
+
+    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+        """Logits (B, V) after token (B,) at position (1,) of its segment; writes its keys and values into rows."""
+        bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2N)
+        offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2N)
+        x, place = functional.embedding(token, self.embedding), position + self.config.segment
+        for number, offset in enumerate(offsets.unbind(0)):
+            x = self._read_layer(number, x, place, offset, rows)
+        return logits_of(self, self._output_rows(x))
+
+    def _read_layer(self, number, x, place, offset, rows):
+        """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2N) is added to its scores."""
+        layer = self.layers[number]
+        parts = functional.linear(layer.norm(x), rows.weights[number]).view(len(x), 3, self.config.heads, 1, -1)
+        key, query = unit_norm(parts[:, :2]).unbind(1)  # (B, H, 1, E)
+        keys, values = rows.keys[number].index_copy_(2, place, key), rows.values[number].index_copy_(2, place, parts[:, 2])
+        attended = sdpa(query * layer.scale[:, None, None], keys, values, offset, scale=1.0)
+        if layer.memory_gate is not None:
+            attended = layer.recall(query, attended, rows.memory)
+        return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a segment's last token the next segment begins."""
+        if stream.read + 1 < self.config.segment:
+            return stream._replace(read=stream.read + 1)
+        n = self.config.segment
+        pairs = [(key[:, :, n:], value[:, :, n:]) for key, value in zip(stream.rows.keys, stream.rows.values, strict=True)]
+        return self.stream(self._next_state(stream.state, pairs))
+
+
+class Rows(NamedTuple):
+    """The rows of a Stream: what a segment's tokens read, and their keys and values, which follow the previous segment's."""
+
+    weights: tuple  # per layer (3HE, D), of key, query and value
+    biases: torch.Tensor  # (L, 1, H, buckets), already scaled
+    keys: tuple  # per layer (B, H, 2N, E)
+    values: tuple
+    memory: tuple  # keys and values, (B, H, M, E) each
