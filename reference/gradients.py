@@ -26,12 +26,16 @@ from reference.rollout import Segment, rollout_backward, rollout_forward
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
 STEPS = (1e-5, 1e-6, 1e-7)  # of differences; smaller ones are tried because a kink of ReLU may lie inside the first
 TOLERANCE, SMALLEST = 1e-5, 1e-5  # of the relative error; the magnitude that smaller gradients are compared with
-FIRST = {"compressive": "conv-attention_reconstruction", "block_recurrent": "fixed-skip", "memformer": "all-tasks"}
+FIRST = {
+    "compressive": "conv-attention_reconstruction", "block_recurrent": "fixed-skip", "memformer": "all-tasks",
+    "memorizing": "retrieval",
+}  # fmt: skip
 STOPPED = {  # {function: the arguments that are data to it}
     "compressive": {
         "remember_forward": ("h", "memory", "weights"),  # decision 2: evicted rows
         "attention_reconstruction_forward": ("p", "h"),  # decision 10
-    }
+    },
+    "memorizing": {"retrieval_forward": ("memory_keys", "memory_values")},  # decision 10
 }
 
 

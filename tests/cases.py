@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from reference import block_recurrent, compressive, memformer, pretrained_recurrence
+from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
 
 class Case(NamedTuple):
@@ -31,11 +31,15 @@ MEMFORMER = memformer.Config(
     vocabulary=7, width=4, encoder_layers=1, decoder_layers=1, heads=2, head_width=3, feed_forward=5, segment=6, slots=5,
     max_distance=3, retention=0.5,
 )  # fmt: skip
+MEMORIZING = memorizing.Config(
+    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, segment=4, memory_layer=2, memory=9, retrieved=3,
+    buckets=4, max_distance=6, attention_scale=3.0, dropout=0.0,
+)  # fmt: skip
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
     vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,
 )  # fmt: skip
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-SIMPLIFIED = {  # small, because all files together may have 3,000,000 bytes
+SIMPLIFIED = {  # small, because all files together may have 3,100,000 bytes
     "positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3, "layers": 1, "head_width": 2, "feed_forward": 2,
     "memory": 3, "compressed_memory": 2, "compression": "mean_pooling",
 }  # fmt: skip
@@ -89,6 +93,10 @@ CASES = {
             "all-tasks": ((0, 1, 2), (1, 2, 0)),
             "transformer-xl": ((0, 1, 2), (1, 2, 0)),
         },
+    ),
+    "memorizing": cases_of(
+        MEMORIZING,
+        {"retrieval": {}, "short-memory": {"memory": 3, "layers": 1, "memory_layer": 1}},
     ),
     "pretrained_recurrence": cases_of(
         PRETRAINED_RECURRENCE,
@@ -176,6 +184,18 @@ MEMFORMER_INNER = [
     (("memory_layer_forward[0]", "relative_weights_forward"), {"return.0": "weights"}),
     (("memory_layer_forward[0]",), {"return.0": "layer_output"}),
 ]
+MEMORIZING_INNER = [
+    (("layer_forward[0]", "projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
+    (("layer_forward[0]",), {"keys": "keys", "values": "values"}),
+    (("layer_forward[0]", "local_attention_forward"), {"bias": "position_bias"}),
+    (("layer_forward[0]", "attention_forward"), {"similarity": "similarity", "weights": "weights", "return.0": "attended"}),
+    (("layer_forward[0]",), {"return.0": "layer_output"}),
+    (("layer_forward[1]", "attention_forward"), {"return.0": "local"}),
+    (("layer_forward[1]", "retrieval_forward"), {"return.0": "found"}),
+    (("layer_forward[1]", "memory_gate_forward"), {"g": "gate", "return.0": "mixed"}),
+    (("layer_forward[1]",), {"out": "attention_output"}),
+    (("layer_forward[1]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
+]
 PRETRAINED_RECURRENCE_INNER = [
     (("layer_forward[0]", "window_projections_forward"), {"normal": "normed_input"}),
     (("layer_forward[0]", "window_attention_forward"), {name: name for name in ("query", "key", "value")}),
@@ -198,5 +218,6 @@ INNER_VALUES = {  # {paper: [(values, the cases that have them; None is all)]}: 
         (COMPRESSION_INNER, None),
     ],
     "memformer": [(MEMFORMER_INNER, ("all-tasks", "transformer-xl", "decoder-only"))],
+    "memorizing": [(MEMORIZING_INNER, ("retrieval",))],
     "pretrained_recurrence": [(PRETRAINED_RECURRENCE_INNER, ("mean",)), (POOLING_INNER, None)],
 }

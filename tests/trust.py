@@ -197,6 +197,27 @@ The reference's backward is the derivative of the model. (Eq. 7)
     reference/test_memformer.py::test_model_gradient
 The accelerated model is the reference, tasks included. (Eq. 7)
     test_contract.py::test_accelerated_equals_reference -k memformer
+== memorizing
+Each query attends to its K nearest keys in memory, and to no others. (4.6)
+    reference/test_memorizing.py::test_a_query_attends_to_its_nearest_keys_alone = 1e-11
+Looking up all of the memory is attention to it. (4.6)
+    reference/test_memorizing.py::test_looking_up_all_of_the_memory_is_attention_to_it = 1e-12
+The memory is a queue of what the memory layer saw before the segment. (decision 5)
+    reference/test_memorizing.py::test_the_memory_holds_what_the_memory_layer_saw_before_the_segment = exact
+An empty row is as similar as nothing, and adds nothing. (decision 6)
+    reference/test_memorizing.py::test_empty_rows_are_as_similar_as_nothing_and_add_nothing = 1e-7
+Without a memory, or with the gate closed, it is the Block-Recurrent paper's XL. (4.6)
+    reference/test_memorizing.py::test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper
+No gradient reaches the memory. (decision 10)
+    test_memorizing.py::test_the_memory_is_no_part_of_the_graph = exact
+A token counts M / N segments later, and not after that. (4.6)
+    test_memorizing.py::test_how_many_segments_later_a_token_still_counts = exact
+The reference's backward is the derivative of the model. (4.6)
+    reference/test_memorizing.py::test_model_gradient
+The accelerated lookup is the reference's. (4.6)
+    attention/test_retrieval.py::test_it_is_the_references
+The accelerated model is the reference. (4.6)
+    test_contract.py::test_accelerated_equals_reference -k memorizing
 == pretrained_recurrence
 Logits are those of transformers' GPT-2. (section 5)
     training/test_gpt2_weights.py::test_logits_are_those_of_transformers = 1e-5
@@ -302,6 +323,7 @@ TITLES = {
     "compressive": ("C", "Compressive Transformer"),
     "block_recurrent": ("B", "Block-Recurrent Transformer"),
     "memformer": ("M", "Memformer"),
+    "memorizing": ("R", "Memorizing Transformer"),
     "pretrained_recurrence": ("P", "Recurrence added to GPT-2"),
     "design": ("D", "Our own design"),
 }

@@ -206,7 +206,7 @@ PAPERS = {
             head_width=5,
             feed_forward=7,
             segment=8,
-            memory=13,
+            memory=12,
             compressed_memory=5,
             compression_rate=4,
         ),

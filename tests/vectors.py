@@ -130,8 +130,9 @@ class Recorder:
 
 def hidden_of(paper: str, config: object) -> dict:
     """{value inside a layer: mask of the query-key pairs that count}; where it hides a key, 0 is written."""
-    if paper == "block_recurrent":
-        return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(config.window))
+    if paper in ("block_recurrent", "memorizing"):
+        window = config.window if paper == "block_recurrent" else config.segment
+        return dict.fromkeys(("position_bias", "similarity"), block_recurrent.tile_mask(window))
     if paper == "compressive":
         keys = config.compressed_memory + config.memory + config.segment
         return dict.fromkeys(("scores_by_distance_shifted", "scores"), compressive.causal_mask(config.segment, keys))

@@ -1,0 +1,58 @@
+"""The Memorizing Transformer's lookup in PyTorch: the reference's, by dtype and device."""
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree
+from hypothesis import given
+from hypothesis import strategies as st
+from profiles import examples
+
+from accelerated.attention.content import scaled_attention_plain
+from accelerated.attention.retrieval import nearest_keys, retrieval_attention
+from reference import memorizing
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@examples(40)
+@given(
+    sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
+    share=st.floats(0, 1), seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_it_is_the_references(sizes, share, seed):
+    """Outputs and gradients; the memory's rows need no order and get no gradient."""
+    (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
+    retrieved = max(1, round(share * m))
+    query, keys, values = (rng.standard_normal((batch, heads, rows, e)) for rows in (n, m, m))
+    scale, dout = rng.random(heads), rng.standard_normal(query.shape)
+    expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
+    dquery, dscale = memorizing.retrieval_backward(dout, cache)
+    leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
+    found = retrieval_attention(*leaves, retrieved)
+    found.backward(torch.tensor(dout))
+    assert leaves[1].grad is None and leaves[2].grad is None
+    rows = {"out": found, "query": leaves[0].grad, "scale": leaves[3].grad}
+    assert_agree({"out": expected, "query": dquery, "scale": dscale}, rows, 1e-11)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_found_does_not_depend_on_the_order_of_the_memory(device):
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, 3, rows, 4, device=device) for rows in (5, 40, 40))
+    scale, order = torch.rand(3, device=device), torch.randperm(40, device=device)
+    found = retrieval_attention(query, keys, values, scale, 6)
+    assert_agree({"found": found}, {"found": retrieval_attention(query, keys[:, :, order], values[:, :, order], scale, 6)}, 1e-6)
+    all_of_it = scaled_attention_plain(query, keys, values, scale)
+    assert_agree({"all": all_of_it}, {"all": retrieval_attention(query, keys, values, scale, 40)}, 1e-6)
+    assert not torch.allclose(found, all_of_it, atol=1e-3)
+
+
+def test_in_bfloat16_it_searches_and_attends_in_bfloat16():
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, 3, rows, 4).bfloat16() for rows in (5, 40, 40))
+    ones = torch.ones(3).bfloat16()
+    found = retrieval_attention(query, keys, values, ones, 6)
+    assert found.dtype == torch.bfloat16 and nearest_keys(query, keys, 6).shape == (2, 3, 5, 6)
+    exact = retrieval_attention(query.float(), keys.float(), values.float(), ones.float(), 40)
+    assert_agree({"all": exact}, {"all": retrieval_attention(query, keys, values, ones, 40).float()}, 3e-2)
