@@ -126,8 +126,8 @@ NOTES = {  # {paper: what its groups are, and why}
     "block_recurrent": "`read` is the tokens' queries to the states, `states` the states' own projections, `first` the learned "
     "initial states. The next segment's loss arrives only at a horizon above 1 (decision 14).",
     "memformer": "`read` is what attends to memory, `writer` the slot attention, `first` the learned initial memory.",
-    "memorizing": "`gate` mixes what is found and what is near. Nothing passes through the memory: the next segment's loss arrives "
-    "through the cached keys and values alone (decision 10).",
+    "memorizing": "`gate` mixes what is found and what is near. Nothing passes through the memory: the next segment's loss "
+    "arrives through the cached keys and values alone (decision 10).",
     "pretrained_recurrence": "`pooling` is α and the fixed key, `network` what makes h_prev of z. What a window's own tokens "
     "reach is all that trains without gradient through z.",
 }

@@ -1,4 +1,4 @@
-"""Seven methods side by side: what their memories can hold, by tasks of `--data recall`, and what they are worth on text."""
+"""The methods side by side: what their memories can hold, by tasks of `--data recall`, and what they are worth on text."""
 
 import json
 from collections.abc import Callable
@@ -25,7 +25,9 @@ from accelerated.experiments.table import (
 from accelerated.program.errors import option_name
 from accelerated.training.log import figure_class, new_figure, save_figure
 
-SEGMENT = 16  # tokens of every method's segment; of Block-Recurrent a block, and BLOCKS of them are a segment
+SEGMENT = (
+    16  # tokens of a method's segment; Block-Recurrent's blocks have as many, and its segments and Memorizing's BLOCKS times
+)
 BLOCKS = 4
 
 
@@ -40,7 +42,7 @@ class Method(NamedTuple):
     @property
     def segment(self) -> int:
         """Tokens in a segment."""
-        return SEGMENT * BLOCKS if "block_recurrent" in self.options else SEGMENT
+        return SEGMENT * BLOCKS if "block_recurrent" in self.options or "memorizing" in self.options else SEGMENT
 
     def with_state(self, size: int = 0) -> str:
         """The options of the model with its usual state, or with the large one."""
@@ -49,6 +51,7 @@ class Method(NamedTuple):
 
 XL = "--model compressive --head-width {E} --layers 2"
 BLOCK = "--model block_recurrent --head-width {E} --layers 2 --window 16"
+MEMORIZING = "--model memorizing --head-width {E} --layers 2 --memory-layer 2 --retrieved 8"
 MEMFORMER = "--model memformer --head-width {E} --encoder-layers 1 --decoder-layers 1 --max-distance 16 --retention 4"
 GPT2 = "--model pretrained_recurrence --layers 3 --max-positions 16"
 METHODS = {
@@ -57,6 +60,7 @@ METHODS = {
     "block-recurrent": Method(f"{BLOCK} --recurrent-layers 2", "--states", (16, 64)),
     "Slide": Method(f"{BLOCK} --recurrent-layers none"),
     "Memformer": Method(MEMFORMER, "--slots", (8, 32)),
+    "Memorizing": Method(MEMORIZING, "--memory", (512, 2048), False),
     "recurrent GPT-2": Method(f"{GPT2} --module-width 64", "--vectors", (1, 4)),
     "GPT-2": Method(f"{GPT2} --vectors 0"),
 }
@@ -219,8 +223,8 @@ def draw_distances(record: dict, path: Path) -> None:
     draw_family(path.parent)
 
 
-COMMON = """All have width 64, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16) and learn from as
-    many documents"""
+COMMON = """All have width 64, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16, Memorizing in
+    segments of 64) and learn from as many documents"""
 RECALL_SIZES = "--dropout 0 --validation-segments 0 --data recall"
 RECALL_SCALES = {
     "small": Scale(f"{RECALL_SIZES} --width 64 --heads 4 --feed-forward 256", {"E": 16}, RECALL_RATES),
@@ -266,6 +270,7 @@ RECALL = {
     ),
 }
 
+ON_TEXT_METHODS = tuple(name for name in METHODS if name != "Memorizing")
 ON_TEXT = Table(
     title="Seven methods on the same text",
     about="""What is each memory worth on text? The methods of [what a memory can hold](recall.md), with the same sizes, read
@@ -273,13 +278,17 @@ ON_TEXT = Table(
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
     Block-Recurrent and Slide have segments of four blocks, so clearing takes less from them.""",
-    rows=tuple(Row(name, join(method.with_state(), text_options(method))) for name, method in METHODS.items()),
+    rows=tuple(Row(name, join(METHODS[name].with_state(), text_options(METHODS[name]))) for name in ON_TEXT_METHODS),
     measures=(CARRIED, CLEARED),
     orderings=(
         Ordering("compression helps, at equal rows of memory", "compressive", "Transformer-XL"),
         Ordering("recurrent states help", "block-recurrent", "Slide"),
         Ordering("a vector helps", "recurrent GPT-2", "GPT-2"),
-        *(Ordering(f"what {name} carries helps", name, f"{name} | {CLEARED.title}") for name in METHODS if name != "GPT-2"),
+        *(
+            Ordering(f"what {name} carries helps", name, f"{name} | {CLEARED.title}")
+            for name in ON_TEXT_METHODS
+            if name != "GPT-2"
+        ),
     ),
     scales={"small": Scale(f"{SMALL} --dropout 0", {"E": 16}, ("--learning-rate 0.002", *RATES))},
 )
