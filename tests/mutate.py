@@ -36,11 +36,12 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.mutants import KINDS, Mutant, changed, mutants_of, sample
 
 ROOT = Path(__file__).parent.parent
-PAPERS = ("block_recurrent", "compressive", "memformer", "pretrained_recurrence")
+PAPERS = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
 FILES = (
     *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
     *("reference/rollout.py", "accelerated/protocol.py", "accelerated/replay.py"),
-    *(f"accelerated/attention/{name}.py" for name in ("content", "heads", "relative_shift", "signed_distance", "sliding_window")),
+    *(f"accelerated/attention/{name}.py" for name in ("content", "heads", "relative_shift", "retrieval")),
+    *(f"accelerated/attention/{name}.py" for name in ("signed_distance", "sliding_window")),
     *("accelerated/data/windows.py", "accelerated/evaluation/score.py", "accelerated/training/optimization.py"),
 )
 TESTS = (

@@ -326,7 +326,7 @@ PRESETS = {
     } | {
         name: {
             "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 64, "memory_layer": 2, "memory": 512,
-            "retrieved": 8, "dropout": 0.0, "steps": 1000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
+            "retrieved": 8, "dropout": 0.0, "steps": 3000, "batch": 16, "learning_rate": 3e-3, "warmup": 50,
         } | task
         for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
     },
