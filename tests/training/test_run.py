@@ -13,7 +13,7 @@ from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, t
 import train as training_script
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError
-from accelerated.training import process
+from accelerated.training import folder, process
 from accelerated.training import run as opening
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -95,6 +95,16 @@ def test_a_text_that_cannot_be_read_leaves_no_empty_run(text, tmp_path):
     with pytest.raises(InputError, match="is not UTF-8 text"):
         train("--data", text, *TINY, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name,stays", [("tokenizer.model", False), ("tokenizer.tiktoken", False), ("somebody's.txt", True)])
+def test_a_run_that_cannot_begin_takes_its_tokenizer_along(tmp_path, name, stays):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").touch()
+    (run / name).touch()
+    folder.remove_new_run(run)
+    assert run.exists() == stays
 
 
 def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
