@@ -128,6 +128,7 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(path):
                 "segment_rng": lambda seed, t: None if seed is None else np.random.default_rng(),  # no replay of dropout
             },
         ),
+        ("memorizing", {"sigmoid": np.tanh}),
         (
             "pretrained_recurrence",
             {

@@ -13,6 +13,7 @@ from variants import PAPERS
 
 from reference import block_recurrent
 from reference import memorizing as ref
+from reference.rollout import Segment, rollout_backward, rollout_forward
 
 PAPER = PAPERS["memorizing"]
 SMALL, VARIANTS = PAPER.small, PAPER.variants
@@ -122,6 +123,7 @@ def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
     config, rng = PAPER.variant(name), np.random.default_rng(5)
     params = PAPER.random_params(config, rng)
     state = ref.initial_state(params, config, 2)
+    assert not any(field.any() for field in state), "decision 6"
     keys, values = [state.memory_keys], [state.memory_values]
     for _ in range(4):
         _, state, _ = ref.forward(params, config, rng.integers(config.vocabulary, size=(2, config.segment)), state)
@@ -185,6 +187,24 @@ def directions_of(config, dropout_seed=None):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_model_gradient(name):
     directions_of(PAPER.variant(name))
+
+
+def test_a_documents_loss_and_gradients_are_those_of_a_rollout():
+    """The gradient passes from segment to segment through the cached keys and values (decision 10)."""
+    config, rng = SMALL, np.random.default_rng(8)
+    params, count = PAPER.random_params(config, rng), 3
+    tokens, targets = rng.integers(config.vocabulary, size=(2, count, 2, config.segment))
+    segments = [
+        Segment(t, y, np.ones(y.shape, bool), np.full(2, k == 0)) for k, (t, y) in enumerate(zip(tokens, targets, strict=True))
+    ]
+    rows, caches, _ = rollout_forward(ref, params, config, segments, ref.initial_state(params, config, 2))
+    expected, _ = rollout_backward(ref, params, config, caches)
+    loss, grads = ref.loss_and_gradients(params, config, list(zip(tokens, targets, strict=True)))
+    nats = sum(
+        ref.cross_entropy_forward(rows[f"{k}/logits"], targets[k], np.ones(targets[k].shape, bool))[0] for k in range(count)
+    )
+    assert loss == pytest.approx(nats / targets.size, rel=1e-12)
+    assert_agree(expected, grads, 1e-12)
 
 
 def test_model_gradient_with_dropout():
