@@ -14,6 +14,7 @@ from accelerated.models import MODELS
 
 ROOT = Path(__file__).parent.parent.parent
 REFERENCES = [ROOT / "reference" / f"{name}.py" for name in MODELS]
+SELF_CONTAINED = [*REFERENCES, ROOT / "reference" / "roberta.py"]
 
 
 def imported_modules(tree):
@@ -24,7 +25,7 @@ def imported_modules(tree):
             yield "." * node.level + (node.module or "")
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_imports_are_numpy_and_the_standard_library(path):
     for module in imported_modules(ast.parse(path.read_text())):
         assert module.split(".")[0] in sys.stdlib_module_names | {"numpy"}, f"{path.name} imports {module}"
@@ -35,7 +36,7 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
     own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
     own |= {"layer_forward", "layer_backward", "loss_and_gradients", "check_gradients", "demonstrate"}
     bodies = collections.defaultdict(dict)
-    for path in REFERENCES:
+    for path in SELF_CONTAINED:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name not in own:
                 if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
@@ -45,7 +46,7 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
         assert len(set(found.values())) == 1, f"{name} differs between {', '.join(found)}"
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_every_forward_stands_directly_before_its_backward(path):
     names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     for name in names:
@@ -55,11 +56,18 @@ def test_every_forward_stands_directly_before_its_backward(path):
 
 
 SECTIONS = ["parameters", "operations", "the method", "the model", "through segments", "demonstration"]
-LINES = {"block_recurrent": 845, "compressive": 828, "memformer": 1040, "memorizing": 645, "pretrained_recurrence": 763}
+LINES = {
+    "block_recurrent": 845,
+    "compressive": 828,
+    "memformer": 1040,
+    "memorizing": 645,
+    "pretrained_recurrence": 763,
+    "roberta": 615,
+}
 OBVIOUS = {"forward", "backward", "layer", "model", "dropout", "norm", "mlp", "gelu_mlp", "initial_state", "token_projection"}
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_a_reference_has_six_sections_and_says_in_which_order_to_read_it(path):
     source = path.read_text()
     rule = "# " + "-" * 76
@@ -67,12 +75,12 @@ def test_a_reference_has_six_sections_and_says_in_which_order_to_read_it(path):
     assert "Read in this order" in ast.get_docstring(ast.parse(source))
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_a_reference_grows_no_longer(path):
     assert len(path.read_text().splitlines()) <= LINES[path.stem]
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_the_backward_of_an_operation_has_its_mathematics_above_it(path):
     """Of the section `operations`, where every backward is a formula and not a chain of calls."""
     source = path.read_text()
@@ -82,7 +90,7 @@ def test_the_backward_of_an_operation_has_its_mathematics_above_it(path):
     assert not [name for above, name in found if not re.match("# .+: .*d", above) and name not in OBVIOUS]
 
 
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
 def test_caches_of_more_than_five_fields_have_names(path):
     tree = ast.parse(path.read_text())
     indexed = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
@@ -129,6 +137,7 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(path):
             },
         ),
         ("memorizing", {"sigmoid": np.tanh}),
+        ("roberta", {"exact_gelu_backward": lambda dy, cache: dy * (cache[0] > 0)}),
         (
             "pretrained_recurrence",
             {
@@ -142,7 +151,7 @@ def test_the_demonstration_runs_and_notices_faults(module, faults, capsys, monke
     module = importlib.import_module(f"reference.{module}")
     module.demonstrate()
     printed = capsys.readouterr().out
-    assert "Largest relative error" in printed and "cleared" in printed
+    assert "Largest relative error" in printed and ("cleared" in printed or "disjoint" in printed)
     for name, broken in faults.items():
         with monkeypatch.context() as patch:
             patch.setattr(module, name, broken)
