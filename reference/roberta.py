@@ -396,7 +396,7 @@ def next_state_backward(dnext, cache):
     return State(dnext.pooled - dpooled, dnext.first - dfirst + dold, dnext.present), dx
 
 
-def readable_mask(readable, present, vectors):
+def window_keys_mask(readable, present, vectors):
     """Which of [inserted | tokens] the tokens see, (B, 1, 1, S + N): what is readable, and [CLS] so that nobody sees nothing."""
     seen = readable.copy()
     seen[:, 0] = True
@@ -489,7 +489,7 @@ def forward(params, config, tokens, readable, state, rng=None):
     caches = []
     for layer in range(1, config.layers + 1):
         own = inserted if layer == config.insertion_layer else None
-        mask = readable_mask(readable, state.present, 0 if own is None else 1)
+        mask = window_keys_mask(readable, state.present, 0 if own is None else 1)
         x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, mask, rng)
         caches.append(cache)
     next_state, state_cache = next_state_forward(state, x, readable)
