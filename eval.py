@@ -48,9 +48,9 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "curves": report_curves,  # (paths of runs, options)
 }
 CONFIGS = {"overlap": overlap.first_config, "compression": memories.reconstructing}  # instead of `changed`: what to evaluate with
-MODEL_OF_OPTION = {  # the only model that takes an option; all except new_window are fields of its config
-    "memory": "compressive", "compressed_memory": "compressive",
-    "segment": GPT2_MODEL, "pool": GPT2_MODEL, "new_window": GPT2_MODEL,
+MODELS_OF_OPTION = {  # the only models that take an option; all except new_window are fields of their configs
+    "memory": ("compressive", "memorizing"), "compressed_memory": ("compressive",),
+    "segment": (GPT2_MODEL,), "pool": (GPT2_MODEL,), "new_window": (GPT2_MODEL,),
 }  # fmt: skip
 
 
@@ -59,10 +59,12 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
     model, trained = REPORTS[name].model, settings.model_config
     if model not in (None, settings.model):
         raise InputError(f"{name} is for {model} models, this is {settings.model}; give another run")
-    given = {option: value for option, value in vars(options).items() if option in MODEL_OF_OPTION and value is not None}
+    given = {option: value for option, value in vars(options).items() if option in MODELS_OF_OPTION and value is not None}
     for option in given:
-        if (model := MODEL_OF_OPTION[option]) != settings.model:
-            raise InputError(f"{option_name(option)} is for {model} models, this is {settings.model}; leave it out")
+        if settings.model not in (models := MODELS_OF_OPTION[option]):
+            raise InputError(
+                f"{option_name(option)} is for {' and '.join(models)} models, this is {settings.model}; leave it out"
+            )
     given.pop("new_window", None)
     config = CONFIGS[name](trained, given, options) if name in CONFIGS else changed(trained, given)
     if settings.model == "compressive" and config.compressed_memory and not trained.compressed_memory:

@@ -30,7 +30,7 @@ def docstrings(root: Path) -> Iterator[tuple[str, str]]:
 def read_aloud(folder: Path) -> None:
     """Write RECORDINGS recordings of speech, 22,050 samples a second, into a folder; those that are there stay.
 
-    Raises InputError if espeak-ng is not installed.
+    Raises InputError if espeak-ng is not installed, or fails.
     """
     chosen = list(docstrings(Path(sysconfig.get_paths()["stdlib"])))[:RECORDINGS]
     missing = [(path, text) for name, text in chosen if not (path := folder / f"{name}.wav").exists()]
@@ -42,5 +42,9 @@ def read_aloud(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in missing:
             with written_whole(path, ADVICE) as temporary:
-                subprocess.run([PROGRAM, "-v", "en-us", "-w", temporary, "--stdin"], input=text, text=True, check=True)
+                command = [PROGRAM, "-v", "en-us", "-w", temporary, "--stdin"]
+                done = subprocess.run(command, input=text, text=True, stderr=subprocess.PIPE)
+                if done.returncode:
+                    said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+                    raise InputError(f"{PROGRAM} could not read {path.stem} aloud: {said}; see {PROGRAM} --voices")
             bar.update()

@@ -1,7 +1,7 @@
 """eval.py topics: how near a continuation's topics are to those of its context (Adding Recurrence, section 5.3.1).
 
 A topic model (latent Dirichlet allocation) is fitted to the training split. Each context is one window; the model continues it
-greedily in a new window, which knows the context through the inserted vectors alone.
+greedily in a new window, which knows it through the inserted vectors and its last token alone.
 """
 
 import argparse
@@ -46,8 +46,8 @@ def drawn_pieces(documents: Sequence, count: int, length: int, rng: np.random.Ge
     starts = chosen - (ends - places)[owners]
     found = []
     for owner, start in zip(owners.tolist(), starts.tolist(), strict=True):
-        document = documents[owner]
-        found.append(np.concatenate([document.inputs[:1], document.targets[: start + length - 1]])[start:])
+        document, last = documents[owner], start + length - 1  # token k is target k - 1, the first one an input
+        found.append(np.concatenate([document.inputs[: start == 0], document.targets[max(0, start - 1) : last]]))
     return np.stack(found)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from accelerated.attention import content, relative_shift, signed_distance, sliding_window
+from accelerated.attention import content, relative_shift, retrieval, signed_distance, sliding_window
 from accelerated.attention.heads import at_least_float32
 from accelerated.evaluation.generation import step_of
 from accelerated.evaluation.score import evaluating
@@ -30,7 +30,7 @@ SMALL = {  # to compare with the CPU; in larger ones a rounding error may cross 
     "compressive": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "segment": 64, "memory": 64,
                     "compressed_memory": 32},
     "memformer": {"width": 128, "encoder_layers": 1, "decoder_layers": 2, "heads": 2, "feed_forward": 256},
-    "memorizing": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "segment": 32, "memory_layer": 2, "memory": 96},
+    "memorizing": {"width": 128, "layers": 2, "heads": 2, "feed_forward": 256, "segment": 32, "memory_layer": 2, "memory": 48},
     "pretrained_recurrence": {"width": 128, "layers": 3, "heads": 2, "feed_forward": 256},
 }  # fmt: skip
 
@@ -72,6 +72,10 @@ def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict
         biases = {"content_bias": (h, e), "distance_bias": (h, e)}
         return drawn(query=(b, h, n, e), key=(b, h, keys, e), value=(b, h, keys, e), distance_key=(h, rows, e), **biases)
 
+    def looked_up(attend):
+        memory = drawn(keys=(b, h, 200, e), values=(b, h, 200, e))
+        return lambda query, scale: attend(query, *(rows.to(query) for rows in memory.values()), scale, 8)
+
     def placed(function):
         return lambda *inputs: function(*inputs, distances.to(inputs[0].device))
 
@@ -95,6 +99,10 @@ def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict
         "by content": (content.content_attention_plain, content.content_attention, same),
         "tokens to states": (
             content.scaled_attention_plain, content.scaled_attention, drawn(query=tiles, key=tiles, value=tiles, scale=(h, 1)),
+        ),
+        "nearest keys": (
+            looked_up(retrieval.retrieval_attention_plain), looked_up(retrieval.retrieval_attention),
+            drawn(query=(b, h, n, e), scale=(h,)),
         ),
     }  # fmt: skip
     flex = (sliding_window.sliding_attention_plain, compiled_flex, window)

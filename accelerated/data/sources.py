@@ -247,10 +247,10 @@ def texts_in(name: str, open_file: Callable, reading: Reading, kind: str | None 
         yield from texts_in(name, unpack, reading.deeper(name), inside)
     elif suffix == ".zip":
         yield from texts_in_zip(name, open_file, reading.deeper(name))
-    elif suffix == ".jsonl":
-        yield from lines_of_json(name, open_file)
     elif reading.encoding == MU_LAW:
         yield reading.recording(name, open_file)
+    elif suffix == ".jsonl":
+        yield from lines_of_json(name, open_file)
     elif reading.encoding != "utf-8":
         yield Text(name, (lambda: io.BufferedReader(RecodedFile(open_file(), reading.encoding)),))
     else:
@@ -336,9 +336,10 @@ def name_of_path(data: DataConfig) -> str:
     return " ".join([os.path.realpath(data.data), *(words for words, chosen in how.items() if chosen)])
 
 
-def texts_of_files(files: Iterable[Path], data: DataConfig) -> Iterator[Text]:
-    """Yield the texts of the files of --data, neither cut nor joined."""
-    root, suffixes, encoding, rates = Path(data.data), chosen_suffixes(data), chosen_encoding(data), {}
+def texts_of_files(files: Iterable[Path], data: DataConfig, rates: dict | None = None) -> Iterator[Text]:
+    """Yield the texts of the files of --data, neither cut nor joined; rates are those of recordings that were read before."""
+    root, suffixes, encoding = Path(data.data), chosen_suffixes(data), chosen_encoding(data)
+    rates = {} if rates is None else rates
     for file in files:
         name = root.name if file == root else str(file.relative_to(root))
         reading = Reading(suffixes, encoding, Unpacked(name, data.unpacked_limit), rates)
@@ -371,11 +372,11 @@ def source_of_path(data: DataConfig) -> Source:
             f"end in one of {known}; see --suffixes" + f", or for recordings --tokenizer {MU_LAW}" * (data.tokenizer != MU_LAW)
         )
     splits = {} if path.is_file() else folders_with_splits(path, files)
-    left_out = functools.cache(functools.partial(names_left_out, files, data))
+    left_out, rates = functools.cache(functools.partial(names_left_out, files, data)), {}  # one rate for all splits
 
     def texts_below(folder: Path) -> Iterator[Text]:
         below = (file for file in files if file.is_relative_to(folder))
-        texts = (text for text in texts_of_files(below, data) if text.name not in left_out())
+        texts = (text for text in texts_of_files(below, data, rates) if text.name not in left_out())
         return joined_by_folder(texts, depth=2 if splits else 1) if data.documents == "folders" else texts
 
     given = {split: functools.partial(texts_below, path / below) for split, below in (splits or {"train": ""}).items()}

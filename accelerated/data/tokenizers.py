@@ -162,9 +162,9 @@ class SentencePieceTokenizer:
         self.name, self.model, self.fingerprint = name, model, hashlib.sha256(model).hexdigest()
         try:
             self.processor = package.SentencePieceProcessor(model_proto=model)
+            self.vocabulary = len(self.processor)  # an empty file has none, and says so only now
         except RuntimeError:
             raise InputError(f"--tokenizer {name} is damaged or not a sentencepiece model; give another file") from None
-        self.vocabulary = len(self.processor)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.spellings = [self._spelling(token) for token in range(self.vocabulary)]
         self.token_bytes = np.array([len(text) for text in self.spellings])

@@ -208,7 +208,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)
-    if rate:
+    if not run.tokenizer.spells_text:
         return continue_recording(options.out, prompt.tolist(), tokens, rate, options.tokens)
     if options.json:
         continuation = show_text(run.tokenizer, [int(token) for token in tokens])

@@ -108,7 +108,8 @@ def add_contexts(parser: OptionParser) -> None:
     text = "how many tokens to continue each by (default 30, the paper's)"
     parser.add_argument("--tokens", type=at_least(1), default=30, metavar="N", help=text)
     text = "seed of the contexts and the topic model (default 0): runs with the same one are compared on the same"
-    parser.add_argument("--seed", type=at_least(0), default=0, help=text)
+    seed = number(int, lambda seed: 0 <= seed < 1 << 32, "at least 0 and below 2^32")  # as scikit-learn takes it
+    parser.add_argument("--seed", type=seed, default=0, help=text)
 
 
 def add_learning_rate(parser: OptionParser) -> None:
@@ -242,8 +243,9 @@ def report_parser(name: str) -> OptionParser:
     if report.splits:
         add_reading(parser, report.splits)
     if report.sizes and report.model != GPT2_MODEL:
-        for size in ("memory", "compressed_memory"):
-            text = f"rows of {size.replace('_', ' ')} in each layer of a compressive model, 0 for none (default the run's)"
+        text = "rows of memory in each layer of a compressive model, or in a memorizing one; 0 for none (default the run's)"
+        compressed = "rows of compressed memory in each layer of a compressive model, 0 for none (default the run's)"
+        for size, text in (("memory", text), ("compressed_memory", compressed)):
             parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
     if report.sizes and report.model != "compressive":
         whose = "of a pretrained_recurrence model (default the run's)"
@@ -313,7 +315,7 @@ def check_sampling(options: argparse.Namespace) -> None:
     """Raise InputError for options of sample that do not fit together, and for an empty prompt."""
     if options.temperature == 0 and (options.top_k or options.top_p):
         raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
-    if not options.prompt or not options.prompt[0]:
+    if not (options.prompt if isinstance(options.prompt, bytes) else options.prompt[0]):
         raise InputError("the prompt is empty; give at least one character or sample to continue")
     if options.out:
         check_new(options.out)

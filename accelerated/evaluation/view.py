@@ -324,7 +324,7 @@ def write_page(path: Path, data: dict) -> int:
     """Write the page and return its size in bytes. In its JSON no < stands, so that no text can end the script."""
     script = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     page = Path(__file__).with_name("view.html").read_text(encoding="utf-8").replace(PLACE, script).encode()
-    with written_whole(path, "give another --out") as temporary:
+    with written_whole(path, "give another --out", new=True) as temporary:
         temporary.write_bytes(page)
     return len(page)
 

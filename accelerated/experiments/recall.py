@@ -221,7 +221,7 @@ def draw_distances(record: dict, path: Path) -> None:
     draw_family(path.parent)
 
 
-COMMON = """All have width 64, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16, Memorizing in
+COMMON = """All have one width, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16, Memorizing in
     segments of 64) and learn from as many documents"""
 RECALL_SIZES = "--dropout 0 --validation-segments 0 --data recall"
 RECALL_SCALES = {

@@ -152,7 +152,8 @@ def filled(text: str, row: Row, scale: Scale) -> str:
 
 
 def write_page(name: str, table: Table, record: dict, pages: Path) -> None:
-    """Write a table's record and page, and its picture if it has one."""
+    """Write a table's record and page, and its picture if it has one; the scale is in their names unless it is small."""
+    name += f"-{record['scale']}" * (record["scale"] != "small")
     for path, text in (
         (pages / f"{name}.json", json.dumps(record, indent=1) + "\n"),
         (pages / f"{name}.md", page(table, record)),

@@ -128,6 +128,8 @@ class Workshop:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if errors else subprocess.DEVNULL}
         with subprocess.Popen(command, text=True, env=self.environment, start_new_session=True, **pipes) as child:
             self.children.add(child)
+            if self.stopping:  # since it was asked above
+                child.send_signal(signal.SIGINT)
             try:
                 output, _ = child.communicate()
             finally:

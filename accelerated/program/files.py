@@ -41,10 +41,10 @@ def check_writable(path: Path, advice: str) -> None:
 
 
 @contextlib.contextmanager
-def written_whole(path: Path, advice: str = DATA_ADVICE) -> Iterator[Path]:
+def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end: the file appears complete or not at all.
 
-    If writing fails, an older file stays, the temporary file is deleted, and a disk error becomes an InputError.
+    A `new` file replaces none: InputError is raised if there is one by then. If writing fails, an older file stays, the temporary file is deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + WRITING)
@@ -52,6 +52,8 @@ def written_whole(path: Path, advice: str = DATA_ADVICE) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # so that it is complete even after a power failure
+        if new and os.path.lexists(path):
+            raise InputError(f"{path} exists by now, and nothing is overwritten; {advice}")
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         raise cannot_write(path, error, advice) from None

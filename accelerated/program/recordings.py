@@ -13,6 +13,8 @@ from accelerated.program.files import written_whole
 MU = 255
 FULL_SCALE = 2**15  # of 16-bit samples
 WIDTH = 2  # bytes of a sample
+HIGHEST_RATE = 1 << 20  # samples per second
+UNKNOWN = 0xFFFFFFFF  # the size that a header has if its writer could not go back to it
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
@@ -30,15 +32,19 @@ def from_mu_law(values: np.ndarray) -> np.ndarray:
 
 
 def open_wav(name: str, file: IO[bytes]) -> wave.Wave_read:
-    """The reader of a .wav; raises InputError unless it holds one channel of 16-bit samples."""
+    """The reader of a .wav; raises InputError unless it holds one channel of 16-bit samples, at a rate that can be."""
     try:
         reader = wave.Wave_read(file)
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:  # RuntimeError: a chunk that is longer than the file
         raise InputError(f"{name} is not a recording of 16-bit PCM ({str(error) or 'it is cut off'}); give such a .wav") from None
     if (found := (reader.getnchannels(), reader.getsampwidth())) != (1, WIDTH):
         raise InputError(
             f"{name} has {counted(found[0], 'channel')} of {8 * found[1]} bits; convert it to one channel of 16 bits"
         )
+    if not 0 < reader.getframerate() <= HIGHEST_RATE:
+        raise InputError(f"{name} has {reader.getframerate():,} samples a second; give one with 1 to {HIGHEST_RATE:,}")
+    if reader.getnframes() == UNKNOWN // WIDTH:
+        raise InputError(f"{name} does not say how long it is, as what came through a pipe; convert it to a .wav with a length")
     return reader
 
 
@@ -46,7 +52,12 @@ class Recording(io.RawIOBase):
     """A .wav read as mu-law bytes."""
 
     def __init__(self, name: str, file: IO[bytes]):
-        self.name, self.file, self.reader = name, file, open_wav(name, file)
+        self.name, self.file = name, file
+        try:
+            self.reader = open_wav(name, file)
+        except InputError:
+            self.close()
+            raise
         self.rate = self.reader.getframerate()  # samples per second
 
     def readable(self) -> bool:
@@ -87,6 +98,6 @@ def read_recording(path: str | Path) -> tuple[bytes, int]:
 
 def write_recording(path: str | Path, values: np.ndarray, rate: int) -> None:
     """Write mu-law values (n,) as a .wav of `rate` samples per second."""
-    with written_whole(path, "give another --out") as temporary, wave.open(str(temporary), "wb") as file:
+    with written_whole(path, "give another --out", new=True) as temporary, wave.open(str(temporary), "wb") as file:
         file.setparams((1, WIDTH, rate, 0, "NONE", ""))
         file.writeframes(from_mu_law(values).astype("<i2").tobytes())

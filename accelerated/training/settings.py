@@ -162,7 +162,7 @@ BLOCK_RECURRENT = BLOCK_RECURRENT_TRAINING | ON_A_GPU | {
 # The same, section 4.6 and Table 1: "all hyperparameters were all set identically to the XL:512 baseline", and a memory of 32k.
 # The Memorizing Transformer's own paper has 32 keys a query and the lookup in layer 9 of 12
 MEMORIZING = {name: value for name, value in BLOCK_RECURRENT.items() if name not in ("window", "recurrent_layers", "states")} | {
-    "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32, "batch": 256,
+    "segment": 512, "memory_layer": 9, "memory": 32_768, "retrieved": 32, "batch": 256, "accumulate": 8,  # 60 GB
 }  # fmt: skip
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
 # Appendix E: "trained without state resetting", so memory is carried over documents

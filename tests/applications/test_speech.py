@@ -43,11 +43,11 @@ def test_each_long_docstring_is_read_once(library, monkeypatch):
 def test_a_failed_reading_leaves_no_recording(library, monkeypatch):
     def fail(command, **how):
         command[-2].write_bytes(b"half")
-        raise subprocess.CalledProcessError(1, command)
+        return subprocess.CompletedProcess(command, 1, None, "no such voice\n")
 
     monkeypatch.setattr(speech.shutil, "which", lambda program: program)
     monkeypatch.setattr(speech.subprocess, "run", fail)
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(InputError, match="espeak-ng could not read .* aloud: no such voice; see espeak-ng --voices"):
         speech.read_aloud(library)
     assert not list(library.iterdir())
 

@@ -47,6 +47,7 @@ def test_the_papers_sizes_fit_a_gpu():
     expected = {("compressive", name + xl): values for name, values in compressive.items() for xl in ("", "-xl")}
     recurrent = {"large": 16, "github": 16} | dict.fromkeys(("paper", "bytes", "arxiv", "xl-512", "xl-1024", "xl-2048"), 2)
     expected |= {("block_recurrent", name): (groups, False) for name, groups in recurrent.items()}
+    expected[("memorizing", "paper")] = (8, False)
     assert ours == expected | {("memformer", name): (1, False) for name in ("wikitext-103", "decoder")}
     for pair, t in chosen.items():
         for processes in (1, 2, 4, 8):
