@@ -243,9 +243,9 @@ def report_parser(name: str) -> OptionParser:
     if report.splits:
         add_reading(parser, report.splits)
     if report.sizes and report.model != GPT2_MODEL:
-        text = "rows of memory in each layer of a compressive model, or in a memorizing one; 0 for none (default the run's)"
+        own = "rows of memory in each layer of a compressive model, or in a memorizing one; 0 for none (default the run's)"
         compressed = "rows of compressed memory in each layer of a compressive model, 0 for none (default the run's)"
-        for size, text in (("memory", text), ("compressed_memory", compressed)):
+        for size, text in (("memory", own), ("compressed_memory", compressed)):
             parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
     if report.sizes and report.model != "compressive":
         whose = "of a pretrained_recurrence model (default the run's)"

@@ -22,10 +22,11 @@ def library(tmp_path, monkeypatch):
 def test_each_long_docstring_is_read_once(library, monkeypatch):
     spoken = []
 
-    def speak(command, input, text, check):
-        assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and text and check
+    def speak(command, input, text, stderr):
+        assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and text
         command[-2].write_bytes(b"spoken")
         spoken.append(input)
+        return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(speech.shutil, "which", lambda program: program)
     monkeypatch.setattr(speech.subprocess, "run", speak)
@@ -47,7 +48,7 @@ def test_a_failed_reading_leaves_no_recording(library, monkeypatch):
 
     monkeypatch.setattr(speech.shutil, "which", lambda program: program)
     monkeypatch.setattr(speech.subprocess, "run", fail)
-    with pytest.raises(InputError, match="espeak-ng could not read .* aloud: no such voice; see espeak-ng --voices"):
+    with pytest.raises(InputError, match=r"espeak-ng could not read .* aloud: no such voice; see espeak-ng --voices"):
         speech.read_aloud(library)
     assert not list(library.iterdir())
 
