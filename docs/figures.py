@@ -8,7 +8,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from accelerated.program.recordings import from_mu_law, to_mu_law
-from reference import block_recurrent, compressive, pretrained_recurrence
+from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
 
 HERE = Path(__file__).parent
 PAPER, INK, FAINT = "#ffffff", "#1f2933", "#5f6c7b"  # an opaque page: legible whatever lies behind it
@@ -374,6 +374,38 @@ def memformer_replay():
     save(figure, "memformer_replay")
 
 
+def lookup():
+    """One query's lookup: its similarity to each row of the memory, the K nearest, and the gate with local attention."""
+    similarity = np.array([0.2, -0.5, 0.9, 0.1, -0.3, 0.4, -0.8, 0.7, 0.0, -0.1, 0.3, -0.6])  # of unit keys, by hand
+    nearest = memorizing.nearest_keys(np.ones((1, 1, 1, 1)), similarity[None, None, :, None], 3).ravel()
+    figure, axes = new_figure(10.6, 4.2)
+    for j, value in enumerate(similarity):
+        found = j in nearest
+        frame(axes, j, 2.0, 0.94, 0.7, STATE if found else HIDDEN)
+        label(axes, j + 0.47, 2.35, f"{value:.1f}", "white" if found else FAINT, 9)
+        if found:
+            arrow(axes, (j + 0.47, 1.95), (8.7, 0.5), STATE)
+    for j in range(8):
+        frame(axes, 12.6 + 0.75 * j, 2.0, 0.69, 0.7, PREVIOUS if j < 4 else TOKEN)
+        if 1 <= j <= 4:
+            arrow(axes, (12.95 + 0.75 * j, 1.95), (14.9, 0.5), PREVIOUS if j < 4 else TOKEN)
+    label(axes, 6, 3.3, "memory: M keys and values, as they were; the numbers are q·k", STATE)
+    label(axes, 6, 2.95, "oldest to newest, without positions, without gradient", FAINT, 9)
+    label(axes, 15.6, 3.3, "last segment, this segment", TOKEN)
+    label(axes, 15.6, 2.95, "the N tokens before the query, here 4, with positions", FAINT, 9)
+    label(axes, 12.6 + 0.75 * 5.46, 2.35, "q", "white", 10)
+    label(axes, 10, 1.65, "the last N rows are\nthe last segment's", FAINT, 9)
+    box(axes, 6.5, -0.2, 4.4, 0.65, "softmax over K = 3: found", STATE, size=9)
+    box(axes, 13.1, -0.2, 3.8, 0.65, "softmax over N: local", TOKEN, size=9)
+    box(axes, 9.6, -1.7, 4.8, 0.65, "gate: found g + local (1 − g)", GATE, size=9)
+    arrow(axes, (9.4, -0.25), (11.0, -1.0), STATE)
+    arrow(axes, (14.4, -0.25), (12.8, -1.0), TOKEN)
+    label(axes, 3.2, 0.1, "q meets all M keys;\nonly the three nearest count", INK, 9)
+    axes.set_xlim(-0.4, 19.0)
+    axes.set_ylim(-1.9, 3.6)
+    save(figure, "memorizing_lookup")
+
+
 def windows_and_vectors():
     """Three windows of GPT-2: what is pooled, the small network, and the layer that sees its output."""
     figure, axes = new_figure(11.4, 5.2)
@@ -487,6 +519,7 @@ PICTURES = (
     memformer_flow,
     memformer_slots,
     memformer_replay,
+    lookup,
     windows_and_vectors,
     overlaps,
 )

@@ -194,7 +194,7 @@ def tile_distance(window):
 
 
 def tile_mask(window):
-    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself (3.1, decision 4)."""
+    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself (decision 2)."""
     distance = tile_distance(window)
     return (distance >= 1) & (distance <= window)
 
@@ -230,7 +230,7 @@ AttentionCache = namedtuple("AttentionCache", "query key value scale similarity 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
     """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
-    scores = similarity * scale[:, None, None]  # decision 5: a learned scale, no 1/sqrt(E)
+    scores = similarity * scale[:, None, None]  # decision 3: a learned scale, no 1/sqrt(E)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
@@ -251,7 +251,7 @@ def attention_backward(dout, cache):
 
 
 def head_projections_forward(p, names, heads, x):
-    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length (decision 5)."""
+    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length (decision 3)."""
     projected, caches = {}, {}
     for name in names:
         out, linear_cache = linear_forward(x, p[name])
@@ -561,7 +561,7 @@ def loss_and_gradients(params, config, segments):
         total, count = total + loss, count + targets.size
         caches.append((cache, loss_cache))
     grads, dstate = {}, None
-    for cache, loss_cache in reversed(caches):  # decision 14: an extension, with the gradient passed on between segments
+    for cache, loss_cache in reversed(caches):  # decision 10: an extension, with the gradient passed on between segments
         dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
         add_into(grads, dparams)
     add_into(grads, initial_state_backward(config, dstate))
