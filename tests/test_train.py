@@ -544,7 +544,7 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
         (tmp_path / "ranks").write_bytes((tmp_path / "learned" / "tokenizer.tiktoken").read_bytes())
         option = ["--tokenizer", tmp_path / "ranks"]
     if option[1] == "some.model":
-        package, words = pytest.importorskip("sentencepiece", reason="the extra pieces: sentencepiece"), text.read_text()
+        package, words = pytest.importorskip("sentencepiece", reason="needs the extra pieces: sentencepiece"), text.read_text()
         how = {"sentence_iterator": iter(words.splitlines()), "model_prefix": str(tmp_path / "some"), "minloglevel": 2}
         package.SentencePieceTrainer.train(vocab_size=300, **how)
         option = ["--tokenizer", tmp_path / "some.model"]

@@ -56,6 +56,15 @@ def compiled_flex(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
     return COMPILED_FLEX(query, keys, values, offset, blocks)
 
 
+LOOKUPS = (retrieval.retrieval_attention_plain, retrieval.retrieval_attention)
+
+
+def looked_up(attend: Callable, keys: torch.Tensor, values: torch.Tensor) -> Callable:
+    """attend to a memory (B, H, M, E) whose last 8 keys are the nearest in any precision, as a function of query and scale."""
+    keys = torch.cat([-keys[:, :, 8:].abs(), keys[:, :, :8].abs()], 2)
+    return lambda query, scale: attend(query.abs(), keys.to(query), values.to(query), scale, 8)
+
+
 def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict]]:
     """{name: (plain path, fastest path for a device, inputs in float32)}."""
     b, h, n, e, w = 2, 3, 128, 64, 32
@@ -71,11 +80,6 @@ def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict
     def by_distance(rows, keys):
         biases = {"content_bias": (h, e), "distance_bias": (h, e)}
         return drawn(query=(b, h, n, e), key=(b, h, keys, e), value=(b, h, keys, e), distance_key=(h, rows, e), **biases)
-
-    def looked_up(attend):
-        memory = drawn(keys=(b, h, 200, e), values=(b, h, 200, e))
-        memory["keys"] = torch.cat([-memory["keys"][:, :, 8:].abs(), memory["keys"][:, :, :8].abs()], 2)  # found in any precision
-        return lambda query, scale: attend(query.abs(), *(rows.to(query) for rows in memory.values()), scale, 8)
 
     def placed(function):
         return lambda *inputs: function(*inputs, distances.to(inputs[0].device))
@@ -102,7 +106,7 @@ def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict
             content.scaled_attention_plain, content.scaled_attention, drawn(query=tiles, key=tiles, value=tiles, scale=(h, 1)),
         ),
         "nearest keys": (
-            looked_up(retrieval.retrieval_attention_plain), looked_up(retrieval.retrieval_attention),
+            *(looked_up(attend, **drawn(keys=(b, h, 200, e), values=(b, h, 200, e))) for attend in LOOKUPS),
             drawn(query=(b, h, n, e), scale=(h,)),
         ),
     }  # fmt: skip

@@ -55,7 +55,7 @@ def test_divergence_is_that_of_the_definition():
 
 
 def test_texts_of_a_topic_are_near_each_other():
-    pytest.importorskip("sklearn", reason="the extra topics: scikit-learn")
+    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(200)]
     found = topics.TopicModel(texts).distributions([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
@@ -82,7 +82,7 @@ def test_continuations_are_greedy_and_in_a_new_window():
 
 def test_the_report_says_how_near_topics_are(tmp_path, capsys, monkeypatch):
     """A context is at 0 from itself; continuations by a model that has learned nothing are not."""
-    pytest.importorskip("sklearn", reason="the extra topics: scikit-learn")
+    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     text = tmp_path / "text.txt"
     text.write_text((GARDEN * 40 + SEA * 40) * 8)
     brief = ("--steps", 1, "--sample", 0, "--validation-segments", 1)

@@ -273,7 +273,7 @@ ACROSS_WORDS = LIKE_T5 | {"split_by_whitespace": False}
 @functools.cache
 def pieces(**options):
     """The bytes of a sentencepiece model that was trained on a source file of ours."""
-    package = pytest.importorskip("sentencepiece", reason="the extra pieces: sentencepiece")
+    package = pytest.importorskip("sentencepiece", reason="needs the extra pieces: sentencepiece")
     lines, model = Path(tokenizer.__file__).read_text().splitlines(), io.BytesIO()
     package.SentencePieceTrainer.train(
         sentence_iterator=iter(lines), model_writer=model, vocab_size=600, minloglevel=2, **options
