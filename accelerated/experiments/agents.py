@@ -1,7 +1,7 @@
 """The command `python -m accelerated.experiments.agents`: agents by their memory, Figure 5 of Compressive Transformers.
 
 Every row is trained with seeds 0, 1 and 2, one agent at a time, and kept as soon as it is trained. The same command continues
-after an interruption; only the agent that was being trained begins anew.
+after an interruption; only the agent that was being trained begins anew. The page and its picture are written at the end.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from accelerated.applications import agent, matching
 from accelerated.experiments.table import machine, markdown, mean_and_spread, wrapped
 from accelerated.experiments.trials import SEEDS
 from accelerated.program.errors import InputError, check_choice, run_program
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import disk_errors, locked, written_whole
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
 from accelerated.training.options import OptionParser
@@ -152,26 +152,39 @@ def draw(record: dict, path: Path) -> None:
     save_figure(figure, path)
 
 
+def by_number(own: tuple[str, dict]) -> int:
+    """The seed of a (seed, agent), to sort by."""
+    return int(own[0])
+
+
+def train_missing(options: argparse.Namespace, paths: dict[str, Path]) -> None:
+    """Train the agents that the record lacks; write the record, the picture and the page after each."""
+    record = read_record(paths["json"], options.updates)
+    missing = [(s, row) for s in options.seeds for row in options.rows if str(s) not in record["agents"].get(row, {})]
+    for seed, row in missing:
+        successes, seconds = curve(row, seed, options.updates)
+        record["agents"].setdefault(row, {})[str(seed)] = {"successes": successes, "seconds": round(seconds, 1)}
+        trained = record["agents"]  # in the order of rows and seeds
+        record["agents"] = {name: dict(sorted(trained[name].items(), key=by_number)) for name in ROWS if name in trained}
+        record["date"] = datetime.date.today().isoformat()
+        with written_whole(paths["json"], ADVICE) as path:
+            path.write_text(json.dumps(record) + "\n")
+        Progress.say(f"{row}, seed {seed}: {100 * final(successes):.1f}% right at the end, {seconds:.0f} s")
+    if record["agents"]:
+        draw(record, paths["svg"])
+        with written_whole(paths["md"], ADVICE) as path:
+            path.write_text(page(record))
+
+
 def main(argv: list[str]) -> None:
-    """Train what is missing; write the record, the page and the picture after each agent."""
+    """Train what is missing, and write what came out."""
     options = parse_options(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     torch.set_num_threads(1)  # so small a model is slower with more
-    paths = {kind: options.out / f"{NAME}.{kind}" for kind in ("json", "md", "svg")}
-    record = read_record(paths["json"], options.updates)
-    missing = [(s, row) for s in options.seeds for row in options.rows if str(s) not in record["agents"].get(row, {})]
+    paths = {kind: options.out / f"{NAME}.{kind}" for kind in ("json", "md", "svg", "lock")}
     try:
-        for seed, row in missing:
-            successes, seconds = curve(row, seed, options.updates)
-            record["agents"].setdefault(row, {})[str(seed)] = {"successes": successes, "seconds": round(seconds, 1)}
-            record["agents"] = {name: record["agents"][name] for name in ROWS if name in record["agents"]}
-            record["date"] = datetime.date.today().isoformat()
-            with written_whole(paths["json"], ADVICE) as path:
-                path.write_text(json.dumps(record) + "\n")
-            Progress.say(f"{row}, seed {seed}: {100 * final(successes):.1f}% right at the end, {seconds:.0f} s")
-            draw(record, paths["svg"])
-            with written_whole(paths["md"], ADVICE) as path:
-                path.write_text(page(record))
+        with locked(paths["lock"], f"another process trains agents for {options.out}; wait until it ends, or {ADVICE}"):
+            train_missing(options, paths)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("agents that were trained are kept; continue with the same command") from None
     print(f"wrote {paths['md']}, .json and .svg")

@@ -1,13 +1,16 @@
 """The command that trains agents keeps each of them, continues, refuses other settings, and says what came out."""
 
 import json
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from accelerated.applications import agent
 from accelerated.experiments import agents
 from accelerated.program.errors import InputError
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
 OPTIONS = ["--rows", "rate-4", "lstm", "--seeds", "0", "1", "--updates", "50"]
 
 
@@ -21,6 +24,7 @@ def trained(monkeypatch):
         return [min(1.0, 0.5 + 0.1 * point * (row == "rate-4") + 0.02 * seed) for point in range(updates // 10)], 60.0 + seed
 
     monkeypatch.setattr(agents, "curve", curve)
+    monkeypatch.setattr(agents.torch, "set_num_threads", lambda count: None)  # of this whole process
     pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     return asked
 
@@ -48,13 +52,13 @@ def test_what_was_trained_is_kept_and_not_trained_again(trained, tmp_path, monke
     monkeypatch.setattr(agents, "curve", interrupted)
     with pytest.raises(KeyboardInterrupt, match="agents that were trained are kept; continue with the same command"):
         agents.main([*OPTIONS, *out])
-    assert "| rate-4 | 0 |" in (tmp_path / "compressive-figure-5.md").read_text()
+    assert not (tmp_path / "compressive-figure-5.md").exists()
     monkeypatch.setattr(agents, "curve", curve)
     agents.main([*OPTIONS, *out])
-    agents.main(["--rows", "rate-1", "--seeds", "0", "--updates", "50", *out])
-    assert trained == [("rate-4", 0), ("lstm", 0), ("rate-4", 1), ("lstm", 1), ("rate-1", 0)]
+    agents.main(["--rows", "rate-1", "--seeds", "10", "2", "--updates", "50", *out])
+    assert trained == [("rate-4", 0), ("lstm", 0), ("rate-4", 1), ("lstm", 1), ("rate-1", 10), ("rate-1", 2)]
     record = json.loads((tmp_path / "compressive-figure-5.json").read_text())
-    assert list(record["agents"]) == ["rate-1", "rate-4", "lstm"] and list(record["agents"]["lstm"]) == ["0", "1"]
+    assert list(record["agents"]) == ["rate-1", "rate-4", "lstm"] and list(record["agents"]["rate-1"]) == ["2", "10"]
 
 
 def test_input_that_cannot_work_is_one_line_and_changes_nothing(trained, tmp_path):
@@ -80,11 +84,18 @@ def test_input_that_cannot_work_is_one_line_and_changes_nothing(trained, tmp_pat
     assert len(trained) == 4
 
 
+def test_two_commands_do_not_write_one_record(trained, tmp_path):
+    with FileLock(tmp_path / "compressive-figure-5.lock"), pytest.raises(InputError, match="another process trains agents for"):
+        agents.main([*OPTIONS, "--out", str(tmp_path)])
+    assert not trained
+    agents.main([*OPTIONS, "--out", str(tmp_path)])
+
+
 def test_a_point_of_a_curve_is_a_mean_of_ten_updates(monkeypatch):
-    given = []
-    monkeypatch.setattr(agent, "train", lambda core, settings, seed: given.append((core, settings, seed)) or iter(range(99)))
+    given, updates = [], iter(range(99))
+    monkeypatch.setattr(agent, "train", lambda core, settings, seed: given.append((core, settings, seed)) or updates)
     successes, seconds = agents.curve("rate-3", 7, 25)
-    assert successes == [4.5, 14.5] and seconds < 60
+    assert successes == [4.5, 14.5] and seconds < 60 and next(updates) == 25, "it stops in time"
     [(core, settings, seed)] = given
     assert core.config.compression_rate == 3 and settings == agent.Settings() and seed == 7
     assert not agent.make_core("compressive", 7).embedding.ne(core.embedding).any()
@@ -93,3 +104,11 @@ def test_a_point_of_a_curve_is_a_mean_of_ten_updates(monkeypatch):
 def test_every_row_can_be_made():
     for core, sizes in agents.ROWS.values():
         agent.make_core(core, 0, **sizes)
+
+
+def test_the_kept_page_is_that_of_its_record():
+    record = json.loads((RESULTS / "compressive-figure-5.json").read_text())
+    assert (RESULTS / "compressive-figure-5.md").read_text() == agents.page(record)
+    assert record["settings"] == agent.Settings()._asdict() | {"updates": 500}
+    points = {len(found["successes"]) for own in record["agents"].values() for found in own.values()}
+    assert points == {50} and record["agents"].keys() <= agents.ROWS.keys()
