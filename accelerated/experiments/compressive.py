@@ -199,7 +199,7 @@ SPEECH = f"--data {RECORDINGS} --tokenizer mu-law"
 FIGURE_4 = Table(
     title="Compressive Transformers, Figure 4: speech",
     about="""Is a Compressive Transformer better than a Transformer-XL with as many rows of memory at the waveform of speech? The
-    command has espeak-ng (apt install espeak-ng) read docstrings of the standard library aloud: 60 recordings of about 25 seconds,
+    command has espeak-ng (apt install espeak-ng) read docstrings of the standard library aloud: 60 recordings of 25 seconds,
     22,050 samples a second, each sample one of 256 mu-law values. The paper trains 40M parameters on 24.6 hours of human
     speech, and finds the Compressive Transformer better than Transformer-XL and slightly better than WaveNet.""",
     rows=(Row("Transformer-XL", f"{TRANSFORMER_XL} {SPEECH}"), Row("compressive", f"{COMPRESSIVE} {BEST} {SPEECH}")),
