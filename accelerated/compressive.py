@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated import protocol
+from accelerated.attention.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.compressive import Config, init_params
@@ -263,7 +264,12 @@ class Compressive(nn.Module):
     def __init__(self, config: Config, seed: int = 0):
         super().__init__()
         self.config = config
-        self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
+        self.embedding = parameter(config.bands[0][1], config.width)  # (V, D), the output's too
+        widths = (config.width // config.div_value ** (i + 1) for i in range(len(config.cutoffs)))
+        self.tails = nn.ModuleList(
+            Tail(stop - start, narrow, config.width) for narrow, (start, stop) in zip(widths, config.bands[1:], strict=True)
+        )
+        self.clusters = parameter(len(config.cutoffs), config.width) if config.cutoffs else None  # (tails, D)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         total = config.compressed_memory + config.memory + config.segment
         sinusoids = distance_sinusoids(total, config.width) if config.positions == "transformer_xl" else None
@@ -309,9 +315,9 @@ class Compressive(nn.Module):
         hidden, state, auxiliary, _ = self._read(tokens, state)
         return Reading(self._output_rows(hidden), state, auxiliary)
 
-    def output_matrix(self) -> torch.Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
+    def output_matrix(self) -> torch.Tensor | AdaptiveSoftmax:
+        """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
+        return self._adaptive() if self.config.cutoffs else self.embedding
 
     def advance(self, tokens: torch.Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
@@ -322,6 +328,9 @@ class Compressive(nn.Module):
         _, state, _, usage = self._read(tokens, state, measure=True)
         return torch.stack(usage, 1), state
 
+    def _adaptive(self):
+        return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
+
     def _output_rows(self, hidden):
         return hidden * self.config.width**-0.5
 
@@ -331,7 +340,7 @@ class Compressive(nn.Module):
         if tokens.shape[1] != c.segment:
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
-        h, memories, compresseds, auxiliary, usages = look_up(tokens, self.embedding), [], [], {}, []
+        h, memories, compresseds, auxiliary, usages = self._adaptive().look_up(tokens), [], [], {}, []
         for index, layer in enumerate(self.layers):
             last = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
@@ -365,7 +374,7 @@ class Compressive(nn.Module):
     def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
         c = self.config
-        h, place = functional.embedding(token[:, None], self.embedding), position + c.compressed_memory + c.memory
+        h, place = self._adaptive().look_up(token[:, None]), position + c.compressed_memory + c.memory
         number = torch.arange(rows.keys[0].shape[2], device=token.device)
         last = rows.distance_keys[0].shape[2] - 1
         distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances

@@ -5,7 +5,7 @@ A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch
     config                     a frozen Config, the reference's dataclass, which the class has as Config
     initial_state(batch)       the state at the start of a document; its learned part gets gradients
     read(tokens, state)        the Reading of one segment: hidden rows, next state, auxiliary losses
-    output_matrix()            (V, D): logits are the product of hidden rows and its transpose
+    output_matrix()            (V, D): logits are the product of hidden rows and its transpose; or an AdaptiveSoftmax
     model(tokens, state)       the Output of one segment: `read` with logits, for who needs all of them
     advance(tokens, state)     only the next state, which costs less
     step(token, state)         (logits, Stream) after one token in each lane, for generation
@@ -34,6 +34,8 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from accelerated.attention.adaptive import AdaptiveSoftmax
 
 
 class Reading(NamedTuple):
@@ -67,7 +69,12 @@ class Stream(NamedTuple):
 
 def logits_of(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
-    return functional.linear(hidden, model.output_matrix())
+    return logits_by(hidden, model.output_matrix()).to(hidden.dtype)
+
+
+def logits_by(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax) -> torch.Tensor:
+    """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
+    return matrix.log_probabilities(hidden) if isinstance(matrix, AdaptiveSoftmax) else functional.linear(hidden, matrix)
 
 
 def with_logits(model: nn.Module, reading: Reading) -> Output:

@@ -22,8 +22,9 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from accelerated.attention.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import at_least_float32
-from accelerated.protocol import detach, replace_lanes, require_gradient
+from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
 CHUNK = 2**26  # how many logits exist at once, 256 MB in float32; in smaller chunks, adding up the matrix's gradient costs more
@@ -71,18 +72,18 @@ def targets_of(segment: tuple) -> torch.Tensor:
     return segment.targets.masked_fill(~segment.scored, IGNORED)
 
 
-def chunk_rows(matrix: torch.Tensor) -> int:
+def chunk_rows(matrix: torch.Tensor | AdaptiveSoftmax) -> int:
     """How many rows have at most CHUNK logits, by the output matrix (V, D)."""
-    return max(1, CHUNK // len(matrix))
+    return max(1, CHUNK // (matrix.vocabulary if isinstance(matrix, AdaptiveSoftmax) else len(matrix)))
 
 
 def logits_in_chunks(
-    hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tensor
+    hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield (rows of hidden (n, D), their logits (n, V) in float32 or better, their targets (n,)), CHUNK logits at a time."""
     rows = chunk_rows(matrix)
     for own, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
-        yield own, at_least_float32(functional.linear(own, matrix)), aims
+        yield own, at_least_float32(logits_by(own, matrix)), aims
 
 
 class ChunkedNats(torch.autograd.Function):
@@ -113,7 +114,7 @@ class ChunkedNats(torch.autograd.Function):
         return dhidden * dnats, dmatrix * dnats, None
 
 
-def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor) -> torch.Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
 
     Targets that are IGNORED do not count. If the logits are more than CHUNK, only a chunk of them exists at a time.
@@ -123,6 +124,8 @@ def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor, targets: torch.Tenso
         scored = (targets != IGNORED).nonzero()[:, 0]
         if len(scored) < len(hidden):
             hidden, targets = hidden.index_select(0, scored), targets[scored]
+    if isinstance(matrix, AdaptiveSoftmax):
+        return matrix.summed_nats(hidden, targets, IGNORED)
     if len(hidden) > chunk_rows(matrix):
         return ChunkedNats.apply(hidden, matrix, targets)
     [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)

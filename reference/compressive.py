@@ -26,6 +26,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     positions          simplified: parameter, a vector for every clipped distance       (max_distance + 1, E)
     query_bias, key_bias, value_bias    simplified: parameters instead of u, v          (H, E)
     decoder            what reconstructs evicted from new             g            (cD, D)
+    tails, clusters    adaptive inputs and softmax: rarer words in narrower tables, each behind a cluster's vector
 
 B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
 """
@@ -65,6 +66,8 @@ class Config:
         positions: relative positions, transformer_xl or simplified (Memformer's Eqs. 2-4)
         max_distance: distance at and beyond which the simplified positions are the same
         dropout: dropout rate in training, 0 to below 1
+        cutoffs: first ids of the tails of adaptive inputs and softmax, whose words are rarer; none for one tied embedding
+        div_value: by how much each tail's embedding is narrower than the one before it
     """
 
     vocabulary: int = 256
@@ -83,6 +86,8 @@ class Config:
     positions: str = "transformer_xl"
     max_distance: int = 64
     dropout: float = 0.0
+    cutoffs: tuple[int, ...] = ()
+    div_value: int = 4
 
     def __post_init__(self):
         for name, kind in self.__annotations__.items():
@@ -105,6 +110,17 @@ class Config:
             raise ValueError(f"dilations {self.dilations} must be a tuple, ascending, each rate once")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        if any(start >= stop for start, stop in self.bands):
+            raise ValueError(f"cutoffs {self.cutoffs} must be ascending, above 0 and below vocabulary {self.vocabulary}")
+        if self.width < self.div_value ** len(self.cutoffs):
+            raise ValueError(
+                f"width {self.width} is less than div_value {self.div_value} to the power of {len(self.cutoffs)} tails"
+            )
+
+    @property
+    def bands(self):
+        """First id, and first id beyond, of the words of `embedding` and of each tail."""
+        return list(zip((0, *self.cutoffs), (*self.cutoffs, self.vocabulary), strict=True))
 
     @property
     def temporal_range(self):
@@ -166,9 +182,20 @@ def init_layer(config, rng):
     return p | prefixed("compression.", init_compression(config, rng))
 
 
+def init_tails(config, rng):
+    """Each tail's embedding, narrower than D, its projection, and its cluster's vector (decision 18); none without cutoffs."""
+    p, d = {}, config.width
+    for tail, (start, stop) in enumerate(config.bands[1:]):
+        narrow = d // config.div_value ** (tail + 1)
+        p[f"tails.{tail}.embedding"] = rng.normal(0, 1, (stop - start, narrow))
+        p[f"tails.{tail}.projection"] = init_linear(rng, d, narrow)
+    return p | ({"clusters": rng.normal(0, 1, (len(config.cutoffs), d))} if config.cutoffs else {})
+
+
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # the output's too (decision 14)
+    params = {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))}  # the output's too (decision 14)
+    params |= init_tails(config, rng)
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     return params
@@ -490,6 +517,75 @@ def mlp_backward(dout, cache):
     return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
 
 
+def adaptive_embedding_forward(params, config, tokens):
+    """Rows (B, N, D) of tokens (B, N): of `embedding`, or a tail's narrower rows through its projection (decision 18)."""
+    h, caches = np.zeros((*tokens.shape, config.width)), []
+    for band, (start, stop) in enumerate(config.bands):
+        inside, prefix, cache = (tokens >= start) & (tokens < stop), f"tails.{band - 1}." if band else "", None  # (B, N)
+        ids = tokens[inside] - start
+        rows = params[prefix + "embedding"][ids]
+        if band:
+            rows, cache = linear_forward(rows, params[prefix + "projection"])
+        h[inside] = rows
+        caches.append((prefix, inside, ids, cache))
+    return h, caches
+
+
+# h = P e_id: dP = sum of dh e_id^T, de_id = sum of P^T dh over the places of id; de_id = sum of dh without a projection
+def adaptive_embedding_backward(config, dh, caches):
+    grads = {}
+    for (start, stop), (prefix, inside, ids, cache) in zip(config.bands, caches, strict=True):
+        drows = dh[inside]
+        if cache is not None:
+            drows, grads[prefix + "projection"] = linear_backward(drows, cache)
+        grads[prefix + "embedding"] = np.zeros((stop - start, drows.shape[-1]))
+        np.add.at(grads[prefix + "embedding"], ids, drows)
+    return grads
+
+
+def log_softmax_forward(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probabilities, log_probabilities
+
+
+# l = x - log sum exp x: dx = dl - softmax(x) sum of dl
+def log_softmax_backward(dlog_probabilities, log_probabilities):
+    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(-1, keepdims=True)
+
+
+def adaptive_softmax_forward(params, config, x):
+    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables; a tail's are of p(cluster) p(word | cluster)."""
+    first = config.bands[0][1]
+    scores, head_cache = linear_forward(x, np.concatenate([params["embedding"], params["clusters"]]))
+    head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
+    out, caches = [head[..., :first]], []
+    for tail in range(len(config.cutoffs)):
+        p = subtree(params, f"tails.{tail}.")
+        narrow, projection_cache = linear_forward(x, p["projection"].T)
+        logits, table_cache = linear_forward(narrow, p["embedding"])
+        within, logs = log_softmax_forward(logits)
+        out.append(head[..., first + tail, None] + within)
+        caches.append((projection_cache, table_cache, logs))
+    return np.concatenate(out, axis=-1), (head_cache, head_logs, caches)
+
+
+# l_w = head_w, or head_c + within_w: dhead_c = sum of dl_w over its words, dwithin = dl; x = h / sqrt(D) goes to all tables
+def adaptive_softmax_backward(config, dlog_probabilities, cache):
+    """Gradients of x and of the parameters."""
+    head_cache, head_logs, caches = cache
+    parts = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
+    dhead = np.concatenate([parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1)
+    dx, dtable = linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
+    first = config.bands[0][1]
+    grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
+    for tail, (projection_cache, table_cache, logs) in enumerate(caches):
+        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(log_softmax_backward(parts[tail + 1], logs), table_cache)
+        dtail, dprojection = linear_backward(dnarrow, projection_cache)
+        dx, grads[f"tails.{tail}.projection"] = dx + dtail, dprojection.T
+    return dx, grads
+
+
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
@@ -671,11 +767,12 @@ def forward(params, config, tokens, state, rng=None):
     """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
 
     tokens (B, N) of ids below V, N = config.segment; state from `initial_state` or the previous segment; rng turns dropout on.
-    Position i of the logits (B, N, V) predicts token i + 1. Raises ValueError if N is not config.segment.
+    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs they are log-probabilities (decision 19).
+    Raises ValueError if N is not config.segment.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
-    h = params["embedding"][tokens]  # (B, N, D), Alg. 1, l.3
+    h, embedding_cache = adaptive_embedding_forward(params, config, tokens)  # (B, N, D), Alg. 1, l.3
     caches, memories, compressed_memories = [], [], []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
@@ -687,8 +784,11 @@ def forward(params, config, tokens, state, rng=None):
         compressed_memories.append(compressed)
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
-    logits, output_cache = linear_forward(h * config.width**-0.5, params["embedding"])  # (B, N, V), decision 14
-    return logits, State(np.stack(memories, axis=1), np.stack(compressed_memories, axis=1)), (tokens, caches, output_cache)
+    x = h * config.width**-0.5  # decision 14
+    adaptive = config.cutoffs != ()
+    logits, output_cache = adaptive_softmax_forward(params, config, x) if adaptive else linear_forward(x, params["embedding"])
+    next_state = State(np.stack(memories, axis=1), np.stack(compressed_memories, axis=1))
+    return logits, next_state, (embedding_cache, caches, output_cache)
 
 
 def backward(params, config, cache, dlogits, dnext_state=None):
@@ -696,11 +796,15 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
     dnext_state None stops the gradient at the segment's end. dnext_state.memory is not read: memory is written without gradient.
     """
-    tokens, caches, output_cache = cache
-    dstate = initial_state(params, config, len(tokens))
+    embedding_cache, caches, output_cache = cache
+    dstate = initial_state(params, config, len(dlogits))
     dnext_compressed = np.zeros_like(dstate.compressed) if dnext_state is None else dnext_state.compressed
-    dh, dembedding = linear_backward(dlogits, output_cache)
-    dh, grads = dh * config.width**-0.5, {}
+    if config.cutoffs:
+        dh, grads = adaptive_softmax_backward(config, dlogits, output_cache)
+    else:
+        dh, dembedding = linear_backward(dlogits, output_cache)
+        grads = {"embedding": dembedding}
+    dh = dh * config.width**-0.5
     for layer in reversed(range(config.layers)):
         layer_cache, compression_cache, _, _ = caches[layer]
         dcompressed, dcompression = remember_backward(config, dnext_compressed[:, layer], compression_cache)
@@ -708,8 +812,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         dstate.compressed[:, layer] = dremembered[:, : config.compressed_memory] + dcompressed
         dstate.memory[:, layer] = dremembered[:, config.compressed_memory :]
         grads |= prefixed(f"layers.{layer}.", dlayer | prefixed("compression.", dcompression))
-    np.add.at(dembedding, tokens, dh)  # the tied embedding's second gradient
-    grads["embedding"] = dembedding
+    add_into(grads, adaptive_embedding_backward(config, dh, embedding_cache))  # the tied embedding's second gradient
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
 

@@ -13,7 +13,7 @@ GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is 
         "key biases": "key_bias",
         "decoder": r"compression\.decoder",
         "compression": r"compression\.",
-        "embedding": "embedding",
+        "embedding": r"embedding|tails\.|clusters",
         "positions": "distance_|content_bias|query_bias|positions",
         "norms": "norm",
         "MLP": "mlp_",

@@ -120,6 +120,8 @@ COMPRESSIVE_VARIANTS = {
     "rate-of-a-segment": {"compression_rate": 8, "compression_loss": "auto_encoding"},
     "wide-dilations": {"compression": "dilated_conv", "dilations": (3, 11)},
     "one-layer": {"layers": 1},
+    "adaptive-attention_reconstruction": {"cutoffs": (3, 7), "div_value": 2},
+    "adaptive-conv-bptt": {"cutoffs": (4,), "compression_loss": "bptt"},
     "simplified-attention_reconstruction": SIMPLIFIED,
     "simplified-conv-bptt": SIMPLIFIED | {"compression_loss": "bptt"},
     "simplified-short-memory-most-used": SIMPLIFIED | {"memory": 3, "compression": "most_used"},

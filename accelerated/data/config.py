@@ -22,6 +22,7 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
 }  # fmt: skip
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
 PIECES = "tokenizer.model"  # the same of a sentencepiece model
+VOCABULARY = "tokenizer.words"  # the same of a closed vocabulary of words
 SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
 OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
 OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
@@ -40,6 +41,8 @@ class DataConfig:
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or
             a sentencepiece model such as T5's (.model); of recordings mu-law, whose tokens are samples
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
+        train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of the training split, with the
+            line's end and <unk>, which stands for all others; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
         training_documents: read only so many documents of the training split, the first ones; 0 for all
@@ -54,6 +57,7 @@ class DataConfig:
     documents: str = "files"
     tokenizer: str = "bytes"
     train_bpe: int = 0
+    train_words: int = 0
     carry_over_documents: bool = False
     training_documents: int = 0
     validation_tokens: int = 0
@@ -76,12 +80,16 @@ class DataConfig:
             raise ValueError(f"validation_tokens is {self.validation_tokens}; it must be at least 2, or 0 for all")
         if self.train_bpe and self.train_bpe < 257:
             raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
+        if self.train_words and self.train_words < 3:
+            raise ValueError(f"train_words is {self.train_words}; it must be 0 or at least 3")
         if self.tokenizer == MU_LAW and (self.encoding != "utf-8" or self.skip_undecodable):
             raise ValueError(f"tokenizer is {MU_LAW}, which reads recordings; encoding and skip_undecodable are for text")
 
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
+        if self.train_words:
+            return VOCABULARY
         if self.tokenizer in ENCODINGS and not self.train_bpe:
             return ""
         return PIECES if is_sentencepiece(self.tokenizer) else RANKS

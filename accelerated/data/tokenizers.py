@@ -1,4 +1,4 @@
-"""Text to token ids and back: bytes, byte-level BPE (tiktoken's, a file of ranks, or learned), or a sentencepiece model.
+"""Text to token ids and back: bytes, byte-level BPE (tiktoken's, a file of ranks, or learned), sentencepiece models, words.
 
 Recordings are read as mu-law bytes.
 
@@ -9,7 +9,7 @@ A rank is a BPE token's id and its place in the order of merges. train.py choose
     fingerprint     a hash that changes if an id means something else
     spells_text     whether its tokens stand for text
     encode(text)    str or bytes to an array of ids
-    decode(ids)     to the same bytes that were encoded, whatever they are; of sentencepiece to the text as it normalised it
+    decode(ids)     to the same bytes that were encoded, whatever they are; of sentencepiece and words to the text as normalised
     save(run)       write what the run folder must hold of it, if it has no name
     last_cut(text)  the last position to cut text without changing its tokens; 0 if there is none
 """
@@ -22,6 +22,7 @@ import hashlib
 import itertools
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from accelerated.data.config import ENCODINGS, MU_LAW, PIECES, RANKS, DataConfig, is_sentencepiece
+from accelerated.data.config import ENCODINGS, MU_LAW, PIECES, RANKS, VOCABULARY, DataConfig, is_sentencepiece
 from accelerated.data.sources import Source, decoded, naming_all_undecodable
 from accelerated.program.errors import InputError
 from accelerated.program.files import written_whole
@@ -48,6 +49,8 @@ AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[\s。，、；：？！])", re.DOTALL)
 BEFORE_A_WORD = re.compile(rb".*\S(?=[ \n]+\S)", re.DOTALL)
 BLANK = "▁"  # in a piece of sentencepiece
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
+LINE_END, UNKNOWN = "\n", "<unk>"  # entries of every closed vocabulary
+WORD = re.compile(r"\n|\S+")
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 LONGEST_PIECE = 8 << 20  # bytes; longer text without a place to cut is cut between any two characters
 
@@ -207,6 +210,56 @@ class SentencePieceTokenizer:
             path.write_bytes(self.model)
 
 
+class WordTokenizer:
+    """The words of a closed vocabulary: what stands between white space, and each line's end. All other words are <unk>.
+
+    White space is not kept: every word is spelled with one blank before it, as WikiText's files have it.
+    """
+
+    spells_text = True
+
+    def __init__(self, name: str, words: list[str]):
+        self.name, self.words, self.vocabulary = name, words, len(words)
+        self.fingerprint = hashlib.sha256(show_words(words)).hexdigest()
+        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self.ids = {word: number for number, word in enumerate(words)}
+        self.spellings = [b" " + word.encode() for word in words]
+        self.token_bytes = np.array([len(text) for text in self.spellings])
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Convert text to an array of ids; a word with bytes that are not UTF-8 is unknown."""
+        text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
+        unknown = self.ids[UNKNOWN]
+        return np.array([self.ids.get(word, unknown) for word in WORD.findall(text)], self.dtype)
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """Convert ids to bytes."""
+        return b"".join(self.spellings[int(token)] for token in ids)
+
+    def save(self, run: Path) -> None:
+        """Write the vocabulary to a run folder."""
+        with written_whole(Path(run) / VOCABULARY, "give another --out") as path:
+            path.write_bytes(show_words(self.words))
+
+    def last_cut(self, text: bytes) -> int:
+        """After the last line's end or blank."""
+        found = max(text.rfind(b"\n"), text.rfind(b" ")) + 1
+        return whole_characters(text) if found == 0 and len(text) >= LONGEST_PIECE else found
+
+
+def show_words(words: list[str]) -> bytes:
+    """The contents of a vocabulary's file: an entry a line, in the order of ids; the line's end is an empty one."""
+    return "".join(word.strip(LINE_END) + "\n" for word in words).encode()
+
+
+def read_words(content: bytes) -> list[str]:
+    """The entries of a vocabulary's file; raises ValueError if it is none."""
+    words = [line or LINE_END for line in content.decode().split("\n")[:-1]]
+    if show_words(words) != content or len(set(words)) < len(words) or not {LINE_END, UNKNOWN} <= set(words):
+        raise ValueError
+    return words
+
+
 def show_ranks(tokens: list[bytes]) -> bytes:
     """The contents of a ranks file, for tokens in the order of their ranks."""
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
@@ -269,7 +322,7 @@ def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     return BpeTokenizer(name, encoding)
 
 
-def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | BpeTokenizer | SentencePieceTokenizer:
+def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | BpeTokenizer | SentencePieceTokenizer | WordTokenizer:
     """The tokenizer of a run folder with this DataConfig; raises InputError unless the file is in the form in which it was saved.
 
     A damaged file that is still in that form has another fingerprint than the run's checkpoint says.
@@ -285,10 +338,12 @@ def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | BpeTokenizer |
         sentencepiece_package()
     damaged = InputError(f"{path} is damaged; restore it from a copy of the run")
     try:
+        if data.tokenizer_file == VOCABULARY:
+            return WordTokenizer(str(path), read_words(content))
         if data.tokenizer_file == PIECES:
             return SentencePieceTokenizer(str(path), content)
         ranks = read_ranks(content, str(path))
-    except InputError:
+    except (InputError, ValueError):
         raise damaged from None
     if show_ranks(sorted(ranks, key=ranks.get)) != content:
         raise damaged
@@ -397,3 +452,37 @@ def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
             bar.update(0)
     with naming_all_undecodable(source):
         return tokenizer_of_ranks("bpe", learned.result())
+
+
+def most_frequent(counts: Counter, vocabulary: int) -> list[str]:
+    """The entries of a closed vocabulary, most frequent first, as adaptive softmax needs them; equally frequent ones by spelling.
+
+    <unk> is counted with the words that are left out. Raises InputError if there are too few different words.
+    """
+    words = sorted(counts.keys() - {LINE_END, UNKNOWN}, key=lambda word: (-counts[word], word))
+    if len(words) + 2 < vocabulary:
+        raise InputError(
+            f"--train-words {vocabulary}: the training split has {len(words)} words, {len(words) + 2} with the line's end and "
+            f"{UNKNOWN}; give at most that"
+        )
+    kept, others = words[: vocabulary - 2], words[vocabulary - 2 :]
+    counts = counts + Counter({UNKNOWN: sum(counts[word] for word in others)})
+    return sorted([LINE_END, UNKNOWN, *kept], key=lambda word: (-counts[word], word))
+
+
+def train_words(source: Source, vocabulary: int) -> WordTokenizer:
+    """Count a closed vocabulary in a source's training split; all splits are checked to be in their encoding."""
+    counts = Counter()
+    with Progress(f"counting words for {vocabulary:,} tokens", source.size, "B") as bar, naming_all_undecodable(source):
+        for split, text in source.texts():
+            cut_off = ""  # the word that a piece's end cuts off
+            for string, size in decoded(text, LEARNING_PIECE):
+                bar.update(size)
+                string = cut_off + string
+                end = max(string.rfind(" "), string.rfind("\n")) + 1
+                cut_off = string[end:]
+                if split == "train":
+                    counts.update(WORD.findall(string[:end]))
+            if split == "train":
+                counts.update(WORD.findall(cut_off))
+    return WordTokenizer("words", most_frequent(counts, vocabulary))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import PIECES
+from accelerated.data.config import PIECES, VOCABULARY
 from accelerated.data.tokenizers import BpeTokenizer, merges_of, symbols_of, tokenizers_package
 from accelerated.evaluation.score import TrainedRun
 from accelerated.program.errors import InputError, counted
@@ -126,7 +126,7 @@ def model_card(run: TrainedRun, curves: bool) -> str:
     """README.md: what the model is, how it was trained, what it scored, how to use it."""
     settings, step = run.settings, run.checkpoint["step"]
     size, own = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
-    kind = "a sentencepiece model" if own == PIECES else "a byte-level BPE"
+    kind = {PIECES: "a sentencepiece model", VOCABULARY: "a closed vocabulary of words"}.get(own, "a byte-level BPE")
     tokens = counted(run.tokenizer.vocabulary, "token")
     tokenizer = f"{kind} of its own, {tokens}, in `{own}`" if own else f"`{run.tokenizer.name}`, {tokens}"
     scores = scores_of(run) or ["| none at this step | |"]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from accelerated.data.config import PIECES, RANKS
+from accelerated.data.config import PIECES, RANKS, VOCABULARY
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, remove_unfinished, written_whole
 
@@ -77,7 +77,7 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
 
 def remove_new_run(run: Path) -> None:
     """Remove the folder of a run that could not begin, unless something else was put there."""
-    for name in (LOCK, SETTINGS, METRICS, RANKS, PIECES):
+    for name in (LOCK, SETTINGS, METRICS, RANKS, PIECES, VOCABULARY):
         (run / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         run.rmdir()

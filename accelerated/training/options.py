@@ -44,7 +44,8 @@ from accelerated.training.settings import (
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 FIXED_IN_A_RUN = {"batch", "optimizer", "beta2", "weight_decay", "seed", "dtype"}  # a checkpoint's tensors depend on them
-OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max_positions"}  # --init of a run decides them
+# --init of a run decides these
+OF_THE_WEIGHTS = {"width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value"}
 OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width"}
 
 
@@ -290,8 +291,8 @@ def parse(argv: list[str]) -> tuple[Settings, Beginning]:
 
 def vocabulary_of(data: DataConfig) -> int:
     """How many ids the tokenizer of a DataConfig has; fetches nothing."""
-    if data.train_bpe or data.tokenizer in ENCODINGS:
-        return data.train_bpe or ENCODINGS[data.tokenizer]
+    if data.train_bpe or data.train_words or data.tokenizer in ENCODINGS:
+        return data.train_bpe or data.train_words or ENCODINGS[data.tokenizer]
     from accelerated.data.tokenizers import tokenizer_of_file  # here: it imports tiktoken
 
     return tokenizer_of_file(data.tokenizer).vocabulary
@@ -315,11 +316,14 @@ def adjust(asked: dict[str, dict], other_data: bool = False) -> None:
         data.setdefault("tokenizer", MU_LAW)
     if "tokenizer" in data or data.get("data") == "recall":
         data.setdefault("train_bpe", 0)
+        data.setdefault("train_words", 0)
     if data.get("data") == "recall":
         for name in ("carry_over_documents", *OF_TEXTS):
             data.setdefault(name, getattr(DataConfig, name))
-    if data.get("train_bpe"):
-        data.setdefault("tokenizer", "bytes")
+    for name, other in (("train_bpe", "train_words"), ("train_words", "train_bpe")):
+        if data.get(name):
+            data.setdefault("tokenizer", "bytes")
+            data.setdefault(other, 0)
     if "data" in data and other_data:
         for name in ("documents", *OF_TEXTS, *OF_FILES):  # of the data before
             data.setdefault(name, getattr(DataConfig, name))
@@ -360,8 +364,8 @@ def check_initial(init: str, config: Any, asked: dict[str, dict]) -> None:
         own = getattr(config, name)
         if name in OF_THE_WEIGHTS and value != own:
             raise InputError(f"{option_name(name)} is {value}, the weights of --init {init} have {own}; leave it out")
-    if asked["data"].keys() & {"tokenizer", "train_bpe"}:
-        raise InputError(f"--init {init} keeps the tokenizer of its weights; leave --tokenizer and --train-bpe out")
+    if asked["data"].keys() & {"tokenizer", "train_bpe", "train_words"}:
+        raise InputError(f"--init {init} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
 
 
 def check_idle(settings: Settings, asked: dict[str, dict]) -> None:
@@ -400,10 +404,12 @@ def check_together(settings: Settings) -> None:
             f"--compile cudagraphs needs a segment's backward pass before the next is read, and --backprop {training.backprop} "
             f"reads all {training.horizon} of --horizon first; give --horizon 1 or --backprop memory_replay"
         )
-    if data.tokenizer != "bytes" and data.train_bpe:
-        raise InputError("--tokenizer names a tokenizer and --train-bpe learns one; give one of them")
-    if data.data == "recall" and (data.tokenizer != "bytes" or data.train_bpe):
-        other = f"--train-bpe is {data.train_bpe}" if data.train_bpe else f"--tokenizer is {data.tokenizer}"
+    learned = "--train-bpe" if data.train_bpe else "--train-words" if data.train_words else ""
+    if (data.tokenizer != "bytes" and learned) or (data.train_bpe and data.train_words):
+        named = "--train-words learns a tokenizer" if data.train_bpe and data.train_words else "--tokenizer names a tokenizer"
+        raise InputError(f"{named} and {learned} learns one; give one of them")
+    if data.data == "recall" and (data.tokenizer != "bytes" or learned):
+        other = f"{learned} is {data.train_bpe or data.train_words}" if learned else f"--tokenizer is {data.tokenizer}"
         raise InputError(f"--data recall is made of bytes, {other}; leave one of them out")
     check_carry_over(data.data, data.carry_over_documents)
     check_data(data)

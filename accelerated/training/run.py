@@ -20,7 +20,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
 from accelerated.data.tasks import MultiTask
-from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe
+from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError, counted
@@ -223,6 +223,8 @@ def choose_tokenizer(settings: Settings, beginning: Beginning) -> object:
         check_tokenizer(tokenizer, beginning.initial, beginning.init)
     elif data.train_bpe:
         tokenizer = train_bpe(open_source(data, beginning.data_dir), data.train_bpe)
+    elif data.train_words:
+        tokenizer = train_words(open_source(data, beginning.data_dir), data.train_words)
     else:
         tokenizer = open_tokenizer(data.tokenizer)
     if data.tokenizer_file:

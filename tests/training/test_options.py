@@ -255,7 +255,7 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     assert parse_training(["--init", partly, "--data", str(tmp_path)])[0].data == DataConfig(str(tmp_path)), "other texts"
     for argv, words in (
         (["--width", "24"], "--width is 24, the weights of --init .* have 16; leave it out"),
-        (["--tokenizer", "bytes"], "keeps the tokenizer of its weights; leave --tokenizer and --train-bpe out"),
+        (["--tokenizer", "bytes"], "keeps the tokenizer of its weights; leave --tokenizer and --train-... out"),
         (["--model", "compressive"], "holds a pretrained_recurrence; leave --model compressive out"),
         (["--init", f"{run}/checkpoint.pt"], "is a run's checkpoint; give its folder, "),
         (["--vectors", "0", "--pooling", "max"], "--pooling sets the recurrence module, and --vectors 0 has none"),

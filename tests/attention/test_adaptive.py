@@ -1,0 +1,185 @@
+"""Adaptive inputs and adaptive softmax: both sides equal torch's module, the plain embedding without tails, and each other."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from comparison import assert_agree
+from gradients import check_operation
+from hypothesis import given
+from hypothesis import strategies as st
+from variants import PAPERS
+
+from accelerated.attention.adaptive import AdaptiveSoftmax
+from accelerated.compressive import Compressive
+from accelerated.replay import IGNORED, summed_nats
+from reference import compressive as ref
+
+SMALL = PAPERS["compressive"].small
+
+
+@st.composite
+def settings(draw):
+    """A Config with one to three tails, random parameters and a generator."""
+    vocabulary = draw(st.integers(4, 13))
+    cutoffs = draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))
+    changes = {"vocabulary": vocabulary, "cutoffs": tuple(sorted(cutoffs)), "div_value": draw(st.integers(1, 2)), "width": 8}
+    config, rng = dataclasses.replace(SMALL, **changes), np.random.default_rng(draw(st.integers(0, 99)))
+    return config, PAPERS["compressive"].random_params(config, rng), rng
+
+
+def adaptive_of(config, params):
+    model = PAPERS["compressive"].model_with(params, config)
+    return model, model.output_matrix()
+
+
+def torchs(config, params):
+    """torch.nn.AdaptiveLogSoftmaxWithLoss with these parameters; none of its divisions is the reference's own."""
+    module = torch.nn.AdaptiveLogSoftmaxWithLoss(
+        config.width, config.vocabulary, config.cutoffs, float(config.div_value), dtype=torch.float64
+    )
+    tails = [ref.subtree(params, f"tails.{i}.") for i in range(len(config.cutoffs))]
+    state = {"head.weight": np.concatenate([params["embedding"], params["clusters"]])}
+    state |= {f"tail.{i}.0.weight": tail["projection"].T for i, tail in enumerate(tails)}
+    state |= {f"tail.{i}.1.weight": tail["embedding"] for i, tail in enumerate(tails)}
+    module.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+    return module
+
+
+@given(settings())
+def test_the_softmax_is_torchs(setting):
+    """Log-probabilities of all words on both sides, and the loss of given targets with the gradient of hidden rows."""
+    config, params, rng = setting
+    x, targets = rng.standard_normal((2, 5, config.width)), torch.tensor(rng.integers(config.vocabulary, size=(2, 5)))
+    module, (_, matrix) = torchs(config, params), adaptive_of(config, params)
+    expected = module.log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
+    found = {"reference": ref.adaptive_softmax_forward(params, config, x)[0]}
+    found["accelerated"] = matrix.log_probabilities(torch.tensor(x))
+    assert_agree(dict.fromkeys(found, expected), found, 1e-12)
+    assert np.allclose(np.exp(found["reference"]).sum(-1), 1, rtol=0, atol=1e-12)
+    pair = [torch.tensor(x, requires_grad=True) for _ in range(2)]
+    losses = [-module(pair[0].flatten(0, 1), targets.flatten()).output.sum(), summed_nats(pair[1], matrix, targets)]
+    for loss in losses:
+        loss.backward()
+    assert_agree({"loss": losses[0][None], "dx": pair[0].grad}, {"loss": losses[1][None], "dx": pair[1].grad}, 1e-12)
+
+
+@given(settings(), st.floats(0, 1))
+def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
+    """With the gradient of every parameter; ignored targets, and tails without a target, count nothing."""
+    config, params, rng = setting
+    x = torch.tensor(rng.standard_normal((2, 5, config.width)))
+    targets = torch.tensor(rng.integers(config.vocabulary, size=(2, 5))).masked_fill(
+        torch.tensor(rng.random((2, 5))) < ignored, IGNORED
+    )
+    found = []
+    for loss_of in (
+        lambda matrix: summed_nats(x, matrix, targets),
+        lambda matrix: matrix.summed_nats(x.flatten(0, 1), targets.flatten(), IGNORED),
+        None,
+    ):
+        model, matrix = adaptive_of(config, params)
+        logs = matrix.log_probabilities(x).flatten(0, 1)
+        loss = (
+            loss_of(matrix)
+            if loss_of
+            else torch.nn.functional.nll_loss(logs, targets.flatten(), reduction="sum", ignore_index=IGNORED)
+        )
+        loss.backward()
+        names = ("embedding", "clusters", "tails")
+        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters() if n.startswith(names)}
+        found.append({"loss": loss[None]} | grads)
+    assert_agree(found[2], found[0], 1e-12)
+    assert_agree(found[2], found[1], 1e-12)
+
+
+@given(settings())
+def test_inputs_are_rows_of_the_joined_tables(setting):
+    config, params, rng = setting
+    tables = [params["embedding"]]
+    for tail in range(len(config.cutoffs)):
+        p = ref.subtree(params, f"tails.{tail}.")
+        tables.append(p["embedding"] @ p["projection"].T)
+    tokens = np.concatenate([np.arange(config.vocabulary), rng.integers(config.vocabulary, size=4)])[None]
+    expected = np.concatenate(tables)[tokens]
+    found = {"reference": ref.adaptive_embedding_forward(params, config, tokens)[0]}
+    found["accelerated"] = adaptive_of(config, params)[1].look_up(torch.tensor(tokens))
+    assert_agree(dict.fromkeys(found, expected), found, 1e-14)
+
+
+@pytest.mark.parametrize("cutoffs,div_value", [((), 4), ((3,), 2), ((2, 5, 6), 2)])
+def test_adaptive_gradients(cutoffs, div_value):
+    """Full Jacobians of the inputs, and of the softmax if there are tails."""
+    config = dataclasses.replace(SMALL, width=8, cutoffs=cutoffs, div_value=div_value)
+    rng = np.random.default_rng(0)
+    params = {n: rng.standard_normal(p.shape) for n, p in ref.init_params(config, rng).items() if not n.startswith("layers")}
+    tokens = np.array([[0, 3, 10, 2], [6, 5, 2, 3]])
+    check_operation(
+        lambda **p: ref.adaptive_embedding_forward(p, config, tokens),
+        lambda dout, cache: {"clusters": np.zeros((len(cutoffs), 8))} | ref.adaptive_embedding_backward(config, dout, cache),
+        params,
+        "adaptive_embedding",
+    )
+    if not cutoffs:
+        return
+
+    def softmax_backward(dout, cache):
+        dx, grads = ref.adaptive_softmax_backward(config, dout, cache)
+        return grads | {"x": dx}
+
+    x = rng.standard_normal((1, 2, 8))
+    check_operation(
+        lambda x, **p: ref.adaptive_softmax_forward(p, config, x), softmax_backward, params | {"x": x}, "adaptive_softmax"
+    )
+
+
+def test_without_cutoffs_it_is_the_plain_embedding():
+    config = dataclasses.replace(SMALL, div_value=7)
+    assert set(ref.init_params(config, np.random.default_rng(0))) == set(ref.init_params(SMALL, np.random.default_rng(0)))
+    model = Compressive(config)
+    assert model.output_matrix() is model.embedding and not [*model.tails.parameters()] and model.clusters is None
+    alone = AdaptiveSoftmax(model.embedding, model.embedding[:0], ())
+    hidden = torch.randn(2, 3, config.width)
+    plain = (hidden @ model.embedding.T).log_softmax(-1)
+    assert_agree({"logs": plain}, {"logs": alone.log_probabilities(hidden)}, 1e-6)
+
+
+def test_sizes_and_initial_values():
+    config = dataclasses.replace(SMALL, vocabulary=9000, width=256, layers=1, cutoffs=(1000, 4000), div_value=4)
+    params = ref.init_params(config, np.random.default_rng(0))
+    shapes = {"embedding": (1000, 256), "clusters": (2, 256)}
+    shapes |= {"tails.0.embedding": (3000, 64), "tails.0.projection": (256, 64)}
+    shapes |= {"tails.1.embedding": (5000, 16), "tails.1.projection": (256, 16)}
+    assert {n: params[n].shape for n in params if not n.startswith("layers")} == shapes
+    rows = ref.adaptive_embedding_forward(params, config, np.arange(9000)[None])[0]
+    for start, stop in config.bands:
+        assert rows[:, start:stop].std() == pytest.approx(1, rel=0.05), "every word's row begins as large"
+    hidden = np.random.default_rng(1).standard_normal((1, 20, 256)) / 16
+    for tail in range(2):
+        p = ref.subtree(params, f"tails.{tail}.")
+        assert (hidden @ p["projection"] @ p["embedding"].T).std() == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11"),
+        ({"cutoffs": (5, 5)}, "ascending"),
+        ({"cutoffs": (7, 3)}, "ascending"),
+        ({"cutoffs": (11,)}, "below vocabulary 11"),
+        ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
+        ({"div_value": 0}, "div_value is 0; it must be at least 1"),
+    ],
+)
+def test_impossible_cutoffs_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(SMALL, **change)
+
+
+def test_losses_are_float32_in_a_model_of_bfloat16():
+    config = dataclasses.replace(SMALL, cutoffs=(3, 7), div_value=2)
+    model = Compressive(config).to(torch.bfloat16)
+    hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
+    assert model.output_matrix().log_probabilities(hidden).dtype == torch.float32
+    assert summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype == torch.float32
