@@ -507,8 +507,33 @@ def four_memories(segments=8, n=3):
     save(figure, "four_memories")
 
 
+def bands():
+    """WikiText-103's tables with the cutoffs of Baevski and Auli; a band's height is the square root of its words."""
+    config = compressive.Config(vocabulary=267_735, width=1024, cutoffs=(20_000, 60_000))
+    figure, axes = new_figure(8.4, 4.2)
+    y = 0.0
+    for band, (start, stop) in enumerate(config.bands):
+        height, width = (stop - start) ** 0.5 / 100, 4 / config.div_value**band
+        y -= height + 0.25
+        frame(axes, 0, y, width, height, STATE if band else TOKEN)
+        words = f"words {start:,} to {stop - 1:,}: width {config.width // config.div_value**band:,}"
+        label(axes, -0.2, y + height / 2, words, size=9.5, ha="right")
+        if band:
+            frame(axes, 1.6, y + height / 2 - 0.25, 0.9, 0.5, PREVIOUS)
+            label(axes, 2.05, y + height / 2, "P", size=10)
+            arrow(axes, (width, y + height / 2), (1.6, y + height / 2))
+            arrow(axes, (2.5, y + height / 2), (4.6, y + height / 2))
+        else:
+            arrow(axes, (width, y + height / 2), (4.6, y + height / 2))
+        label(axes, 4.7, y + height / 2, f"cluster {band}, then a word of it" if band else "the most frequent words", ha="left")
+    axes.set_xlim(-4.2, 8.4)
+    axes.set_ylim(y - 0.2, 0.2)
+    save(figure, "compressive_bands")
+
+
 PICTURES = (
     four_memories,
+    bands,
     mask_tile,
     cell,
     flow,
