@@ -278,7 +278,10 @@ def parse(argv: list[str]) -> tuple[Settings, Beginning]:
     if not options.resume:
         adjust(asked, other_data=bool(saved))
     if not saved:
-        asked["model_config"]["vocabulary"] = vocabulary_of(changed(defaults.data, asked["data"]))
+        data = changed(defaults.data, asked["data"])
+        asked["model_config"]["vocabulary"] = vocabulary_of(data)
+        if defaults.data.train_words and not data.train_words:  # a preset's cutoffs are those of its words
+            asked["model_config"].setdefault("cutoffs", ())
     parts = (changed(getattr(defaults, part), asked[part], prefix) for part, prefix in PREFIXES.items())
     settings = Settings(defaults.model, *parts)
     check_idle(settings, asked)

@@ -88,6 +88,11 @@ def test_options_override_presets():
         (["--validation-tokens", "1"], "--validation-tokens is 1; it must be at least 2, or 0 for all"),
         (["--data", "recall", "--training-documents", "9"], "--training-documents is for texts, and --data recall is made as it"),
         (["--train-bpe", "256"], "--train-bpe is 256; it must be 0 or at least 257"),
+        (["--train-words", "2"], "--train-words is 2; it must be 0 or at least 3"),
+        (["--tokenizer", "gpt2", "--train-words", "300"], "--tokenizer names a tokenizer and --train-words learns one"),
+        (["--train-bpe", "300", "--train-words", "300"], "--train-words learns a tokenizer and --train-bpe learns one"),
+        (["--data", "recall", "--train-words", "300"], "recall is made of bytes, --train-words is 300"),
+        (["--model", "compressive", "--train-words", "50", "--cutoffs", "60"], "below vocabulary 50"),
         (["--data", "recall", "--train-bpe", "300"], "recall is made of bytes, --train-bpe is 300"),
         (["--optimizer", "adam", "--weight-decay", "0.1"], "--weight-decay is 0.1, and adam has none"),
         (["--compile", "fast"], "--compile is 'fast'; it must be one of none, inductor, cudagraphs"),
@@ -165,9 +170,13 @@ def test_an_option_replaces_defaults_that_do_not_fit_it(tmp_path):
     adam = parse_training(["--optimizer", "adam"])[0]
     assert (adam.training.optimizer, adam.training.weight_decay) == ("adam", 0.0)
     learned = ["--model", "compressive", "--preset", "wikitext-103", "--data", "stdlib"]
-    assert parse_training(learned)[0].data == DataConfig(train_bpe=32_000, carry_over_documents=True)
-    assert parse_training([*learned, "--tokenizer", "bytes"])[0].data == DataConfig(carry_over_documents=True)
-    assert parse_training([*learned, "--no-carry-over-documents"])[0].data == DataConfig(train_bpe=32_000)
+    assert parse_training(learned)[0].data == DataConfig(train_words=267_735, carry_over_documents=True)
+    assert parse_training(learned)[0].model_config.cutoffs == (20_000, 60_000)
+    of_bytes = parse_training([*learned, "--tokenizer", "bytes"])[0]
+    assert of_bytes.data == DataConfig(carry_over_documents=True) and of_bytes.model_config.cutoffs == ()
+    of_subwords = parse_training([*learned, "--train-bpe", "300", "--cutoffs", "40"])[0]
+    assert of_subwords.data == DataConfig(train_bpe=300, carry_over_documents=True) and of_subwords.model_config.cutoffs == (40,)
+    assert parse_training([*learned, "--no-carry-over-documents"])[0].data == DataConfig(train_words=267_735)
     assert parse_training([*learned, "--data", "recall"])[0].data == DataConfig(data="recall")
     tuned = ["--model", "pretrained_recurrence", "--preset", "wikitext-103"]
     assert [parse_training([*tuned, *more])[0].training.epochs for more in ([], ["--steps", "9"], ["--epochs", "3"])] == [2, 0, 3]
@@ -186,7 +195,7 @@ def test_a_recording_implies_its_tokenizer(tmp_path):
     Path(wav).touch()
     settings, _ = parse_training(["--data", wav])
     assert settings.data == DataConfig(wav, tokenizer="mu-law") and settings.model_config.vocabulary == 256
-    assert parse_training([*learned, "--data", wav])[0].data.train_bpe == 0
+    assert parse_training([*learned, "--data", wav])[0].data.train_words == 0
     assert parse_training(["--data", str(tmp_path)])[0].data.tokenizer == "bytes"
     speech = parse_training(["--model", "compressive", "--preset", "speech", "--data", str(tmp_path)])[0]
     assert speech.data == DataConfig(str(tmp_path), tokenizer="mu-law") and speech.model_config.vocabulary == 256
