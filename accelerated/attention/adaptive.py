@@ -62,11 +62,16 @@ class AdaptiveSoftmax(NamedTuple):
         start, heads, nats = len(self.embedding), targets, 0.0
         for number, tail in enumerate(self.tails):
             stop = start + len(tail.embedding)
-            rows = ((targets >= start) & (targets < stop)).nonzero()[:, 0]
+            rows = rows_of((targets >= start) & (targets < stop))
             heads = heads.index_fill(0, rows, len(self.embedding) + number)
             nats = nats + functional.nll_loss(self.within(tail, hidden[rows]), targets[rows] - start, reduction="sum")
             start = stop
         return nats + functional.nll_loss(self.head(hidden), heads, reduction="sum", ignore_index=ignored)
+
+
+def rows_of(inside: torch.Tensor) -> torch.Tensor:
+    """The numbers of the rows (R,) that are true. The meta device has no numbers to ask: it counts with a tenth of the rows."""
+    return inside.new_empty(-(-len(inside) // 10), dtype=torch.long) if inside.is_meta else inside.nonzero()[:, 0]
 
 
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:

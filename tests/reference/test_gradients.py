@@ -121,7 +121,7 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
             "block_recurrent", "slide", "layers.0.norm.bias",
             ["backward", "stack_backward", "layer_backward", "token_projection_backward", "layer_norm_backward"],
         ),
-        ("compressive", "conv-none", "embedding", ["backward"]),
+        ("compressive", "conv-none", "embedding", ["backward", "adaptive_embedding_backward"]),
         (
             "memformer", "recall", "encoder.layers.0.read.memory_norm.scale",
             ["backward", "encoder_backward", "encoder_layer_backward", "norm_backward", "layer_norm_backward"],
