@@ -18,7 +18,7 @@ from accelerated.protocol import computing_in
 # kernels, saved MB and moved GB of one segment of a lane, forward and backward in bfloat16 with dropout, from above
 MOST = {
     "block_recurrent": (1330, 2300, 36.0),
-    "compressive": (1700, 1350, 23.2),
+    "compressive": (1700, 1450, 23.2),
     "memformer": (1360, 36.5, 3.2),
     "memorizing": (800, 590, 10.2),
     "pretrained_recurrence": (550, 206, 4.9),
