@@ -73,15 +73,15 @@ class OptionParser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv: list[str], elsewhere: dict[str, str] | None = None) -> argparse.Namespace:
-        """Read the options of argv; elsewhere is {option: model} for options that only another model has."""
+    def parse(self, argv: list[str], elsewhere: dict[str, list[str]] | None = None) -> argparse.Namespace:
+        """Read the options of argv; elsewhere is {option: models} for options that only other models have."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option = unknown[0].split("=")[0]
             similar = [name for name in self._option_string_actions if name.endswith(option.lstrip("-"))]
             if elsewhere and option in elsewhere:
                 advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that model"
-                self.error(f"{option} is an option of --model {elsewhere[option]}; {advice}")
+                self.error(f"{option} is an option of --model {' or '.join(elsewhere[option])}; {advice}")
             self.refuse(unknown[0], self._option_string_actions)
         return options
 
@@ -252,13 +252,16 @@ def options_of(settings: Settings) -> list[str]:
     return words
 
 
-def options_elsewhere(defaults: Settings) -> dict[str, str]:
-    """Return {option: model} for options that another model has and this one does not."""
+def options_elsewhere(defaults: Settings) -> dict[str, list[str]]:
+    """Return {option: models} for options that other models have and this one does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
-    others = [(name, field.name) for name, config in CONFIGS.items() for field in dataclasses.fields(config)]
-    elsewhere = {option_name(field): name for name, field in others if field not in own}
+    elsewhere: dict[str, list[str]] = {}
+    for name, config in CONFIGS.items():
+        for field in dataclasses.fields(config):
+            if field.name not in own:
+                elsewhere.setdefault(option_name(field.name), []).append(name)
     if defaults.model != TASK_MODEL:
-        elsewhere |= {f"--task-{field.name}": TASK_MODEL for field in dataclasses.fields(TaskConfig)}
+        elsewhere |= {f"--task-{field.name}": [TASK_MODEL] for field in dataclasses.fields(TaskConfig)}
     return elsewhere
 
 

@@ -152,7 +152,7 @@ def test_a_preset_sets_recall_options():
     "argv,words",
     [
         (["--model", "compressive", "--gate", "lstm"], "--gate is an option of --model block_recurrent"),
-        (["--memory", "64"], "--memory is an option of --model compressive"),
+        (["--memory", "64"], "--memory is an option of --model compressive or memorizing"),
         (["--slots", "4"], "--slots is an option of --model memformer"),
         (["--vectors=2"], "--vectors is an option of --model pretrained_recurrence"),
         (["--task-recall", "0.1"], "--task-recall is an option of --model memformer"),
