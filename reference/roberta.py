@@ -9,7 +9,7 @@ or no: every token has a logit to be the span's start and one to be its end, and
 
 Read in this order: `forward`, the whole encoder; `next_state_forward` and `vector_forward`, all that is new; `answer_forward`;
 then each backward. Skip at first Config's checks, `masked_forward` (the pretraining) and the operations that you know.
-Decisions are numbered in docs/pretrained_recurrence.md, under "Question answering".
+Decisions are in docs/pretrained_recurrence.md, under "Question answering".
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens      token ids of one window: [CLS] question [SEP] text [SEP]             (B, N)
