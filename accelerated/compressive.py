@@ -16,7 +16,7 @@ from torch.nn import functional
 from accelerated import protocol
 from accelerated.attention.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
-from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.compressive import Config, init_params
@@ -340,7 +340,8 @@ class Compressive(nn.Module):
         if tokens.shape[1] != c.segment:
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
-        h, memories, compresseds, auxiliary, usages = self._adaptive().look_up(tokens), [], [], {}, []
+        h = self._adaptive().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
+        memories, compresseds, auxiliary, usages = [], [], {}, []
         for index, layer in enumerate(self.layers):
             last = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
@@ -374,7 +375,8 @@ class Compressive(nn.Module):
     def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
         c = self.config
-        h, place = self._adaptive().look_up(token[:, None]), position + c.compressed_memory + c.memory
+        token, place = token[:, None], position + c.compressed_memory + c.memory
+        h = self._adaptive().look_up(token) if c.cutoffs else functional.embedding(token, self.embedding)
         number = torch.arange(rows.keys[0].shape[2], device=token.device)
         last = rows.distance_keys[0].shape[2] - 1
         distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances

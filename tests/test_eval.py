@@ -17,7 +17,8 @@ import torch
 from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, evaluate, saved, train
 
 import eval as evaluation_script
-from accelerated.attention import adaptive, heads
+from accelerated import compressive
+from accelerated.attention import heads
 from accelerated.data import named_sets
 from accelerated.evaluation import score
 from accelerated.evaluation.options import REPORTS
@@ -788,7 +789,7 @@ def test_small_differences_are_not_measured_in_bfloat16(name, dtype, options, ru
     contents["training_config"]["dtype"] = "bfloat16"
     save_checkpoint(path, contents)
     seen, look_up = set(), heads.look_up
-    monkeypatch.setattr(adaptive, "look_up", lambda *given: seen.add(given[1].dtype) or look_up(*given))
+    monkeypatch.setattr(compressive, "look_up", lambda *given: seen.add(given[1].dtype) or look_up(*given))
     assert printed(capsys, name, tmp_path / "run", *options) and seen == {dtype}
 
 

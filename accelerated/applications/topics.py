@@ -15,7 +15,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.evaluation.score import TrainedRun
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 from accelerated.program.progress import Progress
 
 TOPICS = 20
@@ -27,12 +27,9 @@ GREEDY = Sampling(temperature=0.0)
 
 def sklearn_package() -> ModuleType:
     """The package scikit-learn; raises InputError if it is not installed."""
-    try:
-        import sklearn.decomposition
-        import sklearn.feature_extraction.text
-    except ImportError:
-        raise InputError("topics needs the package scikit-learn; install the extra: pip install -e '.[topics]'") from None
-    return sklearn
+    for module in ("sklearn.decomposition", "sklearn.feature_extraction.text", "sklearn"):
+        package = optional_package(module, "topics needs", "topics", "scikit-learn")
+    return package
 
 
 def drawn_pieces(documents: Sequence, count: int, length: int, rng: np.random.Generator) -> np.ndarray:

@@ -49,13 +49,8 @@ SIZES = {  # without dropout
         width=256, encoder_layers=3, decoder_layers=3, heads=4, head_width=64, feed_forward=1024, segment=64, slots=32,
     ),
 }  # fmt: skip
-SEGMENTS = {
-    "block_recurrent": 1,
-    "compressive": 4,
-    "memformer": 16,
-    "memorizing": 8,
-    "pretrained_recurrence": 4,
-}  # per training step
+# Segments in a training step
+SEGMENTS = {"block_recurrent": 1, "compressive": 4, "memformer": 16, "memorizing": 8, "pretrained_recurrence": 4}
 BATCH = {"block_recurrent": 4, "compressive": 4, "memformer": 8, "memorizing": 4, "pretrained_recurrence": 8}
 
 

@@ -34,7 +34,7 @@ import tiktoken
 
 from accelerated.data.config import ENCODINGS, MU_LAW, PIECES, RANKS, VOCABULARY, DataConfig, is_sentencepiece
 from accelerated.data.sources import Source, decoded, naming_all_undecodable
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
 
@@ -145,11 +145,7 @@ class BpeTokenizer:
 
 def sentencepiece_package() -> ModuleType:
     """The package sentencepiece; raises InputError if it is not installed."""
-    try:
-        import sentencepiece
-    except ImportError:
-        raise InputError("a .model needs the package sentencepiece; install the extra: pip install -e '.[pieces]'") from None
-    return sentencepiece
+    return optional_package("sentencepiece", "a .model needs", "pieces")
 
 
 class SentencePieceTokenizer:
@@ -381,11 +377,7 @@ def merges_of(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 def tokenizers_package() -> ModuleType:
     """The `tokenizers` package; raises InputError if it is not installed."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise InputError("--train-bpe needs the package tokenizers; install the extra: pip install -e '.[bpe]'") from None
-    return tokenizers
+    return optional_package("tokenizers", "--train-bpe needs", "bpe")
 
 
 def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:

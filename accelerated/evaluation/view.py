@@ -120,13 +120,18 @@ def block_recurrent_shares(model: Module, calls: dict) -> list[Shares]:
     return shares
 
 
+def sliding(layer: Module, query: torch.Tensor, keys: torch.Tensor, tile: tuple) -> Callable:
+    """A layer's sliding attention as a function of the values (B, H, W + N, E); tile is (bucket, mask)."""
+    offset = score_offset(layer.position_bias, layer.scale, *tile)
+    return functools.partial(sliding_attention, query * layer.scale[:, None, None], keys, offset=offset)
+
+
 def block_shares(layer: Module, first: bool, *given: object) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A layer's two shares (B, N, 2) each, from what it is called with; `first` is true for the first block of a segment."""
     x, previous, states, shared, tile, *_ = given
     key, query, cross_query, value = layer.project(x)
     keys, values = (torch.cat(pair, 2) for pair in zip(previous, (key, value), strict=True))
-    offset = score_offset(layer.position_bias, layer.scale, *tile)
-    attend = functools.partial(sliding_attention, query * layer.scale[:, None, None], keys, offset=offset)
+    attend = sliding(layer, query, keys, tile)
     old = layer.config.window if first else 0
     looked = attention_to((old, keys.shape[2] - old), attend, keys)
     if layer.state is not None:
@@ -145,8 +150,7 @@ def memorizing_shares(model: Module, calls: dict) -> list[Shares]:
     for layer, [((x, previous, memory, tile, *_), _)] in calls.items():
         key, query, value = layer.project(x)
         keys, values = (torch.cat(pair, 2) for pair in zip(previous, (key, value), strict=True))
-        offset = score_offset(layer.position_bias, layer.scale, *tile)
-        attend = functools.partial(sliding_attention, query * layer.scale[:, None, None], keys, offset=offset)
+        attend = sliding(layer, query, keys, tile)
         looked.append(attention_to((x.shape[1], x.shape[1]), attend, keys))
         if layer.memory_gate is not None:
             near = attend(values)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
 INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells expect it
@@ -31,6 +32,15 @@ def check_choice(name: str, value: str, choices: Iterable[str], error: type = Va
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.0)[0]
         raise error(f"{name} is {value!r}; it must be one of {', '.join(choices)} (nearest: {nearest})")
+
+
+def optional_package(module: str, needs: str, extra: str, package: str = "") -> ModuleType:
+    """A module of a package that only an extra installs; raises InputError, which says what needs it, if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        words = f"{needs} the package {package or module}; install the extra: pip install -e '.[{extra}]'"
+        raise InputError(words) from None
 
 
 def begin_program(name: str, options: str) -> Any:

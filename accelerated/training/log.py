@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import check_writable, disk_errors, written_whole
 from accelerated.training.folder import METRICS, SETTINGS
 
@@ -206,11 +206,7 @@ def colour_of(number: int, count: int) -> Any:
 
 def figure_class() -> type:
     """matplotlib's Figure; raises InputError if it is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("plots need the package matplotlib; install the extra: pip install -e '.[plot]'") from None
-    return Figure
+    return optional_package("matplotlib.figure", "plots need", "plot", "matplotlib").Figure
 
 
 def plain_axes(axes: Any) -> Any:
