@@ -1,1 +1,1 @@
-"""The papers' tables and what a memory can hold, each measured by one command."""
+"""What the papers measured, measured here: tables of one command, and experiments with a command of their own."""

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 from rehearsal import Rehearsal
 
-from accelerated.experiments import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.compressive import RECORDINGS
-from accelerated.experiments.pretrained_recurrence import DIVERGENCES, TOPICS, sign_test
-from accelerated.experiments.recall import CAPACITY, DISTANCE, METHODS, RECALL, RIGHT, TASKS, documents_to_read, draw_family
 from accelerated.experiments.table import (
     CARRIED,
     Measure,
@@ -40,6 +36,19 @@ from accelerated.experiments.table import (
     step_times,
     train_rows,
     verdict,
+)
+from accelerated.experiments.tables import compressive, memformer, pretrained_recurrence
+from accelerated.experiments.tables.compressive import RECORDINGS
+from accelerated.experiments.tables.pretrained_recurrence import DIVERGENCES, TOPICS, sign_test
+from accelerated.experiments.tables.recall import (
+    CAPACITY,
+    DISTANCE,
+    METHODS,
+    RECALL,
+    RIGHT,
+    TASKS,
+    documents_to_read,
+    draw_family,
 )
 from accelerated.experiments.trials import Trial, Workshop
 from accelerated.program.errors import InputError
@@ -245,7 +254,9 @@ def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
 
 def test_the_picture_of_recall_has_the_cells_of_all_its_tables(monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr("accelerated.experiments.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name)))
+    monkeypatch.setattr(
+        "accelerated.experiments.tables.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name))
+    )
     for name, asked in (("recall-tasks", "copying"), ("recall-distance", "distance 1")):
         rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2")]
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
