@@ -1,36 +1,27 @@
 """The command `python -m accelerated.experiments.agents`: agents by their memory, Figure 5 of Compressive Transformers.
 
 Every row is trained with seeds 0, 1 and 2, one agent at a time, and kept as soon as it is trained. The same command continues
-after an interruption; only the agent that was being trained begins anew. The page and its picture are written at the end.
+after an interruption; only the agent that was being trained begins anew.
 """
 
 import argparse
-import datetime
-import json
-import signal
 import statistics
 import sys
 import time
 from pathlib import Path
 
-import torch
-
 from accelerated.applications import agent, matching
-from accelerated.experiments.table import machine, markdown, mean_and_spread, wrapped
-from accelerated.experiments.trials import SEEDS
-from accelerated.program.errors import InputError, check_choice, run_program
-from accelerated.program.files import disk_errors, locked, written_whole
+from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.experiments.table import markdown, mean_and_spread, wrapped
+from accelerated.program.errors import InputError, run_program
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
-from accelerated.training.options import OptionParser
 
-NAME = "compressive-figure-5"
 ROWS = {f"rate-{rate}": ("compressive", {"compression_rate": rate}) for rate in (1, 2, 3, 4, 6)}
 ROWS |= {name: (name, {}) for name in agent.CORES if name != "compressive"}
 MEAN_OF = 10  # updates in a point of a curve
 LAST = 0.1  # the part of training whose successes are the result
 SOLVED = 0.9  # success that counts as solved
-ADVICE = "give another --out"
 ABOUT = f"""An agent sees an object in a room, walks through a hall and takes, of two objects in another room, the one that it
 has not seen (`accelerated/applications/matching.py`). It is in each for {matching.STEPS} steps, and reads a token a step, in
 segments of as many. So only memory reaches from a choice to the first room. Whoever takes any object is right half of the
@@ -43,44 +34,15 @@ chosen by single runs of rate 4."""
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
-    """The options of a command line; raises InputError for a row that does not exist or an --out that cannot be written."""
-    parser = OptionParser(
-        prog="python -m accelerated.experiments.agents", allow_abbrev=False, description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    text = f"of {', '.join(ROWS)} (default all)"
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), metavar="NAME", help=text)
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
+    """The options of a command line; raises InputError for what cannot be."""
+    parser = experiment_parser("agents", __doc__, list(ROWS))
     text = "updates of each agent; an update is an episode in each of 128 lanes (default 500)"
     parser.add_argument("--updates", type=int, default=500, metavar="N", help=text)
-    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
-    options = parser.parse(argv)
-    for row in options.rows:
-        check_choice("--rows", row, ROWS, InputError)
+    options = parsed(parser, argv, list(ROWS))
     if options.updates < MEAN_OF:
         raise InputError(f"--updates {options.updates} must be at least {MEAN_OF}, which are one point of a curve")
-    if min(options.seeds) < 0:
-        raise InputError(f"--seeds {min(options.seeds)} must be at least 0")
-    with disk_errors(options.out, ADVICE):
-        options.out.mkdir(parents=True, exist_ok=True)
     figure_class()  # says now if matplotlib is missing
     return options
-
-
-def read_record(path: Path, updates: int) -> dict:
-    """The record of agents that were trained before, or an empty one; raises InputError if they were trained otherwise."""
-    settings = agent.Settings()._asdict() | {"updates": updates}
-    fresh = {"settings": settings, "machine": machine(), "torch": torch.__version__, "agents": {}}
-    try:
-        record = json.loads(path.read_text())
-        found = record["settings"]
-    except FileNotFoundError:
-        return fresh
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    if found != settings:
-        raise InputError(f"{path} has agents of other settings, {found} and not {settings}; {ADVICE}, or the same --updates")
-    return record
 
 
 def curve(row: str, seed: int, updates: int) -> tuple[list[float], float]:
@@ -115,7 +77,7 @@ def solved_after(successes: list[float], lanes: int) -> int | None:
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     updates, lanes, rows = record["settings"]["updates"], record["settings"]["lanes"], []
-    for name, own in record["agents"].items():
+    for name, own in record["runs"].items():
         curves = [found["successes"] for found in own.values()]
         reached = [solved_after(successes, lanes) for successes in curves]
         ends = mean_and_spread([100 * final(successes) for successes in curves], ".1f")
@@ -130,7 +92,7 @@ def page(record: dict) -> str:
     settings = ", ".join(f"{name} {value:g}" for name, value in record["settings"].items())
     parts = ["# Compressive Transformers, Figure 5: memory for an agent", wrapped(ABOUT)]
     parts += ["```bash\npython -m accelerated.experiments.agents\n```", wrapped(measured)]
-    parts += [f"![the share of right choices by environment steps]({NAME}.svg)", markdown(head, *rows)]
+    parts += ["![the share of right choices by environment steps](compressive-figure-5.svg)", markdown(head, *rows)]
     return "\n\n".join([*parts, wrapped(f"Settings: {settings}.")]) + "\n"
 
 
@@ -138,7 +100,7 @@ def draw(record: dict, path: Path) -> None:
     """Draw success against steps, the mean of a row's seeds, with all seeds as thin lines."""
     figure, axes = new_figure()
     lanes = record["settings"]["lanes"]
-    for number, (name, own) in enumerate(record["agents"].items()):
+    for number, (name, own) in enumerate(record["runs"].items()):
         curves = [found["successes"] for found in own.values()]
         steps, colour = [steps_of(at, lanes) / 1e6 for at in range(1, len(curves[0]) + 1)], f"C{number}"
         for successes in curves if len(curves) > 1 else ():
@@ -152,42 +114,26 @@ def draw(record: dict, path: Path) -> None:
     save_figure(figure, path)
 
 
-def by_number(own: tuple[str, dict]) -> int:
-    """The seed of a (seed, agent), to sort by."""
-    return int(own[0])
+def experiment(updates: int) -> Experiment:
+    """Figure 5, with agents of so many updates."""
 
+    def train(row: str, seed: int) -> dict:
+        """The successes of an agent by time."""
+        successes, seconds = curve(row, seed, updates)
+        return {"successes": successes, "seconds": round(seconds, 1)}
 
-def train_missing(options: argparse.Namespace, paths: dict[str, Path]) -> None:
-    """Train the agents that the record lacks; write the record, the picture and the page after each."""
-    record = read_record(paths["json"], options.updates)
-    missing = [(s, row) for s in options.seeds for row in options.rows if str(s) not in record["agents"].get(row, {})]
-    for seed, row in missing:
-        successes, seconds = curve(row, seed, options.updates)
-        record["agents"].setdefault(row, {})[str(seed)] = {"successes": successes, "seconds": round(seconds, 1)}
-        trained = record["agents"]  # in the order of rows and seeds
-        record["agents"] = {name: dict(sorted(trained[name].items(), key=by_number)) for name in ROWS if name in trained}
-        record["date"] = datetime.date.today().isoformat()
-        with written_whole(paths["json"], ADVICE) as path:
-            path.write_text(json.dumps(record) + "\n")
-        Progress.say(f"{row}, seed {seed}: {100 * final(successes):.1f}% right at the end, {seconds:.0f} s")
-    if record["agents"]:
-        draw(record, paths["svg"])
-        with written_whole(paths["md"], ADVICE) as path:
-            path.write_text(page(record))
+    def said(run: dict) -> str:
+        """What came out of an agent."""
+        return f"{100 * final(run['successes']):.1f}% right at the end, {run['seconds']:.0f} s"
+
+    settings = agent.Settings()._asdict() | {"updates": updates}
+    return Experiment("compressive-figure-5", list(ROWS), settings, train, said, page, draw)
 
 
 def main(argv: list[str]) -> None:
     """Train what is missing, and write what came out."""
     options = parse_options(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    torch.set_num_threads(1)  # so small a model is slower with more
-    paths = {kind: options.out / f"{NAME}.{kind}" for kind in ("json", "md", "svg", "lock")}
-    try:
-        with locked(paths["lock"], f"another process trains agents for {options.out}; wait until it ends, or {ADVICE}"):
-            train_missing(options, paths)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("agents that were trained are kept; continue with the same command") from None
-    print(f"wrote {paths['md']}, .json and .svg")
+    conduct(experiment(options.updates), options)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 
 from accelerated.applications import agent
-from accelerated.experiments import agents
+from accelerated.experiments import agents, experiment
 from accelerated.program.errors import InputError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -24,7 +24,7 @@ def trained(monkeypatch):
         return [min(1.0, 0.5 + 0.1 * point * (row == "rate-4") + 0.02 * seed) for point in range(updates // 10)], 60.0 + seed
 
     monkeypatch.setattr(agents, "curve", curve)
-    monkeypatch.setattr(agents.torch, "set_num_threads", lambda count: None)  # of this whole process
+    monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)  # of this whole process
     pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     return asked
 
@@ -50,7 +50,7 @@ def test_what_was_trained_is_kept_and_not_trained_again(trained, tmp_path, monke
         return curve(row, seed, updates)
 
     monkeypatch.setattr(agents, "curve", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="agents that were trained are kept; continue with the same command"):
+    with pytest.raises(KeyboardInterrupt, match="what was trained is kept; continue with the same command"):
         agents.main([*OPTIONS, *out])
     assert not (tmp_path / "compressive-figure-5.md").exists()
     monkeypatch.setattr(agents, "curve", curve)
@@ -58,14 +58,14 @@ def test_what_was_trained_is_kept_and_not_trained_again(trained, tmp_path, monke
     agents.main(["--rows", "rate-1", "--seeds", "10", "2", "--updates", "50", *out])
     assert trained == [("rate-4", 0), ("lstm", 0), ("rate-4", 1), ("lstm", 1), ("rate-1", 10), ("rate-1", 2)]
     record = json.loads((tmp_path / "compressive-figure-5.json").read_text())
-    assert list(record["agents"]) == ["rate-1", "rate-4", "lstm"] and list(record["agents"]["rate-1"]) == ["2", "10"]
+    assert list(record["runs"]) == ["rate-1", "rate-4", "lstm"] and list(record["runs"]["rate-1"]) == ["2", "10"]
 
 
 def test_input_that_cannot_work_is_one_line_and_changes_nothing(trained, tmp_path):
     path = tmp_path / "compressive-figure-5.json"
     agents.main([*OPTIONS, "--out", str(tmp_path)])
     for words, line in (
-        (["--updates", "60"], "has agents of other settings, .*'updates': 50} and not .*'updates': 60}; give another --out"),
+        (["--updates", "60"], "has runs of other settings, .*'updates': 50} and not .*'updates': 60}; give another --out"),
         (["--rows", "rate-5"], "--rows is 'rate-5'; it must be one of rate-1, .*nearest: rate-"),
         (["--updates", "9"], "--updates 9 must be at least 10"),
         (["--seeds", "0", "-1"], "--seeds -1 must be at least 0"),
@@ -85,7 +85,7 @@ def test_input_that_cannot_work_is_one_line_and_changes_nothing(trained, tmp_pat
 
 
 def test_two_commands_do_not_write_one_record(trained, tmp_path):
-    with FileLock(tmp_path / "compressive-figure-5.lock"), pytest.raises(InputError, match="another process trains agents for"):
+    with FileLock(tmp_path / "compressive-figure-5.lock"), pytest.raises(InputError, match="another process trains for"):
         agents.main([*OPTIONS, "--out", str(tmp_path)])
     assert not trained
     agents.main([*OPTIONS, "--out", str(tmp_path)])
@@ -110,5 +110,5 @@ def test_the_kept_page_is_that_of_its_record():
     record = json.loads((RESULTS / "compressive-figure-5.json").read_text())
     assert (RESULTS / "compressive-figure-5.md").read_text() == agents.page(record)
     assert record["settings"] == agent.Settings()._asdict() | {"updates": 500}
-    points = {len(found["successes"]) for own in record["agents"].values() for found in own.values()}
-    assert points == {50} and record["agents"].keys() <= agents.ROWS.keys()
+    points = {len(found["successes"]) for own in record["runs"].values() for found in own.values()}
+    assert points == {50} and record["runs"].keys() <= agents.ROWS.keys()
