@@ -39,7 +39,11 @@ PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
     vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,
 )  # fmt: skip
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-SIMPLIFIED = {  # small, because all files together may have 3,100,000 bytes
+ADAPTIVE = {  # small, as the next
+    "cutoffs": (3, 5), "div_value": 2, "layers": 1, "head_width": 2, "feed_forward": 2, "memory": 3, "compressed_memory": 2,
+    "compression": "mean_pooling",
+}  # fmt: skip
+SIMPLIFIED = {  # small, because all files together may have 3,150,000 bytes
     "positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3, "layers": 1, "head_width": 2, "feed_forward": 2,
     "memory": 3, "compressed_memory": 2, "compression": "mean_pooling",
 }  # fmt: skip
@@ -73,6 +77,7 @@ CASES = {
             "transformer-xl-short": {"compressed_memory": 0, "memory": 2},
             "no-memory": {"compressed_memory": 0, "memory": 0},
             "simplified": SIMPLIFIED,
+            "adaptive": ADAPTIVE,
         },
     ),
     "memformer": cases_of(

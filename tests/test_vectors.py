@@ -73,7 +73,7 @@ def test_every_file_is_a_case_and_together_they_are_small():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
     cases = {f"{paper}/{name}.safetensors" for paper, name in EVERY_CASE}
     assert {path.relative_to(FOLDER).as_posix() for path in files} == {*cases, "rules.json"}
-    assert sum(path.stat().st_size for path in files) <= 3_100_000
+    assert sum(path.stat().st_size for path in files) <= 3_150_000
 
 
 @cases

@@ -3,14 +3,15 @@
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data import tokenizers
-from accelerated.data.config import DataConfig
+from accelerated.data.config import VOCABULARY, DataConfig
 from accelerated.data.sources import source_of_path
-from accelerated.data.tokenizers import WordTokenizer, most_frequent, run_tokenizer, train_words
+from accelerated.data.tokenizers import WordTokenizer, most_frequent, read_words, run_tokenizer, train_words
 from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
 
@@ -100,3 +101,17 @@ def test_what_is_no_vocabulary_is_refused(tmp_path, content):
 def test_three_entries_are_the_least():
     with pytest.raises(ValueError, match="train_words is 2; it must be 0 or at least 3"):
         DataConfig(train_words=2)
+
+
+def test_the_vocabulary_of_wikitext_103_is_learned_and_read_again(tmp_path):
+    """267,735 entries: of 32-bit ids, whose file gives the same tokenizer."""
+    words = " ".join([*(f"w{number}" for number in range(267_733)), "w7", "w7", "w9"])
+    for split, text in (("train", words + "\n"), ("valid", "seven"), ("test", "eight")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.txt").write_text(text)
+    learned = train_words(source_of_path(DataConfig(str(tmp_path))), 267_735)
+    assert learned.vocabulary == 267_735 and learned.words[:3] == ["w7", "w9", "\n"] and learned.dtype == np.uint32
+    ids = learned.encode("w266000 nobody w7\n")
+    assert learned.decode(ids) == b" w266000 <unk> w7 \n" and ids[0] > 1 << 16
+    learned.save(tmp_path)
+    assert read_words((tmp_path / VOCABULARY).read_bytes()) == learned.words
