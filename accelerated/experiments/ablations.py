@@ -176,7 +176,6 @@ def trained(row: str, seed: int) -> dict:
     settings, beginning = parse(shlex.split(f"{ablation.options} --learning-rate {rate} --seed {seed}"))
     tokenizer, corpus = load_data(settings, beginning)
     training, config = settings.training, settings.model_config
-    torch.manual_seed(seed)
     model = CLASSES[settings.model](config, seed)
     if way == ablation.changed:
         ablation.change(model)

@@ -1,10 +1,13 @@
 """Each ablation changes the one thing that it names, both ways begin alike, and the page says what came out."""
 
+import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from scripts import evaluate, train
 from torch import nn
 
 from accelerated.block_recurrent import BlockRecurrent
@@ -116,7 +119,8 @@ def test_the_second_gate_reads_states_that_the_first_one_changed(gate):
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """The three ablations with models that train in a moment."""
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
+    letters = np.random.default_rng(0).choice(list("etaoin shrdlu"), size=9000)  # so that no split is as another
+    (tmp_path / "text.txt").write_text("".join(letters))
     common = f"--data {tmp_path}/text.txt --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
     options = {
         "compression-loss": "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2 --dropout 0",
@@ -143,6 +147,20 @@ def test_both_ways_of_a_seed_read_the_same_text_from_the_same_start(small, monke
         assert torch.equal(first, second) and all(map(torch.equal, text, other)), name
         ablations.trained(f"{name}: {own.published}, 0.018", 6)
         assert not torch.equal(first, seen[-1][0]), name
+
+
+@pytest.mark.parametrize("name", list(ablations.ABLATIONS))
+def test_as_published_it_is_trained_as_train_py_does(small, tmp_path, capsys, name):
+    own = ablations.ABLATIONS[name]
+    run = ablations.trained(f"{name}: {own.published}, 0.018", 3)
+    train(*own.options.split(), "--learning-rate", 0.018, "--seed", 3, "--sample", 0, "--log-every", 1, "--out", tmp_path / "run")
+    capsys.readouterr()
+    evaluate("score", tmp_path / "run", "--split", "test", "--json")
+    assert run["bits_per_byte"] == pytest.approx(json.loads(capsys.readouterr().out)["bits_per_byte"], abs=1e-6)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
+    assert run["largest_norm"] == pytest.approx(max(norms[2:]), rel=1e-4)
+    assert run["median_norm"] == pytest.approx(sum(norms[2:]) / 2, rel=1e-4), "of the two last of four steps"
 
 
 def test_a_model_is_trained_with_its_rate_and_without_a_score_if_it_diverges(small, monkeypatch):
