@@ -27,6 +27,7 @@ class AdaptiveSoftmax(NamedTuple):
 
     @property
     def vocabulary(self) -> int:
+        """V, how many words all bands have."""
         return len(self.embedding) + sum(len(tail.embedding) for tail in self.tails)
 
     def look_up(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from variants import PAPERS
 
-from accelerated.attention.adaptive import AdaptiveSoftmax
+from accelerated.attention.adaptive import AdaptiveSoftmax, rows_of
 from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
@@ -56,6 +56,7 @@ def test_the_softmax_is_torchs(setting):
     expected = module.log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
     found = {"reference": ref.adaptive_softmax_forward(params, config, x)[0]}
     found["accelerated"] = matrix.log_probabilities(torch.tensor(x))
+    assert matrix.vocabulary == config.vocabulary
     assert_agree(dict.fromkeys(found, expected), found, 1e-12)
     assert np.allclose(np.exp(found["reference"]).sum(-1), 1, rtol=0, atol=1e-12)
     pair = [torch.tensor(x, requires_grad=True) for _ in range(2)]
@@ -183,3 +184,8 @@ def test_losses_are_float32_in_a_model_of_bfloat16():
     hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
     assert model.output_matrix().log_probabilities(hidden).dtype == torch.float32
     assert summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("rows", "counted"), [(0, 0), (1, 1), (20, 2), (21, 3)])
+def test_the_meta_device_counts_a_tenth_of_the_rows(rows, counted):
+    assert rows_of(torch.ones(rows, dtype=torch.bool, device="meta")).shape == (counted,)
