@@ -189,3 +189,34 @@ def test_a_gradient_that_is_nan_is_one_line():
     core = agent.make_core("lstm")
     with pytest.raises(InputError, match="the gradient norm is nan at step 1; this agent was not kept"):
         next(agent.train(core, FEW._replace(entropy=float("nan")), 0))
+
+
+def test_an_episodes_auxiliary_loss_is_the_mean_over_its_segments():
+    core = agent.make_core("compressive", 0)
+    tokens = torch.randint(OUTPUTS, agent.VOCABULARY, (2, matching.LENGTH), generator=torch.Generator().manual_seed(0))
+    state, found = core.initial_state(2), []
+    for segment in tokens.split(12, 1):
+        output = core(segment, state)
+        found.append(sum(output.auxiliary.values()).item())
+        state = output.state
+    assert len(found) == 3 and found[0] != found[1]
+    assert agent.read_episode(core, tokens)[1].item() == pytest.approx(sum(found) / 3, rel=1e-6)
+
+
+def test_memories_have_the_sizes_that_the_page_tells():
+    """Equal widths; those that forget by age have less than an episode."""
+    fields = {
+        name: {f: tuple(x.shape[1:]) for f, x in agent.make_core(name).initial_state(1)._asdict().items()} for name in agent.CORES
+    }
+    assert fields["compressive"] == {"memory": (2, 6, 32), "compressed": (2, 6, 32)}
+    assert fields["block_recurrent"] == {"states": (1, 8, 32), "keys": (2, 2, 6, 16), "values": (2, 2, 6, 16)}
+    assert fields["memformer"]["memory"] == (1, 8, 32)
+    assert fields["memorizing"]["memory_keys"] == (2, 36, 16) and fields["memorizing"]["keys"] == (2, 2, 12, 16)
+    assert fields["lstm"] == {"hidden": (1, 32), "cell": (1, 32)}
+    assert agent.make_core("pretrained_recurrence").config.layers == 3
+
+
+def test_an_lstm_begins_with_zeros_and_logits_of_variance_one():
+    core = agent.make_core("lstm", 3)
+    assert not any(field.any() for field in core.initial_state(2))
+    assert 0.9 < core.output_matrix()[OUTPUTS:].std() * 32**0.5 < 1.1
