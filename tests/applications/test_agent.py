@@ -1,5 +1,6 @@
 """The agent: V-trace is the paper's sum, losses and gradients are those of definitions, what acts is what learns."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -178,11 +179,25 @@ def test_an_agent_learns_what_is_rewarded(monkeypatch):
     assert found[:3] == again and np.mean(found[:10]) < 0.75 and np.mean(found[-10:]) > 0.85
 
 
-def test_the_compression_learns_from_its_own_loss():
-    core = agent.make_core("compressive", 0)
-    before = [layer.compression.weight.clone() for layer in core.layers]
-    next(agent.train(core, FEW, 0))
-    assert not any(torch.equal(old, layer.compression.weight) for old, layer in zip(before, core.layers, strict=True))
+def test_an_updates_gradient_is_that_of_its_own_objective_and_auxiliary_loss(monkeypatch):
+    """Of the rollout before the newest one, with nothing left of the update before; clipped as the settings say."""
+    settings, rollouts, updates = FEW._replace(clip=0.5), [], []
+    play, clip = agent.play, agent.average_and_clip
+    monkeypatch.setattr(agent, "play", lambda *given_: rollouts.append(play(*given_)) or rollouts[-1])
+
+    def checked(model, iterations, limit):
+        core, rollout = copy.deepcopy(model), rollouts[len(updates)]
+        core.zero_grad()
+        logits, auxiliary = agent.read_episode(core, rollout.tokens)
+        (agent.actor_critic(logits, rollout, settings.discount).objective(settings.entropy) + auxiliary).backward()
+        for (name, own), wanted in zip(model.named_parameters(), core.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, wanted.grad, msg=name)
+        updates.append((iterations, limit))
+        return clip(model, iterations, limit)
+
+    monkeypatch.setattr(agent, "average_and_clip", checked)
+    list(itertools.islice(agent.train(agent.make_core("compressive", 0), settings, 0), 3))
+    assert updates == [(1, 0.5)] * 3
 
 
 def test_a_gradient_that_is_nan_is_one_line():
