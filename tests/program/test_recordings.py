@@ -53,12 +53,17 @@ def test_a_recording_is_read_from_any_sample_in_pieces_of_any_size(samples, star
         assert file.seek(0) == 0 and file.read() == values
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_the_ends_of_the_scale_are_those_of_16_bits():
+    assert from_mu_law(np.array([0, 255], np.uint8)).tolist() == [-(2**15), 2**15 - 1]
+
+
+@pytest.mark.parametrize("rate", [1, 16_000, 2**20])
+def test_what_is_written_is_read_again(tmp_path, rate):
     values = np.arange(256, dtype=np.uint8)
-    write_recording(tmp_path / "a.wav", values, 16_000)
-    assert read_recording(tmp_path / "a.wav") == (values.tobytes(), 16_000)
+    write_recording(tmp_path / "a.wav", values, rate)
+    assert read_recording(tmp_path / "a.wav") == (values.tobytes(), rate)
     with wave.open(str(tmp_path / "a.wav")) as reader:
-        assert reader.getparams()[:4] == (1, 2, 16_000, 256)
+        assert reader.getparams()[:4] == (1, 2, rate, 256)
 
 
 @pytest.mark.parametrize(
