@@ -159,4 +159,5 @@ def f1(found: str, answer: str) -> float:
 def mean_scores(found: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
     """{"f1", "exact match"} in percent, means over the questions."""
     pairs = list(zip(found, answers, strict=True))
-    return {name: 100 * sum(score(*pair) for pair in pairs) / len(pairs) for name, score in (("f1", f1), ("exact match", exact_match))}
+    scores = {"f1": f1, "exact match": exact_match}
+    return {name: 100 * sum(score(*pair) for pair in pairs) / len(pairs) for name, score in scores.items()}

@@ -3,17 +3,15 @@
 A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded. K windows, N tokens in a window.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from accelerated.applications.questions import KINDS, Question, place_of_answer, text_of
+from accelerated.applications.questions import KINDS, Question, Text, place_of_answer, text_of
 from accelerated.applications.roberta import Answer, Roberta
 from accelerated.applications.roberta_tokens import RobertaTokenizer
-from accelerated.program.errors import InputError
-from accelerated.replay import seeded
 from accelerated.training.optimization import check_finite
 
 LONGEST = 30  # tokens of an answer
@@ -55,7 +53,7 @@ def cut(question: Question, tokenizer: RobertaTokenizer, segment: int) -> Exampl
     return Example(tokens, readable, own, text.text.encode(), ends, located(question, text, own, ends))
 
 
-def located(question: Question, text, own: np.ndarray, ends: np.ndarray) -> tuple[int, int, int] | None:
+def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -> tuple[int, int, int] | None:
     """Kind, first and last place of the answer's tokens among all K N; the places of yes and no are 0."""
     if question.answer in KINDS:
         return 1 + KINDS.index(question.answer), 0, 0
@@ -87,7 +85,7 @@ def answers_of(examples: Sequence[Example], device: torch.device) -> Answer:
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
-    """The (first, last) with the greatest sum of logits (n,) whose last is not before the first and at most longest - 1 after it."""
+    """The (first, last) of at most `longest` tokens with the greatest sum of logits (n,)."""
     padded = np.concatenate([end, np.full(longest - 1, -np.inf)])
     sums = start[:, None] + np.lib.stride_tricks.sliding_window_view(padded, longest)  # (n, longest)
     first, more = divmod(int(sums.argmax()), longest)
@@ -115,7 +113,7 @@ def answers(model: Roberta, examples: Sequence[Example], pad: int) -> Iterator[s
 
 
 def masked(tokens: np.ndarray, tokenizer: RobertaTokenizer, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens as they are read, which of them are asked for), (B, N) both, of windows whose first and last are [CLS] and [SEP]."""
+    """(tokens as they are read, which are asked for), both (B, N), of windows that begin with [CLS] and end with [SEP]."""
     draw, how = rng.random((2, *tokens.shape))
     scored = draw < MASKED
     scored[:, 0] = scored[:, -1] = False
@@ -134,7 +132,7 @@ class Training(NamedTuple):
 
 
 def pretrain(model: Roberta, ranks: np.ndarray, tokenizer: RobertaTokenizer, training: Training, seed: int) -> Iterator[float]:
-    """Train on windows from anywhere in a text (ranks of its BPE's tokens); yield the masked tokens' loss, in nats, of each update."""
+    """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; yield the loss of each update, in nats."""
     rng, room = np.random.default_rng(seed), model.config.segment - 2
 
     def loss() -> torch.Tensor:
@@ -160,7 +158,7 @@ def fine_tune(model: Roberta, examples: Sequence[Example], pad: int, training: T
     return updated(model, loss, training, seed)
 
 
-def updated(model: Roberta, loss, training: Training, seed: int) -> Iterator[float]:
+def updated(model: Roberta, loss: Callable[[], torch.Tensor], training: Training, seed: int) -> Iterator[float]:
     """Update a model with Adam; yield each loss. Raises InputError if one becomes NaN or infinite."""
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), eps=1e-6)
     warmup = max(1, round(WARMUP * training.updates))

@@ -4,6 +4,7 @@ Config, parameter names, shapes and initial values are the reference's. `load_pu
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,10 @@ NAMES = {  # {ours: RoBERTa's} of a layer
     "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
     "output": "attention.output.dense", "norm": "attention.output.LayerNorm", "mlp_hidden": "intermediate.dense",
     "mlp_output": "output.dense", "mlp_norm": "output.LayerNorm",
+}  # fmt: skip
+SIZES = {  # {field of Config: RoBERTa's in config.json}
+    "vocabulary": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size", "dropout": "hidden_dropout_prob",
 }  # fmt: skip
 HEAD = {"hidden": "lm_head.dense", "norm": "lm_head.layer_norm"}
 
@@ -246,3 +251,19 @@ def load_published(model: Roberta, path: str | Path) -> None:
             raise InputError(f"{path}: {theirs} is {sizes}; give weights of the model's sizes")
         own[ours] = found[theirs]
     model.load_state_dict(own)
+
+
+def published_config(folder: Path) -> Config:
+    """The Config of a folder with RoBERTa's config.json; raises InputError if it does not describe a RoBERTa."""
+    path = Path(folder) / "config.json"
+    advice = "give a folder with RoBERTa's model.safetensors, config.json, vocab.json and merges.txt"
+    try:
+        found = json.loads(path.read_bytes())
+        if found["model_type"] != "roberta":
+            raise InputError(f"{path} is of a {found['model_type']}; {advice}")
+        sizes = {ours: found[theirs] for ours, theirs in SIZES.items()}
+        return Config(**sizes, segment=found["max_position_embeddings"] - OFFSET, module_width=sizes["width"])
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}; {advice}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} does not describe a RoBERTa ({error!r}); {advice}") from None

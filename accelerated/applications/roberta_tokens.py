@@ -53,10 +53,10 @@ def published_tokenizer(folder: Path) -> RobertaTokenizer:
         written = [*symbols, *(left + right for left, right in pairs)]
         ranks = {bytes(symbols[symbol] for symbol in token): rank for rank, token in enumerate(written)}
         ids = np.array([vocabulary[token] for token in written])
-        specials = [vocabulary[name] for name in SPECIALS]
+        specials, count = [vocabulary[name] for name in SPECIALS], 1 + max(vocabulary.values())
     except OSError as error:
         raise InputError(f"cannot read {error.filename}: {error.strerror}; {advice}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{paths[0]} and {paths[1].name} are not RoBERTa's ({error!r}); {advice}") from None
     cls, pad, sep, mask = specials
-    return RobertaTokenizer(tokenizer_of_ranks(str(folder), ranks), ids, 1 + max(vocabulary.values()), cls, pad, sep, mask)
+    return RobertaTokenizer(tokenizer_of_ranks(str(folder), ranks), ids, count, cls, pad, sep, mask)
