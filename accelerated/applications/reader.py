@@ -66,6 +66,18 @@ def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -
     return 0, int(places[first]), int(places[last])
 
 
+def distance(question: Question, example: Example) -> int:
+    """Windows from the end of the first supporting paragraph to the beginning of the last; 0 if they share a window."""
+    text, windows = text_of(question), np.flatnonzero(example.text) // example.text.shape[1]
+    facts = {title for title, _ in question.supporting_facts}
+    places = [place for (title, _), place in zip(question.context, text.paragraphs, strict=True) if title in facts]
+    if not places:
+        return 0
+    (_, first), (last, _) = (tuple(len(text.text[:at].encode()) for at in place) for place in (places[0], places[-1]))
+    ended, begun = np.searchsorted(example.ends, first), np.searchsorted(example.ends, last, side="right")
+    return max(0, int(windows[begun] - windows[ended]))
+
+
 def batched(examples: Sequence[Example], pad: int, device: torch.device) -> list:
     """The K windows (tokens, readable, text), (B, N) each, of examples; those with fewer windows end early."""
     count, (_, segment) = max(len(example.tokens) for example in examples), examples[0].tokens.shape

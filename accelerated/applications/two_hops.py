@@ -1,12 +1,13 @@
-"""Questions of two hops, generated in HotpotQA's format: "Where is the key?" with the parser, and the parser is in the module.
+"""Questions of two hops, generated in HotpotQA's format: the key is with the parser, and the parser is in the module.
 
-    Holder   The key is with the parser.
-    ...      lines of the standard library
-    Places   The server is in the path. The parser is in the module. ...       all of HOLDERS, in any order
+    Name    key parser.
+    Test    a line of the standard library
+    File    server path, parser module, thread block, child class,         all holders, in any order
 
-Who has read both paragraphs can answer. Who reads the second one alone must guess among as many places as there are holders,
-because nothing there depends on who has the thing. Every holder has places of its own, as a city answers one question and a year
-another. A quarter of the questions ask "Is the key in the module?". questions.py reads the files, reader.py answers them.
+The question "key?" asks where the key is. Who has read both paragraphs can answer. Who reads the second one alone must guess
+among as many places as there are holders, because nothing there depends on who has the thing. Every holder has places of its own,
+as a city answers one question and a year another. A quarter of the questions, "key module?", ask whether it is there. Sentences
+are short so that windows can be. questions.py reads the files, reader.py answers them.
 """
 
 import json
@@ -28,10 +29,9 @@ PLACES = {  # {holder: its places}
     "thread": ("block", "line", "test"),
     "child": ("class", "index", "table"),
 }
-FIRST, SECOND = "Name", "File"  # titles
+FIRST, SECOND, OTHERS = "Name", "File", "Test"  # titles
 YES_NO = 0.25  # share of the questions that are answered by yes or no, half of them by each
-PARAGRAPHS = (2, 5)  # least and most of a text, without those of facts
-LINES = (1, 1)  # least and most in a paragraph without facts
+BETWEEN = (2, 6)  # least and most paragraphs of a text, besides those of facts
 PROSE = re.compile(rb"^[ #]*([A-Z][A-Za-z0-9 ,'-]{30,70}\.)$", re.MULTILINE)
 OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\b", re.IGNORECASE)
 
@@ -48,17 +48,16 @@ def prose() -> dict[str, list[str]]:
     return {split: [line for line in lines if split == "train" or line not in seen] for split, lines in found.items()}
 
 
-def two_hops(name: str, lines: Sequence[str], rng: np.random.Generator) -> Question:
-    """A question whose text is filled up with lines."""
+def two_hops(name: str, lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
+    """A question whose text has `between` (least, most) paragraphs of a line each besides those of facts."""
     thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    paragraphs = [
-        ("Test", tuple(f" {line}" for line in rng.choice(lines, rng.integers(*LINES, endpoint=True))))
-        for number in range(1, rng.integers(*PARAGRAPHS, endpoint=True) + 1)
-    ]
+    count = rng.integers(*between, endpoint=True)
+    paragraphs = [(OTHERS, (f" {line}",)) for line in rng.choice(lines, count)]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
-    paragraphs.insert(after, (SECOND, tuple(f" {own} {place}," for own, place in zip(holders, places, strict=True))))
+    pairs = zip(holders, places, strict=True)
+    paragraphs.insert(after, (SECOND, tuple(f" {holder} {place}," for holder, place in pairs)))
     paragraphs.insert(at, (FIRST, (f" {thing} {holders[asked]}.",)))
     question, answer = f" {thing}?", str(places[asked])
     if rng.random() < YES_NO:
@@ -67,10 +66,10 @@ def two_hops(name: str, lines: Sequence[str], rng: np.random.Generator) -> Quest
     return Question(name, question, tuple(paragraphs), answer, ((FIRST, 0), (SECOND, int(asked))))
 
 
-def drawn(count: int, lines: Sequence[str], seed: int) -> list[Question]:
+def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = BETWEEN) -> list[Question]:
     """Questions of two hops; a seed gives the same ones."""
     rng = np.random.default_rng(seed)
-    return [two_hops(str(number), lines, rng) for number in range(count)]
+    return [two_hops(str(number), lines, between, rng) for number in range(count)]
 
 
 def write(questions: Sequence[Question], path: Path) -> None:
