@@ -154,7 +154,7 @@ def pretrain(model: Roberta, ranks: np.ndarray, tokenizer: RobertaTokenizer, tra
         read, scored = masked(targets, tokenizer, rng)
         return model.masked_loss(*(torch.from_numpy(field).to(model.embedding.device) for field in (read, targets, scored)))
 
-    return updated(model, loss, training, seed)
+    return updated(model, loss, training)
 
 
 def fine_tune(model: Roberta, examples: Sequence[Example], pad: int, training: Training, seed: int) -> Iterator[float]:
@@ -167,10 +167,10 @@ def fine_tune(model: Roberta, examples: Sequence[Example], pad: int, training: T
         some = [examples[waiting.pop(0)] for _ in range(training.batch)]
         return model.answer_loss(batched(some, pad, device), answers_of(some, device))
 
-    return updated(model, loss, training, seed)
+    return updated(model, loss, training)
 
 
-def updated(model: Roberta, loss: Callable[[], torch.Tensor], training: Training, seed: int) -> Iterator[float]:
+def updated(model: Roberta, loss: Callable[[], torch.Tensor], training: Training) -> Iterator[float]:
     """Update a model with Adam; yield each loss. Raises InputError if one becomes NaN or infinite."""
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), eps=1e-6)
     warmup = max(1, round(WARMUP * training.updates))

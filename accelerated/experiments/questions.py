@@ -1,8 +1,8 @@
 """The command `python -m accelerated.experiments.questions`: answers over several windows, Table 3 of Adding Recurrence.
 
 A small RoBERTa is pretrained on the standard library, then fine-tuned on generated questions of two hops, with disjoint windows
-and with recurrence. With --train, --dev and --roberta it is RoBERTa itself on HotpotQA's files, with the paper's settings. On seed
-0 each rate is tried, and validation chooses; the other seeds take the chosen one.
+and with recurrence. With --train, --dev and --roberta it is RoBERTa itself on HotpotQA's files, with the paper's settings. On
+seed 0 each rate is tried, and validation chooses; the other seeds take the chosen one.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from accelerated.applications import reader, two_hops
-from accelerated.applications.questions import KINDS, Question, exact_match, mean_scores, read_questions
+from accelerated.applications.questions import KINDS, Question, can_be_answered, exact_match, mean_scores, read_questions
 from accelerated.applications.roberta import Roberta, load_published, published_config
 from accelerated.applications.roberta_tokens import RobertaTokenizer, of_bpe, published_tokenizer
 from accelerated.data.config import default_data_dir
@@ -43,15 +43,15 @@ QUESTIONS = {"train": 6400, "valid": 320, "test": 640}
 PAPERS = {"rate": 2e-5, "epochs": 4, "questions": 30_000, "batch": 32}  # section 5.4, which does not give the batch
 ABOUT = f"""A small RoBERTa ({SIZES["layers"]} layers of width {SIZES["width"]}, windows of {SIZES["segment"]} tokens) is
 pretrained by masked tokens of the standard library. Then it is fine-tuned on generated questions of two hops
-(`accelerated/applications/two_hops.py`): who has the thing, and which place goes with its holder. Texts have 4 to 8 windows for the
-most part, and the first hop comes at any distance before the second. Disjoint windows cannot do better than guess a span that
+(`accelerated/applications/two_hops.py`): who has the thing, and which place goes with its holder. Most texts have 4 to 8 windows,
+and the first hop comes at any distance before the second. Disjoint windows cannot do better than guess a span that
 stands in another window than the first hop: one of {len(two_hops.PLACES)}. Of yes and no this is not proved, because the maximum
 over windows joins them.
 
 Both rows begin with the same pretrained weights and are trained alike: {SHORT} updates on texts with at most one paragraph beside
-the two hops, then {LONG} on the task's own, {BATCH} questions each. On seed 0 the rates {" and ".join(f"{r:g}" for r in RATES)} are
-tried, and exact match on the validation questions chooses. Lines and questions of validation and test are not those of
-training."""
+the two hops, then {LONG} on the task's own, {BATCH} questions each. On seed 0 the rates
+{" and ".join(f"{rate:g}" for rate in RATES)} are tried, and exact match on the validation questions chooses. Lines and questions
+of validation and test are not those of training."""
 
 
 class Task(NamedTuple):
@@ -77,9 +77,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     options = parsed(parser, argv, list(ROWS))
     given = [name for name in ("train", "dev", "roberta") if getattr(options, name) is not None]
     if 0 < len(given) < 3:
-        raise InputError(
-            f"--{given[0]} needs --train, --dev and --roberta together; give all three, or none for generated questions"
-        )
+        raise InputError(f"--{given[0]} is one of --train, --dev and --roberta; give all three, or none of them")
     figure_class()  # says now if matplotlib is missing
     return options
 
@@ -110,6 +108,13 @@ def pretrained(tokenizer: RobertaTokenizer, ranks: np.ndarray) -> dict[str, torc
     return model.state_dict()
 
 
+def loaded(weights: dict[str, torch.Tensor], recurrent: bool, seed: int, vocabulary: int) -> Roberta:
+    """A small RoBERTa with pretrained weights; the seed draws those of the recurrence alone."""
+    model = small_model(recurrent, seed, vocabulary)
+    model.load_state_dict(weights, strict=False)
+    return model
+
+
 @functools.cache
 def generated() -> Task:
     """The small task, its tokenizer and its pretrained model."""
@@ -117,13 +122,7 @@ def generated() -> Task:
     bpe = train_bpe(source, VOCABULARY)
     tokenizer, lines = of_bpe(bpe), two_hops.prose()
     weights = pretrained(tokenizer, tokenised(source, bpe, default_data_dir()).splits["train"].tokens)
-
-    def model(recurrent: bool, seed: int) -> Roberta:
-        """A copy; the seed draws the weights of the recurrence alone."""
-        found = small_model(recurrent, seed, tokenizer.vocabulary)
-        found.load_state_dict(weights, strict=False)
-        return found
-
+    model = functools.partial(loaded, weights, vocabulary=tokenizer.vocabulary)
     short = two_hops.drawn(QUESTIONS["train"], lines["train"], 3, (0, 1))
     stages = [(short, SHORT), (two_hops.drawn(QUESTIONS["train"], lines["train"], 0), LONG)]
     unseen = lines["valid"] + lines["test"]
@@ -135,7 +134,10 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: str) -> Task:
     """HotpotQA's questions and RoBERTa's published weights, as in section 5.4; raises InputError if a file cannot be read."""
     tokenizer, config = published_tokenizer(folder), published_config(folder)
     questions, asked = read_questions(train), read_questions(dev)
-    chosen = np.random.default_rng(0).permutation(len(questions))[: PAPERS["questions"]]
+    drawn = np.random.default_rng(0).permutation(len(questions))[: PAPERS["questions"]]
+    chosen = [questions[number] for number in drawn if can_be_answered(questions[number])]
+    if not chosen:
+        raise InputError(f"{train} has no question whose answer is yes, no or in its text; give HotpotQA's training questions")
     batch = min(PAPERS["batch"], len(chosen))
 
     def model(recurrent: bool, seed: int) -> Roberta:
@@ -144,7 +146,7 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: str) -> Task:
         load_published(found, folder / "model.safetensors")
         return found.to(device)
 
-    stages = [([questions[number] for number in chosen], PAPERS["epochs"] * len(chosen) // batch)]
+    stages = [(chosen, PAPERS["epochs"] * len(chosen) // batch)]
     return Task(model, tokenizer, stages, {"test": asked}, batch, [PAPERS["rate"]], torch.device(device))
 
 
@@ -153,7 +155,6 @@ def trained(task: Task, row: str, seed: int, rate: float) -> Roberta:
     model = task.model(ROWS[row], seed)
     for questions, updates in task.stages:
         examples = [reader.cut(question, task.tokenizer, model.config.segment) for question in questions]
-        examples = [example for example in examples if example.answer is not None]
         training = reader.Training(updates, task.batch, rate)
         with Progress(f"{row}, seed {seed}, rate {rate:g}", updates, "update") as bar:
             for _ in reader.fine_tune(model, examples, task.tokenizer.pad, training, seed):
@@ -229,14 +230,11 @@ def page(record: dict) -> str:
     parts += [f"```bash\npython -m accelerated.experiments.questions{command}\n```", wrapped(measured)]
     parts += [f"![exact match by the distance between the hops]({'pretrained_recurrence-3' if small else 'hotpotqa'}.svg)"]
     minutes = sum(run["seconds"] for own in record["runs"].values() for run in own.values()) / 60
-    tried = [
-        f"{name} {', '.join(f'{r}: {v:.1f}' for r, v in own['0']['tried'].items())}"
-        for name, own in record["runs"].items()
-        if "0" in own and own["0"]["tried"]
-    ]
     closing = f"Training and answering took {minutes:.0f} minutes."
-    if tried:
-        closing += f" Exact match on the validation questions by rate, seed 0: {'; '.join(tried)}."
+    for name, own in record["runs"].items():
+        if tried := own.get("0", {}).get("tried"):
+            found = ", ".join(f"{score:.1f} at rate {rate}" for rate, score in tried.items())
+            closing += f" Exact match on validation, {name}, seed 0: {found}."
     return "\n\n".join([*parts, markdown(head, *rows), wrapped(closing)]) + "\n"
 
 

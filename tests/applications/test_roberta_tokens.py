@@ -1,4 +1,4 @@
-"""RoBERTa's ids are those of transformers' RobertaTokenizer, for a small vocabulary whose ids are in another order than its ranks."""
+"""RoBERTa's ids are those of transformers' RobertaTokenizer, for a small vocabulary whose ids are in another order."""
 
 import json
 import random
@@ -53,14 +53,14 @@ def test_files_that_are_not_robertas_are_refused(folder, tmp_path):
         published_tokenizer(tmp_path)
     merges = (folder / "merges.txt").read_text(encoding="utf-8")
     vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    for given_merges, given in (
+    for changed, tokens in (
         (merges, {name: number for name, number in vocabulary.items() if name != "the"}), (merges, ["a"]),
         (merges + "t r e\n", vocabulary), (merges + "x 漢\n", vocabulary), (merges, vocabulary | {"<mask>": "last"}),
         (merges, {name: number for name, number in vocabulary.items() if name != "<mask>"}),
     ):  # fmt: skip
-        (tmp_path / "merges.txt").write_text(given_merges, encoding="utf-8")
-        (tmp_path / "vocab.json").write_text(json.dumps(given), encoding="utf-8")
-        with pytest.raises(InputError, match=r"vocab\.json and merges\.txt are not RoBERTa's \(.*\); give a folder with RoBERTa's"):
+        (tmp_path / "merges.txt").write_text(changed, encoding="utf-8")
+        (tmp_path / "vocab.json").write_text(json.dumps(tokens), encoding="utf-8")
+        with pytest.raises(InputError, match=r"vocab\.json and merges\.txt are not RoBERTa's \(.*\); give a folder with"):
             published_tokenizer(tmp_path)
 
 

@@ -13,47 +13,48 @@ from accelerated.data.windows import SPLITS
 LINES = [f"Line number {number} says little." for number in range(9)]
 
 
-def facts_of(question, title, between):
-    """{who or what: what is said of it} in a paragraph."""
-    [sentences] = [sentences for own, sentences in question.context if own == title]
-    return dict(sentence.removeprefix(" The ").removesuffix(".").split(between) for sentence in sentences)
-
-
 @given(st.integers(0, 2**31))
 def test_answers_follow_from_the_two_paragraphs(seed):
     [question] = two_hops.drawn(1, LINES, seed)
-    holders, places = facts_of(question, "Holders", " is with the "), facts_of(question, "Places", " is in the ")
-    assert len(holders) == len(places) == two_hops.CHAINS and set(holders.values()) == set(places)
-    words = question.question.removesuffix("?").split(" the ")
-    place = places[holders[words[1].split()[0]]]
-    if question.answer in ("yes", "no"):
-        assert words[0] == "Is" and (words[2] == place) == (question.answer == "yes") and words[2] in places.values()
+    paragraphs = {title: sentences for title, sentences in question.context if title != "Test"}
+    thing, holder = paragraphs["Name"][0].removesuffix(".").split()
+    places = dict(sentence.removesuffix(",").split() for sentence in paragraphs["File"])
+    assert places.keys() == two_hops.PLACES.keys() and all(places[own] in two_hops.PLACES[own] for own in places)
+    asked, *guess = question.question.removesuffix("?").split()
+    assert asked == thing and len(guess) == (question.answer in ("yes", "no"))
+    if guess:
+        assert (guess[0] == places[holder]) == (question.answer == "yes") and guess[0] in places.values()
     else:
-        assert words[0] == "Where is" and question.answer == place
-        start, end = place_of_answer(question, text := text_of(question))
-        assert text.text[start - 7 : end + 1] == f"in the {place}."
-    for title, number in question.supporting_facts:
-        sentence = text_of(question).sentences[title, number]
-        assert holders[words[1].split()[0]] in text_of(question).text[slice(*sentence)]
+        text = text_of(question)
+        _, end = place_of_answer(question, text)
+        assert question.answer == places[holder] and text.text[: end + 1].endswith(f" {holder} {places[holder]},")
+    assert question.supporting_facts == (("Name", 0), ("File", list(places).index(holder)))
     titles = [title for title, _ in question.context]
-    assert titles.index("Holders") < titles.index("Places")
-    notes = [sentences for title, sentences in question.context if title not in ("Holders", "Places")]
-    assert 3 <= len(notes) <= 7 and all(len(own) in (2, 3) and {line[1:] for line in own} <= set(LINES) for own in notes)
+    assert titles.index("Name") < titles.index("File")
+    others = [sentences for title, sentences in question.context if title == "Test"]
+    assert 2 <= len(others) <= 6 and all(len(own) == 1 and own[0][0] == " " and own[0][1:] in LINES for own in others)
+
+
+def test_no_holder_owns_the_place_of_another():
+    every = [place for own in two_hops.PLACES.values() for place in own]
+    assert len(set(every)) == len(every) and not {*every, *two_hops.PLACES} & {*two_hops.THINGS}
 
 
 def test_the_places_alone_say_nothing_of_the_answer():
-    """The answer is each of the four as often, wherever it stands; the first paragraph may come at any distance."""
+    """Given the question and the places, every holder is as likely to be asked for; hops are at all distances."""
     questions = two_hops.drawn(4000, LINES, 0)
     spans = [question for question in questions if question.answer not in ("yes", "no")]
-    at = Counter(question.supporting_facts[1][1] for question in spans)
-    assert set(at) == set(range(two_hops.CHAINS)) and min(at.values()) > 0.22 * len(spans)
-    first = Counter(question.supporting_facts for question in spans)
-    assert len(first) == two_hops.CHAINS**2 and min(first.values()) > 0.04 * len(spans)
+    asked = Counter(question.supporting_facts[1][1] for question in spans)
+    assert set(asked) == {0, 1, 2, 3} and min(asked.values()) > 0.22 * len(spans)
+    holders = Counter((q.question, dict(q.context)["Name"][0].split()[1]) for q in spans)
+    assert len(holders) == len(two_hops.THINGS) * 4 and min(holders.values()) > 0.5 * len(spans) / 32
     counts = Counter(question.answer for question in questions)
     assert 0.1 < counts["yes"] / 4000 < 0.15 and 0.1 < counts["no"] / 4000 < 0.15
     titles = [[title for title, _ in question.context] for question in questions]
-    between = Counter(own.index("Places") - own.index("Holders") - 1 for own in titles)
-    assert set(between) == set(range(8)) and between[0] > between[1] > between[4] > between[7] > 0
+    between = Counter(own.index("File") - own.index("Name") - 1 for own in titles)
+    assert set(between) == set(range(7)) and between[1] > between[3] > between[6] > 0
+    short = two_hops.drawn(99, LINES, 0, (0, 1))
+    assert {len(question.context) for question in short} == {2, 3}
 
 
 def test_a_seed_gives_the_same_questions_and_a_file_of_them_is_read(tmp_path):
@@ -69,5 +70,7 @@ def test_no_line_stands_in_two_splits():
     assert list(lines) == list(SPLITS) and all(len(own) >= 20 for own in lines.values())
     assert not set(lines["train"]) & (set(lines["valid"]) | set(lines["test"]))
     every = [line for own in lines.values() for line in own]
+    words = {word.strip(".,'").lower() for line in every for word in line.split()}
+    assert not words & ({*two_hops.PLACES} | {place for own in two_hops.PLACES.values() for place in own})
     assert all(line[0].isupper() and line[-1] == "." and 31 < len(line) < 74 and "\n" not in line for line in every)
     assert np.mean([len(line.split()) for line in every]) > 5
