@@ -103,6 +103,11 @@ def test_the_parts_of_a_text_stand_where_it_says(context):
     assert {key: text.text[slice(*place)] for key, place in text.sentences.items()} == first
 
 
+def test_of_two_paragraphs_with_one_title_the_first_counts():
+    text = text_of(Question("", "", (("T", ("a", "b")), ("T", ("c",)))))
+    assert [text.text[slice(*text.sentences["T", number])] for number in (0, 1)] == ["a", "b"] and len(text.paragraphs) == 2
+
+
 def test_an_answer_is_looked_for_in_the_supporting_sentences_first():
     context = (("A cat", ("cats and a cat.", " Another cat.")), ("B", ("The concatenation.",)))
 
@@ -123,6 +128,7 @@ def test_an_answer_is_looked_for_in_the_supporting_sentences_first():
 
 def test_scores_of_known_answers():
     assert normalised(" The  Quick-brown an apple, A. ") == "quickbrown apple"
+    assert normalised("7 a.m.") == "7 am", "punctuation goes first"
     assert exact_match("The U.S.", "us") == 1 and exact_match("us", "u s") == 0
     assert f1("the red house", "Red house, old") == pytest.approx(0.8)  # precision 1, recall 2/3
     assert f1("a b b c", "b b b d") == pytest.approx(2 * (2 / 3) * 0.5 / (2 / 3 + 0.5))

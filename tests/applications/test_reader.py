@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from accelerated.applications import reader, two_hops
-from accelerated.applications.questions import Question, text_of
+from accelerated.applications.questions import Question, place_of_answer, text_of
 from accelerated.applications.roberta import Roberta
 from accelerated.applications.roberta_tokens import of_bpe
 from accelerated.data.tokenizers import tokenizer_of_ranks
@@ -56,7 +56,9 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     pieces = [bytes(TOKENS[token - 3]) for token in example.tokens[example.text][own]]
     spelled = b"".join(pieces)
     assert kind == 0 and answer.encode() in spelled
-    assert len(spelled) - len(pieces[0]) - (len(pieces[-1]) if len(pieces) > 1 else 0) < len(answer.encode())
+    begin, end = (len(text_of(question).text[:at].encode()) for at in place_of_answer(question, text_of(question)))
+    ends = [0, *example.ends.tolist()]
+    assert ends[own.start] <= begin < ends[own.start + 1] and ends[own.stop - 1] < end <= ends[own.stop]
     if last - first < 2 and len(pieces) <= reader.LONGEST:
         assert reader.answer_text(example, spans, np.array([1.0, 0, 0])) == spelled.decode(errors="ignore").strip()
 
