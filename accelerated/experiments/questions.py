@@ -211,7 +211,7 @@ PARTS = {  # {column: which questions}
 def part(runs: Sequence[dict], chosen: Callable[[int, bool], bool]) -> str:
     """The exact match of runs on chosen questions, for the page."""
     found = [share(own, chosen) for own in runs]
-    return "" if None in found else mean_and_spread(found, ".1f")
+    return "" if None in found else mean_and_spread(found, ".0f")
 
 
 def page(record: dict) -> str:
@@ -220,8 +220,8 @@ def page(record: dict) -> str:
     for name, own in record["runs"].items():
         runs = list(own.values())
         scores = [mean_and_spread([run[score] for run in runs], ".1f") for score in ("f1", "exact match")]
-        rows.append([name, ", ".join(own), f"{runs[0]['rate']:g}", *scores, *(part(runs, chosen) for chosen in PARTS.values())])
-    head = ["windows", "seeds", "rate", "F1", "exact match", *PARTS]
+        rows.append([name, ", ".join(own), *scores, *(part(runs, chosen) for chosen in PARTS.values())])
+    head = ["windows", "seeds", "F1", "exact match", *PARTS]
     measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}. Mean (least .. most) of the seeds,
     in percent; the columns behind exact match are its parts. The method is in its
     [chapter](../pretrained_recurrence.md#question-answering)."""
@@ -232,9 +232,10 @@ def page(record: dict) -> str:
     minutes = sum(run["seconds"] for own in record["runs"].values() for run in own.values()) / 60
     closing = f"Training and answering took {minutes:.0f} minutes."
     for name, own in record["runs"].items():
+        closing += f" The rate of {name} is {next(iter(own.values()))['rate']:g}."
         if tried := own.get("0", {}).get("tried"):
             found = ", ".join(f"{score:.1f} at rate {rate}" for rate, score in tried.items())
-            closing += f" Exact match on validation, {name}, seed 0: {found}."
+            closing += f" Exact match on validation in seed 0: {found}."
     return "\n\n".join([*parts, markdown(head, *rows), wrapped(closing)]) + "\n"
 
 

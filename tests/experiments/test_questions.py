@@ -57,9 +57,11 @@ def test_seed_0_chooses_the_rate_and_the_page_says_what_came_out(asked, tmp_path
     later = [(row, seed, rate) for seed in (1, 2) for row, rate in (("disjoint", 0.002), ("recurrent", 0.001))]
     assert asked == tuning + later, "a tie goes to the earlier rate"
     page = (tmp_path / "pretrained_recurrence-3.md").read_text()
-    assert "| disjoint | 0, 1, 2 | 0.002 | 26.0 | 25.0 | 100.0 | 0.0 |" in page
-    assert "| recurrent | 0, 1, 2 | 0.001 | 101.0 | 100.0 | 100.0 | 100.0 | 100.0 |" in page
-    assert "validation, disjoint, seed 0: 0.0 at rate 0.001, 25.0 at rate 0.002." in page.replace("\n", " ")
+    assert "| disjoint | 0, 1, 2 | 26.0 | 25.0 | 100 | 0 |" in page
+    assert "| recurrent | 0, 1, 2 | 101.0 | 100.0 | 100 | 100 | 100 |" in page
+    assert "of disjoint is 0.002. Exact match on validation in seed 0: 0.0 at rate 0.001, 25.0 at rate 0.002." in page.replace(
+        "\n", " "
+    )
     assert max(map(len, page.splitlines())) <= 120 and "](pretrained_recurrence-3.svg)" in page
     assert (tmp_path / "pretrained_recurrence-3.svg").read_text().startswith("<?xml")
     assert "recurrent, seed 2: F1 101.0, exact match 100.0, rate 0.001" in capsys.readouterr().out
