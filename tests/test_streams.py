@@ -6,7 +6,7 @@ import pytest
 import torch
 from comparison import assert_agree
 from test_contract import both_sides
-from test_questions import NoQuestions
+from test_device_waits import NoQuestions
 from torch.utils._pytree import tree_leaves
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over
 

@@ -32,21 +32,24 @@ from accelerated.experiments.table import markdown, mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
+from accelerated.training.process import choose_device
+from accelerated.training.settings import DEVICES
 
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
 SIZES = {"width": 64, "layers": 2, "heads": 4, "feed_forward": 256, "segment": 24, "module_width": 64, "dropout": 0.0}
 VOCABULARY = 2048  # tokens of the BPE that is learned
 ROBERTAS_WIDTH = 768
 PRETRAINING = reader.Training(updates=300, batch=64, learning_rate=0.003)
-SHORT, LONG, BATCH, RATES = 700, 250, 32, (0.001, 0.002)  # updates on short texts, then on those of the task
+SHORT, LONG, BATCH, RATES = 1000, 500, 32, (0.002, 0.003)  # updates on short texts, then on those of the task
 QUESTIONS = {"train": 6400, "valid": 320, "test": 640}
+WINDOWS = (4, 8)  # least and most of a text, except of the short ones
 PAPERS = {"rate": 2e-5, "epochs": 4, "questions": 30_000, "batch": 32}  # section 5.4, which does not give the batch
 ABOUT = f"""A small RoBERTa ({SIZES["layers"]} layers of width {SIZES["width"]}, windows of {SIZES["segment"]} tokens) is
 pretrained by masked tokens of the standard library. Then it is fine-tuned on generated questions of two hops
-(`accelerated/applications/two_hops.py`): who has the thing, and which place goes with its holder. Most texts have 4 to 8 windows,
-and the first hop comes at any distance before the second. Disjoint windows cannot do better than guess a span that
-stands in another window than the first hop: one of {len(two_hops.PLACES)}. Of yes and no this is not proved, because the maximum
-over windows joins them.
+(`accelerated/applications/two_hops.py`): who has the thing, and which place goes with its holder. Texts have {WINDOWS[0]} to
+{WINDOWS[1]} windows, and the first hop comes at any distance before the second. Disjoint windows cannot do better than guess a
+span that stands in another window than the first hop: one of {len(two_hops.PLACES)}. Of yes and no this is not proved, because
+the maximum over windows joins them.
 
 Both rows begin with the same pretrained weights and are trained alike: {SHORT} updates on texts with at most one paragraph beside
 the two hops, then {LONG} on the task's own, {BATCH} questions each. On seed 0 the rates
@@ -73,7 +76,7 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dev", type=Path, metavar="FILE", help="HotpotQA's dev questions in the distractor setting")
     text = "folder with RoBERTa's model.safetensors, config.json, vocab.json and merges.txt"
     parser.add_argument("--roberta", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument("--device", default="cpu", help="for HotpotQA (default cpu)")
+    parser.add_argument("--device", choices=DEVICES, default="auto", help="for HotpotQA's questions (default auto)")
     options = parsed(parser, argv, list(ROWS))
     given = [name for name in ("train", "dev", "roberta") if getattr(options, name) is not None]
     if 0 < len(given) < 3:
@@ -115,6 +118,14 @@ def loaded(weights: dict[str, torch.Tensor], recurrent: bool, seed: int, vocabul
     return model
 
 
+def task_questions(count: int, lines: Sequence[str], tokenizer: RobertaTokenizer, seed: int) -> list[Question]:
+    """Questions of two hops whose texts have as many windows as WINDOWS says."""
+    least, most = WINDOWS
+    drawn = two_hops.drawn(2 * count, lines, seed)  # more than enough
+    lengths = (len(reader.cut(question, tokenizer, SIZES["segment"]).tokens) for question in drawn)
+    return [question for question, length in zip(drawn, lengths, strict=True) if least <= length <= most][:count]
+
+
 @functools.cache
 def generated() -> Task:
     """The small task, its tokenizer and its pretrained model."""
@@ -124,13 +135,13 @@ def generated() -> Task:
     weights = pretrained(tokenizer, tokenised(source, bpe, default_data_dir()).splits["train"].tokens)
     model = functools.partial(loaded, weights, vocabulary=tokenizer.vocabulary)
     short = two_hops.drawn(QUESTIONS["train"], lines["train"], 3, (0, 1))
-    stages = [(short, SHORT), (two_hops.drawn(QUESTIONS["train"], lines["train"], 0), LONG)]
+    stages = [(short, SHORT), (task_questions(QUESTIONS["train"], lines["train"], tokenizer, 0), LONG)]
     unseen = lines["valid"] + lines["test"]
-    asked = {split: two_hops.drawn(QUESTIONS[split], unseen, seed) for split, seed in (("valid", 1), ("test", 2))}
+    asked = {split: task_questions(QUESTIONS[split], unseen, tokenizer, seed) for split, seed in (("valid", 1), ("test", 2))}
     return Task(model, tokenizer, stages, asked, BATCH, RATES, torch.device("cpu"))
 
 
-def hotpotqa(train: Path, dev: Path, folder: Path, device: str) -> Task:
+def hotpotqa(train: Path, dev: Path, folder: Path, device: torch.device) -> Task:
     """HotpotQA's questions and RoBERTa's published weights, as in section 5.4; raises InputError if a file cannot be read."""
     tokenizer, config = published_tokenizer(folder), published_config(folder)
     questions, asked = read_questions(train), read_questions(dev)
@@ -147,7 +158,7 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: str) -> Task:
         return found.to(device)
 
     stages = [(chosen, PAPERS["epochs"] * len(chosen) // batch)]
-    return Task(model, tokenizer, stages, {"test": asked}, batch, [PAPERS["rate"]], torch.device(device))
+    return Task(model, tokenizer, stages, {"test": asked}, batch, [PAPERS["rate"]], device)
 
 
 def trained(task: Task, row: str, seed: int, rate: float) -> Roberta:
@@ -261,9 +272,9 @@ def experiment(options: argparse.Namespace) -> Experiment:
     if options.train is None:
         name, make = "pretrained_recurrence-3", generated
         settings = {"sizes": SIZES, "vocabulary": VOCABULARY, "pretraining": list(PRETRAINING), "rates": list(RATES)}
-        settings |= {"updates": [SHORT, LONG], "batch": BATCH, "questions": QUESTIONS}
+        settings |= {"updates": [SHORT, LONG], "batch": BATCH, "questions": QUESTIONS, "windows": list(WINDOWS)}
     else:
-        task = hotpotqa(options.train, options.dev, options.roberta, options.device)
+        task = hotpotqa(options.train, options.dev, options.roberta, choose_device(options.device))
         name, make = "hotpotqa", lambda: task
         about = (
             f"RoBERTa is fine-tuned on {len(task.stages[0][0]):,} questions of HotpotQA, and asked {len(task.asked['test']):,}."

@@ -135,6 +135,15 @@ def test_hotpotqas_files_are_read_with_the_papers_settings(hotpotqa, tmp_path, m
     assert "](hotpotqa.svg)" in page and questions.PAPERS["rate"] == 2e-5 and questions.PAPERS["epochs"] == 4
 
 
+def test_a_device_that_is_not_there_is_one_line(hotpotqa, capsys):
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="--device cuda: torch finds no GPU here; use --device cpu or auto"):
+            questions.main([*hotpotqa, "--device", "cuda"])
+    with pytest.raises(SystemExit):
+        questions.main([*hotpotqa, "--device", "gpu"])
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_robertas_sizes_are_those_of_its_file(hotpotqa, tmp_path):
     from accelerated.applications.roberta import published_config
 
@@ -159,3 +168,15 @@ def test_the_kept_page_is_that_of_its_record():
     record = json.loads((RESULTS / "pretrained_recurrence-3.json").read_text())
     assert (RESULTS / "pretrained_recurrence-3.md").read_text() == questions.page(record)
     assert list(record["runs"]) == list(questions.ROWS) and record["settings"]["updates"] == [questions.SHORT, questions.LONG]
+
+
+def test_a_text_of_the_task_has_so_many_windows_and_no_others(monkeypatch):
+    def lengths(asked):
+        return [len(reader.cut(question, TOKENIZER, questions.SIZES["segment"]).tokens) for question in asked]
+
+    every = lengths(two_hops.drawn(200, ["A.", "Two."], 1))
+    least, most = min(every) + 2, min(every) + 4
+    monkeypatch.setattr(questions, "WINDOWS", (least, most))
+    found = lengths(questions.task_questions(20, ["A.", "Two."], TOKENIZER, 1))
+    assert len(found) == 20 and {*found} == {least, least + 1, most}
+    assert found == [length for length in every if least <= length <= most][:20]
