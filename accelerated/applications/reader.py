@@ -67,15 +67,14 @@ def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -
 
 
 def distance(question: Question, example: Example) -> int:
-    """Windows from the end of the first supporting paragraph to the beginning of the last; 0 if they share a window."""
+    """Windows from the end of the first supporting sentence in the text to that of the last; 0 if they end in one window."""
     text, windows = text_of(question), np.flatnonzero(example.text) // example.text.shape[1]
-    facts = {title for title, _ in question.supporting_facts}
-    places = [place for (title, _), place in zip(question.context, text.paragraphs, strict=True) if title in facts]
+    places = [text.sentences[fact] for fact in question.supporting_facts if fact in text.sentences]
     if not places:
         return 0
-    (_, first), (last, _) = (tuple(len(text.text[:at].encode()) for at in place) for place in (places[0], places[-1]))
-    ended, begun = np.searchsorted(example.ends, first), np.searchsorted(example.ends, last, side="right")
-    return max(0, int(windows[begun] - windows[ended]))
+    ended = (len(text.text[:end].encode()) for _, end in (min(places), max(places)))
+    first, last = (int(windows[np.searchsorted(example.ends, end)]) for end in ended)
+    return last - first
 
 
 def batched(examples: Sequence[Example], pad: int, device: torch.device) -> list:

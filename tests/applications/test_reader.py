@@ -81,14 +81,14 @@ def test_the_best_span_is_the_best_of_all(length, longest, seed):
     assert reader.best_span(start, end, longest) == max(pairs, key=lambda pair: start[pair[0]] + end[pair[1]])
 
 
-def test_the_distance_is_of_supporting_paragraphs():
-    def far(between, *facts):
-        context = (("A", ("the the",)), *[("B", (" the" * 3,))] * between, ("C", ("the the", "the")))
-        question = Question("", "the", context, "the", facts)
-        return reader.distance(question, reader.cut(question, TOKENIZER, 10))
-
-    assert far(0, ("A", 0), ("C", 1)) == 0 == far(9) == far(9, ("C", 1))
-    assert [far(count, ("C", 1), ("A", 0)) for count in (2, 4, 8)] == [2, 4, 8]  # B fills a window
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
+def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(lengths, data):
+    """Each x is a token; a window of 10 has 6 of the text, which begins with the title and a line's end."""
+    facts = tuple(("T", data.draw(st.integers(0, len(lengths) - 1))) for _ in range(data.draw(st.integers(0, 3))))
+    question = Question("", "x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
+    windows = [(2 + sum(lengths[: number + 1]) - 1) // 6 for _, number in facts]
+    found = reader.distance(question, reader.cut(question, TOKENIZER, 10))
+    assert found == (max(windows) - min(windows) if facts else 0)
 
 
 def small_examples(count, seed=0):
