@@ -134,7 +134,7 @@ ABLATIONS = {
         """"normalization improved the stability of Transformer-XL when used with a relative position bias" (Block-Recurrent
         Transformers, 3.3)""",
         filled(BLOCK_RECURRENT, "--recurrent-layers none --segment {W} --batch {lanes of W}"),
-        "unit length", "as projected", drop_normalization, (0.006, 0.018, 0.054),
+        "unit length", "as projected", drop_normalization, (0.002, 0.006, 0.018, 0.054),
     ),
     "third-gate": Ablation(
         """"Doing them sequentially ... would introduce a third gate in the horizontal direction, which reduced model accuracy"
