@@ -143,10 +143,11 @@ ABLATIONS = {
         "in parallel", "one after the other", add_gate,
     ),
 }  # fmt: skip
+WAYS = ("published", "changed")
 ROWS = {
-    f"{name}: {way}, {rate}": (name, way, rate)
+    f"{name}-{way}-{rate}": (name, way, rate)
     for name, own in ABLATIONS.items()
-    for way, rate in itertools.product((own.published, own.changed), own.rates)
+    for way, rate in itertools.product(WAYS, own.rates)
 }
 ABOUT = """Three sentences of the papers say that something made learning worse, without a number. Here each model is trained as
 its paper describes it and with that one thing changed, on the bytes of the standard library, with the options of
@@ -177,7 +178,7 @@ def trained(row: str, seed: int) -> dict:
     tokenizer, corpus = load_data(settings, beginning)
     training, config = settings.training, settings.model_config
     model = CLASSES[settings.model](config, seed)
-    if way == ablation.changed:
+    if way == "changed":
         ablation.change(model)
     lanes = Lanes(cut_for_lanes(training.batch, corpus.splits["train"]), training.batch, config.segment, seed)
     with Progress(f"{row}, seed {seed}", training.steps, "step") as bar:
@@ -203,11 +204,12 @@ def said(run: dict) -> str:
 def result(record: dict, name: str) -> str:
     """The table of an ablation: a line for each rate and way."""
     ablation, rows = ABLATIONS[name], []
-    for rate, way in itertools.product(ablation.rates, (ablation.published, ablation.changed)):
-        if own := record["runs"].get(f"{name}: {way}, {rate}"):
+    for rate, way in itertools.product(ablation.rates, WAYS):
+        if own := record["runs"].get(f"{name}-{way}-{rate}"):
             scores = [run["bits_per_byte"] for run in own.values()]
             norms = [statistics.mean(run[kind] for run in own.values()) for kind in ("median_norm", "largest_norm")]
-            rows.append([way, f"{rate}", ", ".join(own), mean_and_spread(scores, ".3f"), *(f"{norm:.3g}" for norm in norms)])
+            numbers = [mean_and_spread(scores, ".3f"), *(f"{norm:.3g}" for norm in norms)]
+            rows.append([getattr(ablation, way), f"{rate}", ", ".join(own), *numbers])
     head = [name, "learning rate", "seeds", "test, bits per byte", "gradient's norm, median", "largest"]
     return markdown(head, *rows)
 
