@@ -217,7 +217,8 @@ def result(record: dict, name: str) -> str:
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
-    the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds."""
+    the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds. The methods
+    are in their chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
     parts = ["# What the papers tried and left", wrapped(ABOUT), "```bash\npython -m accelerated.experiments.ablations\n```"]
     parts.append(wrapped(measured))
     for name, ablation in ABLATIONS.items():

@@ -199,3 +199,10 @@ def test_every_row_is_of_an_ablation():
             f"{name}-{way}-{rate}" for way in ablations.WAYS for rate in own.rates
         ]
         assert "{" not in own.options
+
+
+def test_the_kept_page_is_that_of_its_record():
+    record = json.loads((RESULTS / "ablations.json").read_text())
+    assert (RESULTS / "ablations.md").read_text() == ablations.page(record)
+    assert record["settings"] == {name: own.options for name, own in ablations.ABLATIONS.items()}
+    assert record["runs"].keys() <= ablations.ROWS.keys()
