@@ -133,11 +133,6 @@ def place_of_answer(question: Question, text: Text) -> tuple[int, int] | None:
     return None
 
 
-def can_be_answered(question: Question) -> bool:
-    """Whether the answer is yes, no or in the text, so that it can be trained on."""
-    return question.answer is not None and (question.answer in KINDS or place_of_answer(question, text_of(question)) is not None)
-
-
 # The scores of HotpotQA's official evaluation
 
 

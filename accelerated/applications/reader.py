@@ -25,6 +25,7 @@ LANES = 32  # examples read at a time when answering
 class Example(NamedTuple):
     """A question as windows of tokens."""
 
+    question: Question
     tokens: np.ndarray  # (K, N)
     readable: np.ndarray  # (K, N), false on padding
     text: np.ndarray  # (K, N), true on tokens of the text
@@ -50,7 +51,7 @@ def cut(question: Question, tokenizer: RobertaTokenizer, segment: int) -> Exampl
     filled = len(prefix) + own.sum(1)  # (K,)
     tokens[np.arange(windows), filled] = tokenizer.sep
     readable = np.arange(segment) <= filled[:, None]
-    return Example(tokens, readable, own, text.text.encode(), ends, located(question, text, own, ends))
+    return Example(question, tokens, readable, own, text.text.encode(), ends, located(question, text, own, ends))
 
 
 def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -> tuple[int, int, int] | None:
@@ -66,10 +67,10 @@ def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -
     return 0, int(places[first]), int(places[last])
 
 
-def distance(question: Question, example: Example) -> int:
+def distance(example: Example) -> int:
     """Windows from the end of the first supporting sentence in the text to that of the last; 0 if they end in one window."""
-    text, windows = text_of(question), np.flatnonzero(example.text) // example.text.shape[1]
-    places = [text.sentences[fact] for fact in question.supporting_facts if fact in text.sentences]
+    text, windows = text_of(example.question), np.flatnonzero(example.text) // example.text.shape[1]
+    places = [text.sentences[fact] for fact in example.question.supporting_facts if fact in text.sentences]
     if not places:
         return 0
     ended = (len(text.text[:end].encode()) for _, end in (min(places), max(places)))

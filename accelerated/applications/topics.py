@@ -25,11 +25,9 @@ LANES = 64  # contexts that are continued at a time
 GREEDY = Sampling(temperature=0.0)
 
 
-def sklearn_package() -> ModuleType:
-    """The package scikit-learn; raises InputError if it is not installed."""
-    for module in ("sklearn.decomposition", "sklearn.feature_extraction.text", "sklearn"):
-        package = optional_package(module, "topics needs", "topics", "scikit-learn")
-    return package
+def sklearn(module: str) -> ModuleType:
+    """A module of the package scikit-learn; raises InputError if it is not installed."""
+    return optional_package(f"sklearn.{module}", "topics needs", "topics", "scikit-learn")
 
 
 def drawn_pieces(documents: Sequence, count: int, length: int, rng: np.random.Generator) -> np.ndarray:
@@ -52,16 +50,15 @@ class TopicModel:
     """Latent Dirichlet allocation over the words of texts."""
 
     def __init__(self, texts: Sequence[str], seed: int = 0):
-        package = sklearn_package()
-        self.words = package.feature_extraction.text.CountVectorizer(min_df=5, max_df=0.5, max_features=5000)
+        self.words = sklearn("feature_extraction.text").CountVectorizer(min_df=5, max_df=0.5, max_features=5000)
         try:
             counts = self.words.fit_transform(texts)
         except ValueError:
             raise InputError(
                 "the training split has too few words for a topic model; give a run that has learned more text"
             ) from None
-        self.topics = package.decomposition.LatentDirichletAllocation(TOPICS, learning_method="online", random_state=seed)
-        self.topics.fit(counts)
+        allocation = sklearn("decomposition").LatentDirichletAllocation
+        self.topics = allocation(TOPICS, learning_method="online", random_state=seed).fit(counts)
 
     def distributions(self, texts: Sequence[str]) -> np.ndarray:
         """The distribution over topics (texts, TOPICS) of each text; that of a text without known words is the prior's."""
@@ -98,7 +95,7 @@ def texts_of(run: TrainedRun, pieces: np.ndarray) -> list[str]:
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The mean divergence between the topics of contexts and of their continuations."""
-    sklearn_package()
+    sklearn("decomposition")  # says now if it is missing
     rng, length = np.random.default_rng(options.seed), run.model.config.segment
     [documents] = run.splits.values()
     training = load_corpus(run.settings.data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]

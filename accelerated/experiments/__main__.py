@@ -10,7 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
-from accelerated.experiments.table import Table, measure
+from accelerated.experiments.measure import measure
+from accelerated.experiments.table import Table
 from accelerated.experiments.tables import block_recurrent, compressive, memformer, pretrained_recurrence, recall
 from accelerated.experiments.trials import Workshop
 from accelerated.program.errors import InputError, check_choice, run_program

@@ -24,7 +24,7 @@ from accelerated.attention.heads import merge_heads, split_heads, unit_norm
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.evaluation.score import evaluate
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.table import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import markdown, mean_and_spread, wrapped
 from accelerated.experiments.tables.block_recurrent import SCALES
 from accelerated.experiments.tables.compressive import BEST, MODELS
 from accelerated.models import MODELS as CLASSES

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accelerated.applications import agent, matching
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.table import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import markdown, mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from accelerated.experiments.table import machine
+from accelerated.experiments.measure import machine
 from accelerated.experiments.trials import SEEDS
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole

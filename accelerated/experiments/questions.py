@@ -8,6 +8,7 @@ seed 0 each rate is tried, and validation chooses; the other seeds take the chos
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import statistics
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 from accelerated.applications import reader, two_hops
-from accelerated.applications.questions import KINDS, Question, can_be_answered, exact_match, mean_scores, read_questions
+from accelerated.applications.questions import KINDS, exact_match, mean_scores, read_questions
 from accelerated.applications.roberta import Roberta, load_published, published_config
 from accelerated.applications.roberta_tokens import RobertaTokenizer, of_bpe, published_tokenizer
 from accelerated.data.config import default_data_dir
@@ -28,7 +29,7 @@ from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import train_bpe
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.table import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import markdown, mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
@@ -61,12 +62,11 @@ class Task(NamedTuple):
     """What the rows are trained and asked on."""
 
     model: Callable[[bool, int], Roberta]  # (recurrent, seed) to a pretrained model
-    tokenizer: RobertaTokenizer
-    stages: list[tuple[list[Question], int]]  # training questions and updates, one after another
-    asked: dict[str, list[Question]]  # by split: valid chooses the rate, test is reported
+    pad: int  # token id
+    stages: list[tuple[list[reader.Example], int]]  # training questions and updates, one after another
+    asked: dict[str, list[reader.Example]]  # by split: valid chooses the rate, test is reported
     batch: int
     rates: Sequence[float]
-    device: torch.device
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
@@ -118,12 +118,12 @@ def loaded(weights: dict[str, torch.Tensor], recurrent: bool, seed: int, vocabul
     return model
 
 
-def task_questions(count: int, lines: Sequence[str], tokenizer: RobertaTokenizer, seed: int) -> list[Question]:
+def task_examples(count: int, lines: Sequence[str], tokenizer: RobertaTokenizer, seed: int) -> list[reader.Example]:
     """Questions of two hops whose texts have as many windows as WINDOWS says."""
     least, most = WINDOWS
     drawn = two_hops.drawn(2 * count, lines, seed)  # more than enough
-    lengths = (len(reader.cut(question, tokenizer, SIZES["segment"]).tokens) for question in drawn)
-    return [question for question, length in zip(drawn, lengths, strict=True) if least <= length <= most][:count]
+    every = (reader.cut(question, tokenizer, SIZES["segment"]) for question in drawn)
+    return list(itertools.islice((example for example in every if least <= len(example.tokens) <= most), count))
 
 
 @functools.cache
@@ -134,11 +134,12 @@ def generated() -> Task:
     tokenizer, lines = of_bpe(bpe), two_hops.prose()
     weights = pretrained(tokenizer, tokenised(source, bpe, default_data_dir()).splits["train"].tokens)
     model = functools.partial(loaded, weights, vocabulary=tokenizer.vocabulary)
-    short = two_hops.drawn(QUESTIONS["train"], lines["train"], 3, (0, 1))
-    stages = [(short, SHORT), (task_questions(QUESTIONS["train"], lines["train"], tokenizer, 0), LONG)]
+    drawn = two_hops.drawn(QUESTIONS["train"], lines["train"], 3, (0, 1))
+    short = [reader.cut(question, tokenizer, SIZES["segment"]) for question in drawn]
+    stages = [(short, SHORT), (task_examples(QUESTIONS["train"], lines["train"], tokenizer, 0), LONG)]
     unseen = lines["valid"] + lines["test"]
-    asked = {split: task_questions(QUESTIONS[split], unseen, tokenizer, seed) for split, seed in (("valid", 1), ("test", 2))}
-    return Task(model, tokenizer, stages, asked, BATCH, RATES, torch.device("cpu"))
+    asked = {split: task_examples(QUESTIONS[split], unseen, tokenizer, seed) for split, seed in (("valid", 1), ("test", 2))}
+    return Task(model, tokenizer.pad, stages, asked, BATCH, RATES)
 
 
 def hotpotqa(train: Path, dev: Path, folder: Path, device: torch.device) -> Task:
@@ -146,7 +147,8 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: torch.device) -> Task
     tokenizer, config = published_tokenizer(folder), published_config(folder)
     questions, asked = read_questions(train), read_questions(dev)
     drawn = np.random.default_rng(0).permutation(len(questions))[: PAPERS["questions"]]
-    chosen = [questions[number] for number in drawn if can_be_answered(questions[number])]
+    examples = (reader.cut(questions[number], tokenizer, config.segment) for number in drawn)
+    chosen = [example for example in examples if example.answer is not None]
     if not chosen:
         raise InputError(f"{train} has no question whose answer is yes, no or in its text; give HotpotQA's training questions")
     batch = min(PAPERS["batch"], len(chosen))
@@ -158,31 +160,29 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: torch.device) -> Task
         return found.to(device)
 
     stages = [(chosen, PAPERS["epochs"] * len(chosen) // batch)]
-    return Task(model, tokenizer, stages, {"test": asked}, batch, [PAPERS["rate"]], device)
+    test = [reader.cut(question, tokenizer, config.segment) for question in asked]
+    return Task(model, tokenizer.pad, stages, {"test": test}, batch, [PAPERS["rate"]])
 
 
 def trained(task: Task, row: str, seed: int, rate: float) -> Roberta:
     """A model of a row after all stages of its task."""
     model = task.model(ROWS[row], seed)
-    for questions, updates in task.stages:
-        examples = [reader.cut(question, task.tokenizer, model.config.segment) for question in questions]
+    for examples, updates in task.stages:
         training = reader.Training(updates, task.batch, rate)
         with Progress(f"{row}, seed {seed}, rate {rate:g}", updates, "update") as bar:
-            for _ in reader.fine_tune(model, examples, task.tokenizer.pad, training, seed):
+            for _ in reader.fine_tune(model, examples, task.pad, training, seed):
                 bar.update()
     return model
 
 
-def answered(task: Task, model: Roberta, questions: Sequence[Question]) -> tuple[dict, list]:
+def answered(task: Task, model: Roberta, examples: Sequence[reader.Example]) -> tuple[dict, list]:
     """(mean scores, [distance between the hops, whether it is a span, exact match] of each question) of a model."""
-    examples = [reader.cut(question, task.tokenizer, model.config.segment) for question in questions]
-    found = list(reader.answers(model, examples, task.tokenizer.pad))
-    scores = mean_scores(found, [question.answer for question in questions])
+    found, expected = list(reader.answers(model, examples, task.pad)), [example.question.answer for example in examples]
     rows = [
-        [reader.distance(question, example), question.answer not in KINDS, int(exact_match(own, question.answer))]
-        for question, example, own in zip(questions, examples, found, strict=True)
+        [reader.distance(example), answer not in KINDS, int(exact_match(own, answer))]
+        for example, own, answer in zip(examples, found, expected, strict=True)
     ]
-    return scores, rows
+    return mean_scores(found, expected), rows
 
 
 def run(task: Task, row: str, seed: int, rates: Sequence[float]) -> dict:

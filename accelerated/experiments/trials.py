@@ -4,6 +4,7 @@ A trial is one run of train.py. Its folder is named after the options that its t
 again, what was interrupted is resumed, and other options are another trial. What presets and the corpus say is not in the name.
 """
 
+import itertools
 import json
 import math
 import os
@@ -154,6 +155,11 @@ class Workshop:
                 for child in tuple(self.children):
                     child.send_signal(signal.SIGINT)
                 raise
+
+
+def product(*grids: Sequence[str]) -> tuple[str, ...]:
+    """Every choice of options that takes one from each grid."""
+    return tuple(map(" ".join, itertools.product(*grids)))
 
 
 def settled(options: str) -> dict[str, list[str]]:

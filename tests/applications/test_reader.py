@@ -87,7 +87,7 @@ def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(length
     facts = tuple(("T", data.draw(st.integers(0, len(lengths) - 1))) for _ in range(data.draw(st.integers(0, 3))))
     question = Question("", "x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
     windows = [(2 + sum(lengths[: number + 1]) - 1) // 6 for _, number in facts]
-    found = reader.distance(question, reader.cut(question, TOKENIZER, 10))
+    found = reader.distance(reader.cut(question, TOKENIZER, 10))
     assert found == (max(windows) - min(windows) if facts else 0)
 
 

@@ -110,4 +110,4 @@ def test_a_missing_package_is_one_line(monkeypatch):
     with pytest.raises(
         InputError, match=r"topics needs the package scikit-learn; install the extra: pip install -e '\.\[topics\]'"
     ):
-        topics.sklearn_package()
+        topics.sklearn("decomposition")

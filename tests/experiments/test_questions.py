@@ -29,7 +29,7 @@ def one_thread(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """Models that are trained at once: recurrent ones are always right, disjoint ones near hops at rate 0.002."""
-    calls, given = [], two_hops.drawn(60, ["A line."], 0)
+    calls, given = [], [reader.cut(question, TOKENIZER, 40) for question in two_hops.drawn(60, ["A line."], 0)]
 
     def trained(task, row, seed, rate):
         calls.append((row, seed, rate))
@@ -37,13 +37,13 @@ def asked(monkeypatch):
 
     def answered(task, model, asked):
         row, rate = model
-        distances = [int(question.name) % 4 for question in asked]
-        rows = [[d, q.answer not in ("yes", "no"), int(row == "recurrent" or (d == 0 and rate == 0.002))]
-                for d, q in zip(distances, asked, strict=True)]  # fmt: skip
+        distances = [int(example.question.name) % 4 for example in asked]
+        rows = [[d, example.question.answer not in ("yes", "no"), int(row == "recurrent" or (d == 0 and rate == 0.002))]
+                for d, example in zip(distances, asked, strict=True)]  # fmt: skip
         score = 100 * statistics.mean(right for _, _, right in rows)
         return {"f1": score + 1, "exact match": score}, rows
 
-    task = questions.Task(None, None, [], {"valid": given[:20], "test": given}, 4, (0.001, 0.002), torch.device("cpu"))
+    task = questions.Task(None, 0, [], {"valid": given[:20], "test": given}, 4, (0.001, 0.002))
     monkeypatch.setattr(questions, "trained", trained)
     monkeypatch.setattr(questions, "answered", answered)
     monkeypatch.setattr(questions, "generated", lambda: task)
@@ -171,12 +171,10 @@ def test_the_kept_page_is_that_of_its_record():
 
 
 def test_a_text_of_the_task_has_so_many_windows_and_no_others(monkeypatch):
-    def lengths(asked):
-        return [len(reader.cut(question, TOKENIZER, questions.SIZES["segment"]).tokens) for question in asked]
-
-    every = lengths(two_hops.drawn(200, ["A.", "Two."], 1))
+    drawn = two_hops.drawn(200, ["A.", "Two."], 1)
+    every = [len(reader.cut(question, TOKENIZER, questions.SIZES["segment"]).tokens) for question in drawn]
     least, most = min(every) + 2, min(every) + 4
     monkeypatch.setattr(questions, "WINDOWS", (least, most))
-    found = lengths(questions.task_questions(20, ["A.", "Two."], TOKENIZER, 1))
+    found = [len(example.tokens) for example in questions.task_examples(20, ["A.", "Two."], TOKENIZER, 1)]
     assert len(found) == 20 and {*found} == {least, least + 1, most}
     assert found == [length for length in every if least <= length <= most][:20]

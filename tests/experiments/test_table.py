@@ -12,31 +12,19 @@ import pytest
 from rehearsal import Rehearsal
 
 from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
-from accelerated.experiments.table import (
-    CARRIED,
-    Measure,
-    Ordering,
-    Row,
-    Scale,
-    Table,
+from accelerated.experiments.measure import measure, settings_of, step_times, train_rows
+from accelerated.experiments.page import (
     cost,
     differences,
-    filled,
-    join,
     mean_and_spread,
     mean_of,
-    measure,
     names_and_rows,
     page,
-    product,
-    settings_of,
     settings_part,
     shared_name,
-    shown,
-    step_times,
-    train_rows,
     verdict,
 )
+from accelerated.experiments.table import CARRIED, Measure, Ordering, Row, Scale, Table, filled, shown
 from accelerated.experiments.tables import compressive, memformer, pretrained_recurrence
 from accelerated.experiments.tables.compressive import RECORDINGS
 from accelerated.experiments.tables.pretrained_recurrence import DIVERGENCES, TOPICS, sign_test
@@ -50,7 +38,7 @@ from accelerated.experiments.tables.recall import (
     documents_to_read,
     draw_family,
 )
-from accelerated.experiments.trials import Trial, Workshop
+from accelerated.experiments.trials import Trial, Workshop, join, product
 from accelerated.program.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +178,7 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
         turns.append([variant.name for variant in variants])
         return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats, "3": [4.0] * repeats}
 
-    monkeypatch.setattr("accelerated.experiments.table.time_in_turn", clock)
+    monkeypatch.setattr("accelerated.experiments.measure.time_in_turn", clock)
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
     overlapping = (
         "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
@@ -225,7 +213,7 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("accelerated.experiments.table.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
+    monkeypatch.setattr("accelerated.experiments.page.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
 
     def measured(m):
         return [[0.5, 0.25]] * 3 if m.title == DIVERGENCES else [2.0, 2.5, 2.25]
@@ -434,7 +422,7 @@ def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
 
 def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
     """Two rows with one choice each, one seed, trained and evaluated by the real scripts."""
-    monkeypatch.setattr("accelerated.experiments.table.SEEDS", (0,))
+    monkeypatch.setattr("accelerated.experiments.measure.SEEDS", (0,))
     text = tmp_path / "text"
     content = "".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(2000))
     small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"

@@ -7,20 +7,8 @@ from pathlib import Path
 from accelerated.applications.speech import read_aloud
 from accelerated.evaluation.frequency import FREQUENCIES
 from accelerated.evaluation.memories import BUCKETS, PARTS
-from accelerated.experiments.table import (
-    CARRIED,
-    CLEARED,
-    GPU,
-    RATES,
-    SMALL,
-    Measure,
-    Ordering,
-    Row,
-    Scale,
-    Table,
-    of_test,
-    product,
-)  # fmt: skip
+from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table, of_test
+from accelerated.experiments.trials import product
 
 FACTORS = {"0": 0, "1/2": 0.5, "1": 1, "2": 2, "3": 3, "4": 4}  # Tables 8 and 9: of the compressed memory in evaluation
 

@@ -4,22 +4,9 @@ import statistics
 from itertools import pairwise
 from pathlib import Path
 
-from accelerated.experiments.table import (
-    CARRIED,
-    CLEARED,
-    GPU,
-    RATES,
-    SMALL,
-    Measure,
-    Ordering,
-    Row,
-    Scale,
-    Table,
-    join,
-    mean_of,
-    of_test,
-    results,
-)  # fmt: skip
+from accelerated.experiments.page import mean_of, results
+from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table, of_test
+from accelerated.experiments.trials import join
 from accelerated.training.log import new_figure, save_figure
 
 PERPLEXITY = Measure("test, perplexity per token", *of_test("perplexity"), ".2f")

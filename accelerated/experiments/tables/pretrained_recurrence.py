@@ -5,18 +5,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from accelerated.experiments.table import (
-    GPU,
-    SMALL,
-    Measure,
-    Ordering,
-    Row,
-    Scale,
-    Table,
-    markdown,
-    mean_and_spread,
-    mean_of,
-)  # fmt: skip
+from accelerated.experiments.page import markdown, mean_and_spread, mean_of
+from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap

@@ -7,21 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.recall import RecallConfig
-from accelerated.experiments.table import (
-    CARRIED,
-    CLEARED,
-    RATES,
-    SMALL,
-    Measure,
-    Ordering,
-    Row,
-    Scale,
-    Table,
-    join,
-    markdown,
-    mean_and_spread,
-    mean_of,
-)  # fmt: skip
+from accelerated.experiments.page import markdown, mean_and_spread, mean_of
+from accelerated.experiments.table import CARRIED, CLEARED, RATES, SMALL, Measure, Ordering, Row, Scale, Table
+from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
 from accelerated.training.log import figure_class, new_figure, save_figure
 
