@@ -7,6 +7,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from accelerated.applications.topics import jensen_shannon
 from accelerated.program.recordings import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
 
@@ -462,6 +463,67 @@ def overlaps(window=3, length=8):
     save(figure, "pretrained_recurrence_overlap")
 
 
+def question_windows():
+    """Three windows of RoBERTa: the question before every part of the text, the vector, and what is chosen over all windows."""
+    figure, axes = new_figure(11.4, 5.6)
+    parts = (
+        "Name: key parser.\nTest: a line of the",
+        "standard library.\nTest: another line",
+        "File: server path,\nparser module, …",
+    )
+    frame(axes, 0, 4.55, 12.6, 0.5, HIDDEN)
+    label(axes, 7.2, 4.8, "start and end: softmax over all text: “module”", GATE, 9)
+    frame(axes, 0, 5.35, 12.6, 0.5, HIDDEN)
+    label(axes, 6.3, 5.6, "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?", GATE, 9)
+    for number, part in enumerate(parts):
+        x = 4.6 * number
+        for token, (left, width, text, colour) in enumerate(
+            ((0, 0.62, "[CLS]", GATE), (0.66, 0.56, "key?", STATE), (1.26, 0.6, "[SEP]", FAINT), (1.9, 1.5, part, TOKEN))
+        ):
+            box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
+            if text in ("[CLS]", part):
+                arrow(axes, (x + left + width / 2, 3.5), (x + left + width / 2, 5.35 if token == 0 else 4.55), GATE)
+        for layer in range(3):
+            box(axes, x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
+            arrow(axes, (x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
+        label(axes, x + 1.7, -0.15, f"window {number + 1}", INK, 9)
+        if number < 2:
+            box(axes, x + 3.75, 2.9, 0.6, 0.5, f"$z_{number + 1}$", STATE, size=10)
+            arrow(axes, (x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
+            arrow(axes, (x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
+            label(axes, x + 3.85, 2.25, "network", STATE, 8)
+    text = (
+        "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 1 says who has the key"
+    )
+    label(axes, 6.3, -0.7, text, FAINT, 9)
+    axes.set_xlim(-0.2, 12.8)
+    axes.set_ylim(-0.95, 6.0)
+    save(figure, "pretrained_recurrence_questions")
+
+
+def topics():
+    """A context and its continuation, the topics of each, and how far these are apart, from the divergence's own function."""
+    figure, axes = new_figure(11.4, 3.4)
+    context, continued = np.array([0.62, 0.18, 0.05, 0.1, 0.05]), np.array([0.4, 0.06, 0.14, 0.3, 0.1])
+    box(axes, 0, 1.6, 3.0, 0.7, "a context of one window", TOKEN, size=9)
+    box(axes, 4.6, 1.6, 0.9, 0.7, "its last\ntoken", PREVIOUS, size=8)
+    box(axes, 5.55, 1.6, 2.6, 0.7, "30 greedy tokens", GATE, size=9)
+    arrow(axes, (3.05, 1.95), (4.55, 1.95), STATE)
+    label(axes, 3.8, 2.25, "vector", STATE, 9)
+    label(axes, 3.8, 1.62, "or none", FAINT, 8)
+    for left, own, middle in ((0.25, context, 1.5), (5.6, continued, 6.85)):
+        arrow(axes, (middle, 1.55), (middle, 1.05))
+        for topic, share in enumerate(own):
+            frame(axes, left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
+            label(axes, left + 0.5 * topic + 0.2, -0.55, str(topic + 1), FAINT, 7)
+    label(axes, 4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
+    text = "a topic model gives both distributions; does the vector bring the second nearer to the first?"
+    label(axes, 4.1, -1.0, text, FAINT, 9)
+    axes.set_xlim(-0.2, 8.4)
+    axes.set_ylim(-1.2, 2.5)
+    save(figure, "pretrained_recurrence_topics")
+
+
 def four_memories(segments=8, n=3):
     """What each memory holds of a document, segment by segment: README's picture.
 
@@ -547,6 +609,8 @@ PICTURES = (
     lookup,
     windows_and_vectors,
     overlaps,
+    question_windows,
+    topics,
 )
 
 if __name__ == "__main__":
