@@ -221,7 +221,7 @@ FIGURE_4 = Table(
 )
 
 CONTEXTS = (0, 16, 32, 64, 128, 256)  # rows of memory in evaluation
-POSITIONS = tuple(64 * 2**power for power in range(11))  # where a range of positions begins
+POSITIONS = tuple(64 * 2**power for power in range(10))  # where a range of positions begins; a BPE has none beyond
 
 
 def context(rows: int) -> Measure:
