@@ -7,7 +7,7 @@ import time
 import pytest
 from rehearsal import Rehearsal
 
-from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, settled, tuned
+from accelerated.experiments.trials import LOG, Trial, Workshop, bits_of, join, last_report, product, settled, tuned
 from accelerated.program.errors import InputError
 
 
@@ -147,3 +147,7 @@ def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_
 
 def test_options_are_joined_by_one_space():
     assert join("--a 1", "", "--b 2") == "--a 1 --b 2"
+
+
+def test_a_product_takes_one_of_each_grid():
+    assert product(("--a 1", "--a 2"), ("--b 3", "--b 4")) == ("--a 1 --b 3", "--a 1 --b 4", "--a 2 --b 3", "--a 2 --b 4")
