@@ -150,6 +150,7 @@ LOSSES = [{"loss": 1, "bits_per_byte": bits} for bits in (9.0, 9.0, 3.0, 2.0)] +
     [
         (CARRIED, {"bits_per_byte": 2.5}, 2.5),
         (memformer.PERPLEXITY, {"perplexity": 7.0, "bits_per_byte": 2.5}, 7.0),
+        (compressive.TABLE_6.measures[2], {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}, 2.0),
         (compressive.bucket("all"), {"by_frequency": [{"name": "rare", "perplexity": 9}, {"name": "all", "perplexity": 5}]}, 5),
         (compressive.attention_to("memory", 1), {"attention": ATTENTION}, 25.0),
         (compressive.loss_of_layer(1), {"attention_reconstruction_loss": [0.5, 0.25]}, 0.25),
