@@ -202,7 +202,6 @@ class Roberta(nn.Module):
         spans, kinds = self.read(windows)
         of_kind = functional.cross_entropy(kinds, answer.kind, reduction="sum")
         places = torch.stack([answer.start, answer.end], 1)
-        places = torch.where(answer.kind[:, None] == 0, places, spans.argmax(-1))  # of the others any that is not -inf
         of_places = functional.cross_entropy(spans.flatten(0, 1), places.flatten(), reduction="none").view(-1, 2).sum(1)
         return (of_kind + of_places[answer.kind == 0].sum() / 2) / len(kinds)
 

@@ -123,7 +123,7 @@ def test_an_answer_is_looked_for_in_the_supporting_sentences_first():
     assert found("cat", ("A cat", 1), ("A cat", 0)) == (at("Another cat") + 8, "cat")
     assert found("cat", ("B", 0)) == (2, "cat"), "a whole word elsewhere comes before a part of a word"
     assert found("atena", ("A cat", 0), ("Z", 9)) == (at("atena"), "atena")
-    assert found("cat.") == (at("cat."), "cat.") and found("dog") is None
+    assert found("cat.") == (at("cat."), "cat.") and found("dog") is None and found("A cat") == (0, "A cat")
 
 
 def test_scores_of_known_answers():

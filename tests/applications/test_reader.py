@@ -111,6 +111,15 @@ def test_a_batch_answers_as_each_example_alone():
     assert found == expected and not model.training
 
 
+def test_answers_come_in_order_and_without_dropout(monkeypatch):
+    """In batches of LANES, of which the last is full here."""
+    monkeypatch.setattr(reader, "LANES", 4)
+    model, some = Roberta(dataclasses.replace(CONFIG, dropout=0.5), 3), small_examples(8, seed=1)
+    model.answer.kind_bias.data[0] = 9.0  # a span
+    alone = [text for example in some for text in reader.answers(model.train(), [example], TOKENIZER.pad)]
+    assert list(reader.answers(model.train(), some, TOKENIZER.pad)) == alone and len(set(alone)) > 2
+
+
 @examples(10)
 @given(st.integers(0, 2**31))
 def test_what_is_masked(seed):
@@ -123,6 +132,27 @@ def test_what_is_masked(seed):
     assert 0.72 < hidden < 0.88 and 0.04 < same < 0.17 and 0.04 < 1 - hidden - same < 0.17
     one, asked = reader.masked(tokens[:1, :3], TOKENIZER, np.random.default_rng(seed))
     assert asked.sum() == 1 and one.shape == (1, 3), "at least one token is asked for"
+
+
+def test_the_first_token_is_asked_for_no_more_often_than_others():
+    tokens = np.full((2, 20), 9)
+    asked = [reader.masked(tokens, TOKENIZER, np.random.default_rng(seed))[1][0, 1] for seed in range(60)]
+    assert 0 < sum(asked) < 25
+
+
+def test_the_pretraining_reads_pieces_from_anywhere(monkeypatch):
+    """Each between [CLS] and [SEP]; what is asked for is read as <mask>, as another token or as it is."""
+    seen, model = [], Roberta(CONFIG)
+    monkeypatch.setattr(model, "masked_loss", lambda *given: seen.append(given) or model.embedding.sum())
+    ranks = np.arange(200)
+    list(reader.pretrain(model, ranks, TOKENIZER, reader.Training(30, 5, 0.1), 0))
+    starts = set()
+    for read, targets, scored in seen:
+        assert read.shape == targets.shape == scored.shape == (5, CONFIG.segment) and (read == targets)[~scored].all()
+        assert (targets[:, 0] == TOKENIZER.cls).all() and (targets[:, -1] == TOKENIZER.sep).all()
+        assert (targets[:, 1:-1].diff() == 1).all()
+        starts |= {*(targets[:, 1] - TOKENIZER.ids[0]).tolist()}
+    assert min(starts) < 20 and max(starts) > 170 and len(starts) > 80
 
 
 def test_a_reader_learns_and_a_seed_gives_the_same_losses():
@@ -155,6 +185,22 @@ def test_the_rate_rises_and_falls(monkeypatch):
     losses = list(reader.updated(model, lambda: model.embedding.sum(), reader.Training(50, 1, 3.0)))
     assert len(losses) == 50 and rates[:3] == pytest.approx([1, 2, 3]) and rates[-1] == pytest.approx(3 / 48)
     assert np.diff(rates)[3:] == pytest.approx(np.full(46, -3 / 48))
+
+
+def test_an_update_is_of_its_own_loss_in_training_mode(monkeypatch):
+    model, kept = Roberta(CONFIG).eval(), []
+    own = iter((model.embedding, model.positions))
+
+    def loss():
+        assert model.training
+        return next(own).sum()
+
+    def step(optimizer):
+        kept.append({name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()})
+
+    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    list(reader.updated(model, loss, reader.Training(2, 1, 0.1)))
+    assert kept == [{"embedding"}, {"positions"}]
 
 
 def test_a_loss_that_is_not_finite_is_one_line():

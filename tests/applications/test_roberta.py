@@ -77,6 +77,21 @@ def test_states_and_outputs_are_the_references():
         )
 
 
+@pytest.mark.parametrize("length", [1, 5])
+def test_a_window_may_be_shorter_and_the_only_one(length):
+    rng = np.random.default_rng(1)
+    params = shaken(CONFIG, rng)
+    model = model_with(params, CONFIG)
+    tokens, readable = rng.integers(CONFIG.vocabulary, size=(2, length)), np.ones((2, length), bool)
+    assert not any(field.any() for field in model.initial_state(2))
+    expected, state, _ = ref.forward(params, CONFIG, tokens, readable, ref.initial_state(params, CONFIG, 2))
+    window = (torch.tensor(tokens), torch.tensor(readable))
+    x, own = model(*window, model.initial_state(2))
+    assert_agree({"x": expected} | state._asdict(), {"x": x.detach()} | {n: f.detach() for n, f in own._asdict().items()}, 1e-9)
+    spans, kinds = model.read([(*window, window[1])])
+    assert spans.shape == (2, 2, length) and kinds.shape == (2, 3)
+
+
 def test_a_seed_gives_the_references_weights():
     params = ref.init_params(CONFIG, np.random.default_rng(7))
     for name, value in Roberta(CONFIG, seed=7).state_dict().items():
@@ -90,6 +105,17 @@ def test_dropout_acts_in_training_alone():
     with torch.no_grad():
         assert model.answer_loss(*given) == model.answer_loss(*given)
         assert model.train().answer_loss(*given) != model.answer_loss(*given)
+
+
+def test_the_embedding_has_dropout(monkeypatch):
+    model = Roberta(dataclasses.replace(CONFIG, dropout=0.4))
+    for layer in model.layers:
+        monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)
+    tokens = torch.arange(88).reshape(11, 8) % CONFIG.vocabulary
+    given = (tokens, torch.ones(11, 8, dtype=torch.bool), model.initial_state(11))
+    plain, dropped = model.eval()(*given)[0], model.train()(*given)[0]
+    kept = dropped != 0
+    assert 0.5 < kept.double().mean() < 0.7 and torch.allclose(dropped[kept], plain[kept] / 0.6)
 
 
 def test_a_wrong_window_or_state_is_refused():
@@ -139,6 +165,14 @@ def test_a_published_file_gives_transformers_outputs(published, recurrent):
         logits = model.masked(x, model.embedding)
     rows = {"outputs": expected.hidden_states[-1][readable], "logits": expected.logits[readable]}
     assert_agree(rows, {"outputs": x[readable], "logits": logits[readable]}, 1e-5)
+
+
+def test_shorter_windows_take_the_first_positions(published):
+    _, path, config = published
+    models = [Roberta(dataclasses.replace(config, segment=segment)) for segment in (16, 10)]
+    for model in models:
+        load_published(model, path)
+    assert torch.equal(models[0].positions[:10], models[1].positions)
 
 
 def test_a_file_of_the_encoder_alone_is_enough(published, tmp_path):

@@ -67,4 +67,4 @@ def test_files_that_are_not_robertas_are_refused(folder, tmp_path):
 def test_a_learned_bpe_has_special_tokens_around_it():
     ours = of_bpe(tokenizer_of_ranks("bpe", {bytes([byte]): byte for byte in range(256)} | {b"ab": 256}))
     assert ours.encode("abc").tolist() == [3 + 256, 3 + ord("c")] and ours.vocabulary == 261
-    assert (ours.cls, ours.pad, ours.sep, ours.mask) == (0, 1, 2, 260)
+    assert (ours.cls, ours.pad, ours.sep, ours.mask) == (0, 1, 2, 260) and len(ours.ids) == 257

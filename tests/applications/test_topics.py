@@ -73,6 +73,7 @@ def test_continuations_are_greedy_and_in_a_new_window():
     contexts = np.random.default_rng(0).integers(11, size=(topics.LANES + 3, model.config.segment))
     found = topics.continuations(run, contexts, 4)
     assert found.shape == (topics.LANES + 3, 4)
+    assert np.array_equal(topics.continuations(run, contexts[: topics.LANES], 1), found[: topics.LANES, :1])
     for context, own in zip(contexts[-3:], found[-3:], strict=True):
         logits, state = read_prompt(model, torch.as_tensor(context)[None], new_window=True)
         for token in own:

@@ -53,6 +53,7 @@ def test_the_places_alone_say_nothing_of_the_answer():
     titles = [[title for title, _ in question.context] for question in questions]
     between = Counter(own.index("File") - own.index("Name") - 1 for own in titles)
     assert set(between) == set(range(7)) and between[1] > between[3] > between[6] > 0
+    assert {len(own) - 2 for own in titles} == {2, 3, 4, 5, 6}
     short = two_hops.drawn(99, LINES, 0, (0, 1))
     assert {len(question.context) for question in short} == {2, 3}
 

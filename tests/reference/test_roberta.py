@@ -39,6 +39,19 @@ def test_larger_gradient():
     assert da == 1 and db == 0, "one of two equal ones has the gradient"
 
 
+def test_initial_weights_are_as_large_as_their_layers_ask_for():
+    config = dataclasses.replace(CONFIG, width=48, module_width=80)
+    params = ref.init_params(config, np.random.default_rng(0))
+    for name, fan_in in (("module.hidden_1", 48), ("module.hidden_2", 80), ("module.inserted", 80)):
+        assert params[name].std() == pytest.approx(fan_in**-0.5, rel=0.1) and abs(params[name]).max() < 2.3 * fan_in**-0.5
+    for name in ("embedding", "positions", "layers.0.query", "layers.2.mlp_hidden", "masked.hidden", "answer.span"):
+        assert params[name].std() == pytest.approx(0.02, rel=0.2), name
+    scales = {name for name in params if name.endswith("scale")}
+    biases = {name for name in params if name.endswith("bias")}
+    assert all((params[name] == 1).all() for name in scales) and not any(params[name].any() for name in biases)
+    assert len(scales) == 2 * 3 + 2 and len(biases) > 20
+
+
 SIZES = [
     {}, {"recurrent": False}, {"insertion_layer": 1}, {"insertion_layer": 3}, {"module_layers": 0},
     {"layers": 1, "insertion_layer": 1},
