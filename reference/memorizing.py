@@ -365,7 +365,8 @@ def cross_entropy_backward(dloss, cache):
 def nearest_keys(query, memory_keys, retrieved):
     """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
     similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact; decision 8: no positions
-    return np.argpartition(-similarity, retrieved - 1, axis=-1)[..., :retrieved]
+    filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
+    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[..., :retrieved]
 
 
 # key, value (B, H, N, K, E); scale (H,); the others (B, H, N, K)

@@ -208,8 +208,8 @@ Looking up all of the memory is attention to it. (4.6)
     reference/test_memorizing.py::test_looking_up_all_of_the_memory_is_attention_to_it = 1e-12
 The memory is a queue of what the memory layer saw before the segment. (decision 5)
     reference/test_memorizing.py::test_the_memory_holds_what_the_memory_layer_saw_before_the_segment = exact
-An empty row is as similar as nothing, and adds nothing. (decision 6)
-    reference/test_memorizing.py::test_empty_rows_are_as_similar_as_nothing_and_add_nothing = 1e-7
+Empty rows are found last, and add nothing. (decision 6)
+    reference/test_memorizing.py::test_empty_rows_are_found_last_and_add_nothing = 1e-7
 Without a memory, or with the gate closed, it is the Block-Recurrent paper's XL. (4.6)
     reference/test_memorizing.py::test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper
 No gradient reaches the memory. (decision 10)

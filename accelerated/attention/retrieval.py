@@ -10,9 +10,14 @@ from torch.nn import functional
 
 
 def nearest_keys(query: torch.Tensor, memory_keys: torch.Tensor, retrieved: int) -> torch.Tensor:
-    """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
+    """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order.
+
+    Empty rows, whose keys are zero, are found only if there are no others.
+    """
     with torch.no_grad():
-        return (query @ memory_keys.transpose(-1, -2)).topk(retrieved, dim=-1, sorted=False).indices
+        empty = ~memory_keys.any(-1)[:, :, None]  # (B, H, 1, M)
+        similarity = (query @ memory_keys.transpose(-1, -2)).masked_fill_(empty, -math.inf)  # (B, H, N, M)
+        return similarity.topk(retrieved, dim=-1, sorted=False).indices
 
 
 def retrieval_attention_plain(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from accelerated.attention.content import scaled_attention_plain
-from accelerated.attention.retrieval import nearest_keys, retrieval_attention
+from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain
 from reference import memorizing
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -18,18 +18,20 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @examples(40)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
-    share=st.floats(0, 1), seed=st.integers(0, 2**31),
+    share=st.floats(0, 1), seed=st.integers(0, 2**31), path=st.sampled_from([retrieval_attention, retrieval_attention_plain]),
 )  # fmt: skip
-def test_it_is_the_references(sizes, share, seed):
-    """Outputs and gradients; the memory's rows need no order and get no gradient."""
+def test_it_is_the_references(sizes, share, seed, path):
+    """Outputs and gradients; the memory's rows need no order and get no gradient. Lanes have different numbers of empty rows."""
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
     retrieved = max(1, round(share * m))
     query, keys, values = (rng.standard_normal((batch, heads, rows, e)) for rows in (n, m, m))
+    for lane, young in enumerate(rng.integers(m + 1, size=batch)):
+        keys[lane, :, :young], values[lane, :, :young] = 0, 0
     scale, dout = rng.random(heads), rng.standard_normal(query.shape)
     expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
     dquery, dscale = memorizing.retrieval_backward(dout, cache)
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
-    found = retrieval_attention(*leaves, retrieved)
+    found = path(*leaves, retrieved)
     found.backward(torch.tensor(dout))
     assert leaves[1].grad is None and leaves[2].grad is None
     rows = {"out": found, "query": leaves[0].grad, "scale": leaves[3].grad}

@@ -27,7 +27,7 @@ def unit(*shape, rng):
 def found_by_sorting(query, keys, values, scale, retrieved):
     """What one query (E,) finds among keys and values (M, E), with one head's scale."""
     similarity = keys @ query
-    best = np.argsort(-similarity)[:retrieved]
+    best = sorted(range(len(keys)), key=lambda j: (not keys[j].any(), -similarity[j]))[:retrieved]  # empty rows last
     weights = np.exp(scale * (similarity[best] - similarity.max()))
     return (weights / weights.sum()) @ values[best]
 
@@ -38,13 +38,14 @@ def found_by_sorting(query, keys, values, scale, retrieved):
 @examples(60)
 @given(
     sizes=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
-    share=st.floats(0, 1), seed=st.integers(0, 2**31),
+    share=st.floats(0, 1), filled=st.floats(0, 1), seed=st.integers(0, 2**31),
 )  # fmt: skip
-def test_a_query_attends_to_its_nearest_keys_alone(sizes, share, seed):
+def test_a_query_attends_to_its_nearest_keys_alone(sizes, share, filled, seed):
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
-    retrieved = max(1, round(share * m))
+    retrieved, young = max(1, round(share * m)), round((1 - filled) * m)
     query, keys = unit(batch, heads, n, e, rng=rng), unit(batch, heads, m, e, rng=rng)
     values, scale = rng.standard_normal((batch, heads, m, e)), 3 * rng.random(heads)
+    keys[:, :, :young], values[:, :, :young] = 0, 0  # rows that are empty yet
     out, _ = ref.retrieval_forward(query, keys, values, scale, retrieved)
     expected = np.array(
         [
@@ -62,14 +63,14 @@ def test_looking_up_all_of_the_memory_is_attention_to_it():
     np.testing.assert_allclose(out, ref.attention_forward(query, keys, values, scale)[0], rtol=1e-12)
 
 
-def test_empty_rows_are_as_similar_as_nothing_and_add_nothing():
-    """Decision 6: one key points the query's way, one away from it; the empty row stands between them."""
+def test_empty_rows_are_found_last_and_add_nothing():
+    """Decision 6: of two keys one points away from the query; the empty rows are behind it, and take part of the softmax."""
     query = np.array([1.0, 0.0])[None, None, None]
-    keys = np.array([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])[None, None]
-    values = np.array([[5.0, 1.0], [0.0, 0.0], [7.0, 7.0]])[None, None]
-    assert set(ref.nearest_keys(query, keys, 2).flat) == {0, 1}
-    found, _ = ref.retrieval_forward(query, keys, values, np.array([np.log(3)]), 2)
-    np.testing.assert_allclose(found.ravel(), 0.75 * values[0, 0, 0])
+    keys = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])[None, None]
+    values = np.array([[0.0, 0.0], [5.0, 1.0], [0.0, 0.0], [7.0, 7.0]])[None, None]
+    assert set(ref.nearest_keys(query, keys, 2).flat) == {1, 3}
+    found, _ = ref.retrieval_forward(query, keys, values, np.array([np.log(3)]), 3)
+    np.testing.assert_allclose(found.ravel(), (3 * values[0, 0, 1] + values[0, 0, 3] / 3) / (3 + 1 + 1 / 3))
 
 
 def test_retrieval_gradient():
