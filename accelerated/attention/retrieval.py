@@ -15,8 +15,10 @@ def nearest_keys(query: torch.Tensor, memory_keys: torch.Tensor, retrieved: int)
     Empty rows, whose keys are zero, are found only if there are no others.
     """
     with torch.no_grad():
-        empty = ~memory_keys.any(-1)[:, :, None]  # (B, H, 1, M)
-        similarity = (query @ memory_keys.transpose(-1, -2)).masked_fill_(empty, -math.inf)  # (B, H, N, M)
+        behind = torch.zeros_like(memory_keys[..., 0])  # (B, H, M)
+        behind.masked_fill_(torch.linalg.vector_norm(memory_keys, dim=-1) == 0, -math.inf)
+        rows = (field.flatten(0, 1) for field in (behind[:, :, None], query, memory_keys.transpose(-1, -2)))
+        similarity = torch.baddbmm(*rows).unflatten(0, query.shape[:2])  # (B, H, N, M), without a pass of its own
         return similarity.topk(retrieved, dim=-1, sorted=False).indices
 
 
