@@ -8,6 +8,7 @@ import argparse
 import datetime
 import json
 import signal
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -38,11 +39,12 @@ class Experiment(NamedTuple):
 
 def experiment_parser(program: str, about: str, rows: Sequence[str]) -> OptionParser:
     """A parser with the options of every experiment: its rows, the seeds and the folder."""
+    names = textwrap.fill(", ".join(rows), 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     parser = OptionParser(
-        prog=f"python -m accelerated.experiments.{program}", allow_abbrev=False, description=about,
+        prog=f"python -m accelerated.experiments.{program}", allow_abbrev=False, description=f"{about}\nRows are\n\n{names}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("--rows", nargs="+", default=list(rows), metavar="NAME", help=f"of {', '.join(rows)} (default all)")
+    parser.add_argument("--rows", nargs="+", default=list(rows), metavar="NAME", help="(default all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
     return parser
