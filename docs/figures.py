@@ -477,12 +477,13 @@ def question_windows():
     label(axes, 6.3, 5.6, "maximum of the [CLS] outputs so far; after the last window: a span, yes or no?", GATE, 9)
     for number, part in enumerate(parts):
         x = 4.6 * number
-        for token, (left, width, text, colour) in enumerate(
-            ((0, 0.62, "[CLS]", GATE), (0.66, 0.56, "key?", STATE), (1.26, 0.6, "[SEP]", FAINT), (1.9, 1.5, part, TOKEN))
-        ):
+        for left, width, text, colour, top in (
+            (0, 0.62, "[CLS]", GATE, 5.35), (0.66, 0.56, "key?", STATE, 0), (1.26, 0.6, "[SEP]", FAINT, 0),
+            (1.9, 1.5, part, TOKEN, 4.55),
+        ):  # fmt: skip
             box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
-            if text in ("[CLS]", part):
-                arrow(axes, (x + left + width / 2, 3.5), (x + left + width / 2, 5.35 if token == 0 else 4.55), GATE)
+            if top:
+                arrow(axes, (x + left + width / 2, 3.5), (x + left + width / 2, top), GATE)
         for layer in range(3):
             box(axes, x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
             arrow(axes, (x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))

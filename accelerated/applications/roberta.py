@@ -201,7 +201,7 @@ class Roberta(nn.Module):
         """The mean over examples of -log p of the kind and, of spans, half of those of start and end among all of the text."""
         spans, kinds = self.read(windows)
         of_kind = functional.cross_entropy(kinds, answer.kind, reduction="sum")
-        places = torch.stack([answer.start, answer.end], 1)
+        places = torch.stack([answer.start, answer.end], 1)  # without a span they point at [CLS], a loss that is not taken
         of_places = functional.cross_entropy(spans.flatten(0, 1), places.flatten(), reduction="none").view(-1, 2).sum(1)
         return (of_kind + of_places[answer.kind == 0].sum() / 2) / len(kinds)
 
