@@ -22,7 +22,7 @@ from accelerated.attention.heads import (
     project_heads,
     unit_norm,
 )
-from accelerated.attention.retrieval import retrieval_attention
+from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
 from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
 from reference.memorizing import Config, init_params
@@ -71,9 +71,9 @@ class Layer(nn.Module):
         matrices = torch.cat([self.key, self.query, self.value])
         return project_heads(self.dropout(self.norm(x)), matrices, self.config.heads, 3)
 
-    def recall(self, query: torch.Tensor, local: torch.Tensor, memory: tuple) -> torch.Tensor:
-        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory, keys and values (B, H, M, E)."""
-        found = retrieval_attention(query, *memory, self.scale, self.config.retrieved)
+    def recall(self, query: torch.Tensor, local: torch.Tensor, memory: Memory) -> torch.Tensor:
+        """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
+        found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
         g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(local.dtype)  # (H, 1, 1)
         return torch.lerp(local, found, g)
 
@@ -83,12 +83,12 @@ class Layer(nn.Module):
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self, x: torch.Tensor, previous: tuple, memory: tuple, tile: tuple, memory_only: bool = False
+        self, x: torch.Tensor, previous: tuple, memory: Memory, tile: tuple, memory_only: bool = False
     ) -> tuple[torch.Tensor, tuple]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
-        memory: (keys, values), (B, H, M, E) each; read only in the memory layer
+        memory: read only in the memory layer
         tile: (bucket, mask) of queries and keys, (N, 2N) each
         memory_only: return x unchanged as the output
         """
@@ -178,7 +178,7 @@ class Memorizing(nn.Module):
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
         x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
-        memory = (state.memory_keys, state.memory_values)
+        memory = searchable(state.memory_keys, state.memory_values)
         for number, layer in enumerate(self.layers, start=1):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             x, pair = layer(x, previous, memory, (self.bucket, self.mask), memory_only and number == c.layers)
@@ -201,7 +201,7 @@ class Memorizing(nn.Module):
         keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
         weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
         biases = torch.stack([layer.position_bias * layer.scale[:, None] for layer in self.layers])[:, None]
-        memory = (state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
+        memory = searchable(state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
         return Stream(state, Rows(weights, biases, keys, values, memory), 0)
 
     def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
@@ -240,4 +240,4 @@ class Rows(NamedTuple):
     biases: torch.Tensor  # (L, 1, H, buckets), already scaled
     keys: tuple  # per layer (B, H, 2N, E)
     values: tuple
-    memory: tuple  # keys and values, (B, H, M, E) each
+    memory: Memory

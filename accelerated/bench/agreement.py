@@ -62,7 +62,7 @@ LOOKUPS = (retrieval.retrieval_attention_plain, retrieval.retrieval_attention)
 def looked_up(attend: Callable, keys: torch.Tensor, values: torch.Tensor) -> Callable:
     """attend to a memory (B, H, M, E) whose last 8 keys are the nearest in any precision, as a function of query and scale."""
     keys = torch.cat([-keys[:, :, 8:].abs(), keys[:, :, :8].abs()], 2)
-    return lambda query, scale: attend(query.abs(), keys.to(query), values.to(query), scale, 8)
+    return lambda query, scale: attend(query.abs(), retrieval.searchable(keys.to(query), values.to(query)), scale, 8)
 
 
 def attentions(device: torch.device) -> dict[str, tuple[Callable, Callable, dict]]:

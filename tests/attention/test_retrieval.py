@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profiles import examples
 
 from accelerated.attention.content import scaled_attention_plain
-from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain
+from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -31,10 +31,11 @@ def test_it_is_the_references(sizes, share, seed, path):
     expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
     dquery, dscale = memorizing.retrieval_backward(dout, cache)
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]
-    found = path(*leaves, retrieved)
+    leaf, *pair, leaf_scale = leaves
+    found = path(leaf, searchable(*pair), leaf_scale, retrieved)
     found.backward(torch.tensor(dout))
-    assert leaves[1].grad is None and leaves[2].grad is None
-    rows = {"out": found, "query": leaves[0].grad, "scale": leaves[3].grad}
+    assert all(x.grad is None for x in pair)
+    rows = {"out": found, "query": leaf.grad, "scale": leaf_scale.grad}
     assert_agree({"out": expected, "query": dquery, "scale": dscale}, rows, 1e-11)
 
 
@@ -43,10 +44,11 @@ def test_what_is_found_does_not_depend_on_the_order_of_the_memory(device):
     torch.manual_seed(0)
     query, keys, values = (torch.randn(2, 3, rows, 4, device=device) for rows in (5, 40, 40))
     scale, order = torch.rand(3, device=device), torch.randperm(40, device=device)
-    found = retrieval_attention(query, keys, values, scale, 6)
-    assert_agree({"found": found}, {"found": retrieval_attention(query, keys[:, :, order], values[:, :, order], scale, 6)}, 1e-6)
+    memory, shuffled = searchable(keys, values), searchable(keys[:, :, order], values[:, :, order])
+    found = retrieval_attention(query, memory, scale, 6)
+    assert_agree({"found": found}, {"found": retrieval_attention(query, shuffled, scale, 6)}, 1e-6)
     all_of_it = scaled_attention_plain(query, keys, values, scale)
-    assert_agree({"all": all_of_it}, {"all": retrieval_attention(query, keys, values, scale, 40)}, 1e-6)
+    assert_agree({"all": all_of_it}, {"all": retrieval_attention(query, memory, scale, 40)}, 1e-6)
     assert not torch.allclose(found, all_of_it, atol=1e-3)
 
 
@@ -54,7 +56,8 @@ def test_in_bfloat16_it_searches_and_attends_in_bfloat16():
     torch.manual_seed(0)
     query, keys, values = (torch.randn(2, 3, rows, 4).bfloat16() for rows in (5, 40, 40))
     ones = torch.ones(3).bfloat16()
-    found = retrieval_attention(query, keys, values, ones, 6)
-    assert found.dtype == torch.bfloat16 and nearest_keys(query, keys, 6).shape == (2, 3, 5, 6)
-    exact = retrieval_attention(query.float(), keys.float(), values.float(), ones.float(), 40)
-    assert_agree({"all": exact}, {"all": retrieval_attention(query, keys, values, ones, 40).float()}, 3e-2)
+    memory = searchable(keys, values)
+    found = retrieval_attention(query, memory, ones, 6)
+    assert found.dtype == torch.bfloat16 and nearest_keys(query, memory, 6).shape == (2, 3, 5, 6)
+    exact = retrieval_attention(query.float(), searchable(keys.float(), values.float()), ones.float(), 40)
+    assert_agree({"all": exact}, {"all": retrieval_attention(query, memory, ones, 40).float()}, 3e-2)
