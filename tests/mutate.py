@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -125,7 +125,7 @@ class Run:
         """{test: its seconds, whether it passed, the functions that it reached}, all without a fault."""
         helpers = (path for path in ROOT.glob("tests/*.py") if not path.name.startswith(("test_", "muta")))
         program = [*map(ROOT.joinpath, self.options.files), *helpers, *ROOT.glob("accelerated/**/*.py")]
-        digests = {path: digest_of([*program, path]) for path in {item.path for item in self.items.values()}}
+        digests = {path: digest_of([*program, path], self.options.files) for path in {item.path for item in self.items.values()}}
         own = {name: digests[item.path] for name, item in self.items.items()}
         kept = cache.get(RECORD, {})  # of other tests too
         record = {name: test for name, test in kept.items() if own.get(name) == test["digest"]}
@@ -210,8 +210,9 @@ def key_of(mutant: Mutant) -> tuple[str, str, str]:
     return mutant.file, mutant.before, mutant.after
 
 
-def digest_of(paths: list[Path]) -> str:
-    parts = (path.read_bytes() for path in sorted(set(paths)))
+def digest_of(paths: list[Path], chosen: Sequence[str]) -> str:
+    """Of the files' contents and the names of the chosen ones, because a test's record names their functions alone."""
+    parts = [*(path.read_bytes() for path in sorted(set(paths))), *(name.encode() for name in sorted(chosen))]
     return hashlib.sha256(bytes(1).join(parts)).hexdigest()
 
 

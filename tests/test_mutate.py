@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants import KINDS, changed, mutants_of, sample
-from tests.mutate import EQUIVALENT, FILES, ROOT, read_equivalent
+from tests.mutate import EQUIVALENT, FILES, ROOT, digest_of, read_equivalent
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="faults are planted in forked processes: run it on Linux")
 CHANGES = {  # kind: (a line, with each of its faults of the kind)
@@ -99,6 +99,15 @@ def test_without_a_fault_the_tests_must_pass(tmp_path):
     (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert False\n")
     ended = planted(tmp_path, str(tmp_path / "test_wrong.py"))
     assert ended.returncode == 2 and "test_wrong.py::test_it" in ended.stdout
+
+
+def test_what_a_test_reaches_is_kept_for_the_chosen_files_alone(tmp_path):
+    names = ["a.py", "b.py"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    paths = [tmp_path / name for name in names]
+    assert len({digest_of(paths, chosen) for chosen in ([], names, names[:1], names[1:])}) == 4
+    assert digest_of(paths, names) == digest_of(paths[::-1], names[::-1]) != digest_of(paths[:1], names)
 
 
 def test_every_explained_survivor_is_a_fault_that_can_be_planted():
