@@ -183,6 +183,8 @@ def test_only_training_documents_vary_their_distance_over_all_of_it():
     of_split = {split: RecallDocuments(config, split) for split in SPLITS}
     first = {split: {int(np.flatnonzero(d.scored)[0]) - 1 - config.opening for d in found} for split, found in of_split.items()}
     assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
+    fixed = RecallDocuments(dataclasses.replace(config, vary_distance=False), "train")
+    assert {int(np.flatnonzero(document.scored)[0]) for document in fixed} == {config.opening + 9 + 1}
     config = RecallConfig(vary_distance=True, distance=99, questions=3, documents=400)
     drawn = [int(np.flatnonzero(document.scored)[0]) - 1 - config.opening for document in RecallDocuments(config, "train")]
     assert 0.4 < np.mean(np.array(drawn) < 9) < 0.6, "half of them on half of the logarithmic scale"
@@ -202,6 +204,19 @@ def test_documents_depend_on_split_and_number_alone():
     with pytest.raises(IndexError):
         splits["train"][5]
     assert len(list(RecallDocuments(RecallConfig(documents=3), "train"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("task", "inputs", "answers"),
+    [("facts", b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!.", b"k8Ne"),
+     ("copying", b">((-840::3+?-)/?>!_?.+;?<+-:.;,+-!_-//,=<&!&=)", b"8403"),
+     ("one_fact", b"D@7B@5A@6B@2?A_&?A;:?D-:?B,+-!_-//,=<&!&=))(>,", b"6672"),
+     ("two_facts", b"B@0C@3C^y/B^z?z&=?z(>?y;=?z!!.(:<.&-<-.&+=+)&*", b"0030")],
+)  # fmt: skip
+def test_documents_are_those_that_published_numbers_were_measured_on(task, inputs, answers):
+    config = RecallConfig(task=task, questions=4, distance=30, vary_distance=True)
+    document = RecallDocuments(config, "train")[1]
+    assert (bytes(document.inputs), bytes(document.targets[document.scored])) == (inputs, answers)
 
 
 def test_values_and_keys_are_uniform():
@@ -227,6 +242,15 @@ def test_the_default_distance_is_beyond_reach_and_the_first_segment():
 def test_impossible_tasks_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         dataclasses.replace(RecallConfig(), **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"documents": 1}, {"pairs": 1, "values": len(SYMBOLS) - 1}, {"task": "copying", "pairs": 300, "distance": 300},
+     {"pairs": 100, "values": len(SYMBOLS) - 100, "shared_values": True}],
+)  # fmt: skip
+def test_what_just_fits_is_a_task(change):
+    RecallConfig(**change)
 
 
 @pytest.mark.parametrize(
