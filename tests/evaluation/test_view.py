@@ -354,6 +354,13 @@ def test_the_page_loads_nothing():
     assert "default-src 'none'" in TEMPLATE
 
 
+def colours_of(scheme):
+    """{name: its value} of the page's colours for readers who like light or dark pages."""
+    schemes = re.findall(r":root \{(.*?)\}", TEMPLATE, re.S)
+    rules = "".join(schemes[: 1 + (scheme == "dark")])  # those for dark replace the others
+    return dict(re.findall(r"--([\w-]+): ([^;]+);", rules))
+
+
 def luminance(colour):
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (value / 255 for value in colour)]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -367,9 +374,7 @@ def contrast(first, second):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_every_shade(scheme):
-    schemes = re.findall(r":root \{(.*?)\}", TEMPLATE, re.S)
-    rules = "".join(schemes[: 1 + (scheme == "dark")])  # those for dark replace the others
-    found = dict(re.findall(r"--([\w-]+): ([^;]+);", rules))
+    found = colours_of(scheme)
     hexed = {name: tuple(bytes.fromhex(value[1:])) for name, value in found.items() if value.startswith("#")}
     share = float(found["strength"])
     for shade in ("helps", "hurts"):
@@ -459,20 +464,28 @@ addEventListener("hashchange", () => {
 });
 """
 
+COLOURS = r"""
+const colour = (element, property = "backgroundColor") => getComputedStyle(element)[property];
+document.querySelector("#text [data-token]").focus();
+const bars = [...document.querySelectorAll("#detail .bar")].map(bar => [...bar.children].map(piece => colour(piece)));
+const found = [[colour(document.body), colour(document.body, "color"), colour(document.querySelector("#detail"))], bars];
+document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) }));
+"""
+
 
 @pytest.fixture(scope="module")
 def browser():
-    """browser(page) -> what SCRIPT finds on it; skips without a Chromium."""
+    """browser(page, script, scheme) -> what the script finds on it; skips without a Chromium."""
     known = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     program = next(filter(None, map(shutil.which, known)), None)
     if program is None:
         pytest.skip("looking at the page needs a Chromium on the path")
 
-    def look(path):
+    def look(path, script, scheme="light"):
         played = path.with_name("played.html")
-        played.write_text(path.read_text().replace("</body>", f"<script>{SCRIPT}</script></body>"))
+        played.write_text(path.read_text().replace("</body>", f"<script>{script}</script></body>"))
         flags = ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "virtual-time-budget=2000", "dump-dom"]
-        flags.append(f"user-data-dir={path.parent}")
+        flags += [f"user-data-dir={path.parent}", f"blink-settings=preferredColorScheme={int(scheme == 'light')}"]
         command = [program, *(f"--{flag}" for flag in flags), f"{played.as_uri()}#segment=1&at-a-time=1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
@@ -488,7 +501,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
     document = Document("some", ids[:-1], ids[1:], np.arange(len(ids) - 1) % 31 < 30)
     run = run_of("block_recurrent", "fixed-skip", [document], Hostile())._replace(data=Hostile.html[0])
     _, _, data = page_of(run, tmp_path / "page.html")
-    found, segments = browser(tmp_path / "page.html"), data["segments"]
+    found, segments = browser(tmp_path / "page.html", SCRIPT), data["segments"]
     count, second = len(segments), segments[1]
     assert count > 8 and found["hacked"] == ["undefined", 0, 3]
     assert found["before"] == "i"
@@ -530,3 +543,17 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
     assert found["recalled"] == [[[3, 4], None], "3,3"]
     sums = [(cleared - carried) / max(size, 1) for carried, cleared, size in data["overview"]["bars"]]
     assert found["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_the_colours_that_its_reader_likes(browser, tmp_path, scheme):
+    """A bar of shares has a colour for each of its parts; a compressive model's has three."""
+    ids = np.arange(200) % 250
+    document = Document("some", ids[:-1], ids[1:], np.ones(199, bool))
+    page_of(run_of("compressive", "conv-bptt", [document]), tmp_path / "page.html")
+    (page, bars), colours = browser(tmp_path / "page.html", COLOURS, scheme), colours_of(scheme)
+
+    def rgb(*names):
+        return [f"rgb({', '.join(map(str, bytes.fromhex(colours[name][1:])))})" for name in names]
+
+    assert page == rgb("paper", "ink", "panel") and bars == [rgb("part-0", "part-1", "part-2")]

@@ -18,13 +18,12 @@ from accelerated.experiments.page import (
     page,
     settings_part,
     shared_name,
+    speed,
     verdict,
 )
-from accelerated.experiments.table import CARRIED, Ordering, Scale, filled, shown
+from accelerated.experiments.table import CARRIED, CLEARED, Ordering, Scale, filled, shown
 from accelerated.experiments.tables.pretrained_recurrence import DIVERGENCES
-from accelerated.experiments.tables.recall import (
-    RECALL,
-)
+from accelerated.experiments.tables.recall import RECALL, accuracies
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -186,3 +185,42 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     for row in record["rows"]:
         assert row["tuning"].keys() == set(scale.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
         assert all(len(values) == 3 for values in row["measured"].values())
+
+
+METHOD_OF = {  # as choosing.md calls them
+    "compressive, 96 of 112 rows compressed": "compressive", "Transformer-XL, 112 rows": "Transformer-XL",
+    "block_recurrent, 16 states": "block-recurrent", "the same without states (Slide)": "Slide",
+    "memformer, 8 slots": "Memformer", "memorizing, 8 of 512 tokens": "Memorizing",
+    "pretrained_recurrence, one vector": "recurrent GPT-2", "the same without it (GPT-2)": "GPT-2",
+    "pretrained_recurrence, one vector, or without": "GPT-2",
+}  # fmt: skip
+
+
+def chosen(heading):
+    """The rows of the first table below a heading of choosing.md, with their methods' names in the records."""
+    text = (RESULTS.parent / "choosing.md").read_text().partition(f"## {heading}\n")[2]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
+    ]
+    return rows[0][1:], {METHOD_OF[name]: cells for name, *cells in rows[2:]}
+
+
+def test_what_choosing_says_of_text_is_what_was_measured():
+    record = json.loads((RESULTS / "methods.json").read_text())
+    _, said = chosen("Better predictions of long text")
+    measured = {}
+    for row in record["rows"]:
+        bits = [f"{mean_of(row['measured'][m.title]):.3f}" for m in (CARRIED, CLEARED)]
+        measured[row["name"]] = [*bits, speed(row, record["rows"][0])[0]]
+    assert said == measured
+
+
+def test_what_choosing_says_of_distances_is_what_was_measured():
+    measured = accuracies(json.loads((RESULTS / "recall-distance.json").read_text()))
+    distances, said = chosen("Facts from far back")
+    assert said.keys() | {"recurrent GPT-2"} == measured.keys()
+    for method, cells in said.items():
+        for distance, cell in zip(distances, cells, strict=True):
+            right = 100 * mean_of(measured[method][f"distance {distance}"])
+            assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
+    assert measured["recurrent GPT-2"] == measured["GPT-2"], "they share a row"
