@@ -123,6 +123,14 @@ def test_shuffling_depends_on_seed_and_pass():
     documents = documents_of([5] * 30)
     orders = [Lanes(documents, 1, 4, seed)._shuffle(passes).tolist() for seed, passes in ((0, 0), (0, 0), (0, 1), (1, 0))]
     assert orders[0] == orders[1] and orders[0] != orders[2] and orders[0] != orders[3]
+    dealer = Lanes(documents, 1, 4, 0)
+    dealt = [[dealer._next_document() for _ in range(30)] for _ in range(3)]
+    assert dealt == [dealer._shuffle(passes).tolist() for passes in range(3)] and dealt[1] != dealt[2] and dealer.passes == 2
+
+
+def test_a_single_pass_deals_long_documents_first():
+    dealer = Lanes(documents_of([3, 9, 5, 9]), 1, 4)
+    assert [dealer._next_document() for _ in range(5)] == [1, 3, 2, 0, None]
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), after=st.integers(0, 12))
