@@ -117,8 +117,9 @@ def draw_ablations(record: dict, path: Path) -> None:
 FIGURES_3B_AND_3C = Table(
     title="Memformer, Figures 3b and 3c",
     about="""How many segments must gradients pass through (Figure 3b), and how many slots help (Figure 3c)? Rows with a longer
-    horizon have fewer lanes, so that all read equal numbers of tokens in an update. The paper finds horizon 1 the worst and
-    little gain beyond 16, and much gain from 1 slot to 8 and none beyond 32.""",
+    horizon have fewer lanes, so that all read equal numbers of tokens in an update; few lanes harm a short training by
+    themselves ([log](log.md#2026-11-23)). The paper finds horizon 1 the worst and little gain beyond 16, and much gain from 1
+    slot to 8 and none beyond 32.""",
     rows=(
         *(Row(f"horizon {horizon}", f"{MEMFORMER} --horizon {horizon} --batch {{lanes at {horizon}}}") for horizon in HORIZONS),
         *(Row(f"slots {slots}", f"{MEMFORMER} --slots {slots}") for slots in SLOTS),
@@ -209,4 +210,4 @@ FIGURE_3A = Table(
     draw=draw_curves, results=numbers_of_curves,
 )  # fmt: skip
 
-TABLES = {"memformer-1": TABLE_1, "memformer-2": TABLE_2, "memformer-3": FIGURES_3B_AND_3C, "memformer-3a": FIGURE_3A}
+TABLES = {"memformer-1": TABLE_1, "memformer-2": TABLE_2, "memformer-3a": FIGURE_3A, "memformer-3bc": FIGURES_3B_AND_3C}
