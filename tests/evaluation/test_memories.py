@@ -89,6 +89,22 @@ def test_short_documents_are_refused():
     for lengths, found in (([30, 40], "0 segments have"), ([8 * 6 + 1, 30], "1 segment has")):
         with pytest.raises(InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"):
             list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
+    two = counting_documents([8 * 6 + 1, 8 * 6 + 1])
+    assert sum(len(tokens) for tokens, _ in memories.full_memories(Compressive(SMALL).eval(), two, 2, 10)) == 2
+
+
+@pytest.mark.parametrize(
+    ("compression", "loss", "trains"),
+    [("conv", "attention_reconstruction", True), ("dilated_conv", "none", True), ("mean_pooling", "auto_encoding", True),
+     ("mean_pooling", "attention_reconstruction", False), ("most_used", "none", False)],
+)  # fmt: skip
+def test_a_compression_that_needs_training_is_refused_for_a_run_without(compression, loss, trains):
+    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss)
+    if trains:
+        with pytest.raises(InputError, match="its compression is untrained"):
+            memories.check_untrained(config)
+    else:
+        memories.check_untrained(config)
 
 
 def test_buckets_cover_every_key_once():
