@@ -107,6 +107,8 @@ def verdicts(table: Table, record: dict) -> str:
         rows.append([ordering.claim, signed, verdict(found)])
     text = """Differences are worse minus better, so a positive one agrees with the ordering. It holds if all seeds agree, and
     within the spread if most of them and the mean do; in brackets, how many agree."""
+    if any(row[-1].startswith("does not hold") for row in rows[1:]):
+        text += " What was tried for those that do not hold is in the [log](log.md)."
     return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
 
 

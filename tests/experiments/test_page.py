@@ -59,6 +59,7 @@ def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
     ):  # fmt: skip
         assert line in text, line
     assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
+    assert "log.md" not in text
     record = record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"}
     assert "--scale gpu" in page(TWO, record) and "(../index.md)" in page(TWO, record)
     ours = page(TWO, record | {"name": "memformer-1"})
@@ -125,6 +126,7 @@ def test_rows_that_are_one_model_stand_together():
 def test_a_run_that_diverged_is_said_to_have():
     record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75])
     text = page(TWO, json.loads(json.dumps(record)))
+    assert "do not hold is in the [log](log.md)" in text.replace("\n", " ")
     assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a is better | +0.500, -inf, +0.750 | does not hold (2 of 3) |" in text
     assert mean_of([1.0, None, 3.0]) == 2.0 and math.isnan(mean_of([None, None]))
 

@@ -62,11 +62,16 @@ TABLE_1 = Table(
         *(Ordering(f"{name} is better than a layer more", name, "Slide, a layer more") for name in GATES),
         Ordering("Rec:fixed:skip is better than the longest window", "Rec:fixed:skip", "XL:4W"),
         *(Ordering(f"Rec:fixed:skip is better than {name}", "Rec:fixed:skip", name) for name in GATES[:-1]),
+        Ordering("fixed:single is the worst of the fixed gates: dual is better", "Rec:fixed:dual", "Rec:fixed:single"),
+        Ordering("lstm:dual is the worst of the LSTM gates: skip is better", "Rec:lstm:skip", "Rec:lstm:dual"),
+        Ordering("lstm:single is the best of them: better than skip", "Rec:lstm:single", "Rec:lstm:skip"),
+        *(Ordering(f"{name} is better with the fixed gate", f"Rec:fixed:{name}", f"Rec:lstm:{name}")
+          for name in ("dual", "single", "skip")),
         Ordering("feedback helps fixed:skip", "Feedback:fixed:skip", "Rec:fixed:skip"),
         Ordering("feedback helps lstm:single", "Feedback:lstm:single", "Rec:lstm:single"),
     ),
     scales=SCALES,
-)
+)  # fmt: skip
 
 ABLATIONS = Table(
     title="Block-Recurrent Transformers, section 4.5",
