@@ -26,6 +26,7 @@ from accelerated.bench.timing import SEGMENTS, SIZES, Variant, paper_settings, s
 from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
 from accelerated.models import MODELS
 from accelerated.program.errors import InputError
+from accelerated.program.markdown import markdown_table
 from accelerated.protocol import computing_in
 from accelerated.training.process import choose_device
 from accelerated.training.settings import COMPILERS
@@ -59,16 +60,6 @@ class Setting(NamedTuple):
         )
 
 
-def cells(row: tuple) -> str:
-    """A row of a Markdown table."""
-    return f"| {' | '.join(map(str, row))} |"
-
-
-def table(head: tuple[str, ...], rows: list[tuple]) -> list[str]:
-    """The lines of a Markdown table."""
-    return [cells(head), cells(("---",) * len(head)), *map(cells, rows)]
-
-
 def first_line(error: Exception) -> str:
     """What went wrong, short enough for a table."""
     text = str(error).strip().partition("\n")[0].replace("|", "/")
@@ -91,7 +82,7 @@ def agreement(setting: Setting) -> tuple[list[str], int]:
     failed = sum(row[-1] == "FAIL" for row in rows)
     lines = [
         "Errors are the largest difference from the CPU's float64, divided by the largest magnitude.", "",
-        *table(("what", "type", "of it", "measured", "allowed", ""), rows),
+        markdown_table(("what", "type", "of it", "measured", "allowed", ""), *rows),
     ]  # fmt: skip
     return lines, failed
 
@@ -166,7 +157,7 @@ def training(setting: Setting) -> Iterator[str]:
             numbers = (f"{tokens / median:,.0f}", f"{each.peak / 1e9:.1f}", share, ratio(each, own), len(each.seconds))
             rows.append((name, milliseconds(each), *numbers))
         head = ("variant", "ms a step", "tokens/s", "peak GB", "share", "time", "repeats")
-        yield from ("", f"{model}: {sizes_line(options.config, options.batch)}", "", *table(head, rows))
+        yield from ("", f"{model}: {sizes_line(options.config, options.batch)}", "", markdown_table(head, *rows))
 
 
 def compiled(setting: Setting) -> Iterator[str]:
@@ -180,7 +171,7 @@ def compiled(setting: Setting) -> Iterator[str]:
             rows.append(
                 (model, name, milliseconds(each), f"{each.peak / 1e9:.1f}", ratio(each, found["none"]), len(each.seconds))
             )
-    yield from table(("model", "--compile", "ms a step", "peak GB", "time of none's", "repeats"), rows)
+    yield markdown_table(("model", "--compile", "ms a step", "peak GB", "time of none's", "repeats"), *rows)
 
 
 def config_of_table_1(name: str, config: Any) -> Any:
@@ -206,7 +197,7 @@ def table_1(setting: Setting) -> Iterator[str]:
         (name, milliseconds(found[name]), ratio(found[name], found["Slide:13L"]), f"{paper:.2f}", len(found[name].seconds))
         for name, paper in TABLE_1.items()
     ]
-    yield from table(("model", "ms a step", "relative", "the paper's", "repeats"), rows)
+    yield markdown_table(("model", "ms a step", "relative", "the paper's", "repeats"), *rows)
 
 
 def table_3(setting: Setting) -> Iterator[str]:
@@ -222,7 +213,7 @@ def table_3(setting: Setting) -> Iterator[str]:
             memory = (f"{each.peak / 1e6:,.0f}", f"{each.peak / max(whole.peak, 1):.2f}", f"{megabytes / 16_177:.2f}")
             rows.append((method, milliseconds(each), ratio(whole, each), f"{speed:.2f}", *memory, len(each.seconds)))
         head = ("method", "ms", "speed", "the paper's", "peak MB", "of BPTT's", "the paper's", "repeats")
-        yield from (f"{title}, {options.batch} lanes, horizon 4", "", *table(head, rows), "")
+        yield from (f"{title}, {options.batch} lanes, horizon 4", "", markdown_table(head, *rows), "")
 
 
 @torch.no_grad()
@@ -250,7 +241,7 @@ def generation(setting: Setting) -> Iterator[str]:
         except Exception as error:
             rows.append((model, first_line(error), *("-" for _ in setting.positions)))
             free(setting.device)
-    yield from table(("model", *(f"ms a token after {position:,}" for position in setting.positions), "ratio"), rows)
+    yield markdown_table(("model", *(f"ms a token after {position:,}" for position in setting.positions), "ratio"), *rows)
 
 
 def window_step(attend: Callable, config: Any, lanes: int, device: torch.device) -> Variant:
@@ -273,7 +264,7 @@ def windows(setting: Setting) -> Iterator[str]:
         {name: partial(window_step, way, config, lanes, setting.device) for name, way in ways.items()}, setting, 0.03
     )
     rows = [(k, milliseconds(x), f"{x.peak / 1e9:.1f}", ratio(x, found["SDPA"]), len(x.seconds)) for k, x in found.items()]
-    yield from table(("path", "ms", "peak GB", "time of SDPA's", "repeats"), rows)
+    yield markdown_table(("path", "ms", "peak GB", "time of SDPA's", "repeats"), *rows)
 
 
 SECTIONS = {
@@ -301,7 +292,7 @@ def heading(setting: Setting) -> Iterator[str]:
     card = torch.cuda.get_device_name(setting.device) if cuda else str(setting.device)
     facts = {"card": card, "driver": driver() if cuda else "none", "torch": torch.__version__,
              "date": datetime.date.today().isoformat(), "command": "`python -m accelerated.bench gpu --out FILE.md`"}  # fmt: skip
-    yield from ("# Measured on a GPU", "", *table(("what", "value"), list(facts.items())), "")
+    yield from ("# Measured on a GPU", "", markdown_table(("what", "value"), *facts.items()), "")
     yield "Models compute in bfloat16, with the papers' dropout. Times are medians (least..most)."
 
 

@@ -24,11 +24,12 @@ from accelerated.attention.heads import merge_heads, split_heads, unit_norm
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.evaluation.score import evaluate
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.page import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import mean_and_spread, wrapped
 from accelerated.experiments.tables.block_recurrent import SCALES
 from accelerated.experiments.tables.compressive import BEST, MODELS
 from accelerated.models import MODELS as CLASSES
 from accelerated.program.errors import run_program
+from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.protocol import repeat_lane
 from accelerated.training import optimization
@@ -211,7 +212,7 @@ def result(record: dict, name: str) -> str:
             numbers = [mean_and_spread(scores, ".3f"), *(f"{norm:.3g}" for norm in norms)]
             rows.append([getattr(ablation, way), f"{rate}", ", ".join(own), *numbers])
     head = [name, "learning rate", "seeds", "test, bits per byte", "gradient's norm, median", "largest"]
-    return markdown(head, *rows)
+    return markdown_table(head, *rows)
 
 
 def page(record: dict) -> str:

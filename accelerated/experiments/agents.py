@@ -12,8 +12,9 @@ from pathlib import Path
 
 from accelerated.applications import agent, matching
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.page import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
+from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
 
@@ -92,7 +93,7 @@ def page(record: dict) -> str:
     settings = ", ".join(f"{name} {value:g}" for name, value in record["settings"].items())
     parts = ["# Compressive Transformers, Figure 5: memory for an agent", wrapped(ABOUT)]
     parts += ["```bash\npython -m accelerated.experiments.agents\n```", wrapped(measured)]
-    parts += ["![the share of right choices by environment steps](compressive-figure-5.svg)", markdown(head, *rows)]
+    parts += ["![the share of right choices by environment steps](compressive-figure-5.svg)", markdown_table(head, *rows)]
     return "\n\n".join([*parts, wrapped(f"Settings: {settings}.")]) + "\n"
 
 

@@ -8,13 +8,13 @@ import math
 import shlex
 import statistics
 import textwrap
-from collections.abc import Sequence
 
 from accelerated.bench.timing import paired_ratios, spread
 from accelerated.evaluation.overlap import mean_and_range
 from accelerated.experiments.table import Ordering, Table
 from accelerated.experiments.trials import SEEDS, settled
 from accelerated.models import MODELS
+from accelerated.program.markdown import markdown_table
 
 WIDTH = 118  # of a page's prose
 
@@ -22,11 +22,6 @@ WIDTH = 118  # of a page's prose
 def wrapped(text: str) -> str:
     """Paragraphs of prose, wrapped."""
     return "\n\n".join(textwrap.fill(" ".join(part.split()), WIDTH, break_on_hyphens=False) for part in text.split("\n\n"))
-
-
-def markdown(*rows: Sequence[str]) -> str:
-    """A table in Markdown; the first row is its head."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
 
 
 def mean_of(values: list[float | None]) -> float:
@@ -85,12 +80,12 @@ def results(table: Table, record: dict) -> str:
         for row in record["rows"]
     }
     if len(cells) <= 3 < len(forms):
-        return markdown(["", *cells], *([title, *(own.get(title, "") for own in cells.values())] for title in forms))
+        return markdown_table(["", *cells], *([title, *(own.get(title, "") for own in cells.values())] for title in forms))
     paper = {row["name"]: row["paper"] for row in record["rows"]}
     head = ["", *forms, *(["the paper"] if any(paper.values()) else [])]
     rows = ([name, *(own.get(title, "") for title in forms), *([paper[name]] if len(head) > len(forms) + 1 else [])]
             for name, own in cells.items())  # fmt: skip
-    return markdown(head, *rows)
+    return markdown_table(head, *rows)
 
 
 def verdicts(table: Table, record: dict) -> str:
@@ -109,7 +104,7 @@ def verdicts(table: Table, record: dict) -> str:
     within the spread if most of them and the mean do; in brackets, how many agree."""
     if any(row[-1].startswith("does not hold") for row in rows[1:]):
         text += " What was tried for those that do not hold is in the [log](log.md)."
-    return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown(*rows)}"
+    return f"## {whose.capitalize()} orderings\n\n{wrapped(text)}\n\n{markdown_table(*rows)}"
 
 
 def differences(record: dict, ordering: Ordering, first: str) -> list[float]:
@@ -148,7 +143,7 @@ def cost(record: dict) -> str:
         columns["tokens/s in training"], columns["time for a token"] = zip(*(speed(row, rows[0]) for row in rows), strict=True)
     if was_tuned:
         columns["tuned"] = [f"`{row['choice']}`" for row in rows]
-    cells = markdown([*columns], *zip(*columns.values(), strict=True))
+    cells = markdown_table([*columns], *zip(*columns.values(), strict=True))
     return "\n\n".join(filter(None, [title, wrapped(text), cells, at_an_end(record)]))
 
 

@@ -29,8 +29,9 @@ from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import train_bpe
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
-from accelerated.experiments.page import markdown, mean_and_spread, wrapped
+from accelerated.experiments.page import mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
+from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
 from accelerated.training.process import choose_device
@@ -247,7 +248,7 @@ def page(record: dict) -> str:
         if tried := own.get("0", {}).get("tried"):
             found = ", ".join(f"{score:.1f} at rate {rate}" for rate, score in tried.items())
             closing += f" Exact match on validation in seed 0: {found}."
-    return "\n\n".join([*parts, markdown(head, *rows), wrapped(closing)]) + "\n"
+    return "\n\n".join([*parts, markdown_table(head, *rows), wrapped(closing)]) + "\n"
 
 
 def draw(record: dict, path: Path) -> None:

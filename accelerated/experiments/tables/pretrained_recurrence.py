@@ -5,8 +5,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from accelerated.experiments.page import markdown, mean_and_spread, mean_of
+from accelerated.experiments.page import mean_and_spread, mean_of
 from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
+from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
@@ -172,8 +173,8 @@ def topic_results(table: Table, record: dict) -> str:
         share = f"{nearer / max(1, nearer + farther):.1%}"
         rows.append([f"{seed}", f"{nearer:,}", f"{farther:,}", share, f"{sign_test(nearer, farther):.2g}"])
     form = table.measures[0].form
-    first = markdown(["", table.measures[0].title], *([name, mean_and_spread(own, form)] for name, own in means.items()))
-    return f"{first}\n\n" + markdown(["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"], *rows)
+    first = markdown_table(["", table.measures[0].title], *([name, mean_and_spread(own, form)] for name, own in means.items()))
+    return f"{first}\n\n" + markdown_table(["seed", "recurrent nearer", "plain nearer", "share", "sign test, p"], *rows)
 
 
 TOPICS = Table(

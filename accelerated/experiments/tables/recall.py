@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.recall import RecallConfig
-from accelerated.experiments.page import markdown, mean_and_spread, mean_of
+from accelerated.experiments.page import mean_and_spread, mean_of
 from accelerated.experiments.table import CARRIED, CLEARED, RATES, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
+from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, new_figure, save_figure
 
 SEGMENT = 16  # tokens of a method's segment, and of a block of Block-Recurrent
@@ -148,7 +149,7 @@ def results(table: Table, record: dict) -> str:
     half = -(-len(found) // 2)
     for methods in (list(found)[:half], list(found)[half:]):
         cells = ([asked, *(percent(found[m].get(asked, [])) for m in methods)] for asked in tasks)
-        parts.append(markdown(["right answers, percent", *methods], *cells))
+        parts.append(markdown_table(["right answers, percent", *methods], *cells))
     return "\n\n".join(parts)
 
 
