@@ -249,6 +249,7 @@ def position(start: int) -> Measure:
     return Measure(f"at {start:,} to {2 * start - 1:,}", pick, "positions --split test")
 
 
+READING = "--segment 64 --memory 256 --compressed-memory 0"
 TEXT = Table(
     title="The text of the small tables: what is there to gain from context?",
     about="""The tables read Python's standard library, a package or module a document: 13.4 MB to train on, 290,377 bytes to tune
@@ -262,10 +263,8 @@ TEXT = Table(
         for shorter, longer in pairwise(CONTEXTS)
     ),
     scales={
-        "small": Scale(
-            f"--model compressive {SMALL} --head-width 16 --layers 3 --segment 64 --memory 256 --compressed-memory 0 --batch 64",
-            grid=RATES,
-        )
+        "small": Scale(f"--model compressive {SMALL} --head-width 16 --layers 3 {READING} --batch 64", grid=RATES),
+        "gpu": Scale(f"--model compressive {GPU} --head-width 64 --layers 8 {READING} --batch 512", grid=RATES),
     },
 )
 
