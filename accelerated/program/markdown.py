@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Writes tables in Markdown, for pages that programs write."""
 
 from collections.abc import Sequence
 
