@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from accelerated.experiments.page import mean_and_spread, mean_of
+from accelerated.experiments.page import mean_and_spread, mean_of, results, wrapped
 from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, plain_axes, save_figure
@@ -17,11 +18,12 @@ PRETRAINING = {
     "gpu": f"--model pretrained_recurrence {GPU} --layers 8 --max-positions 512 --segment 512 --vectors 0 --batch 64 "
     "--steps 2000 --warmup 200 --learning-rate 0.001",
 }
+STEPS = {"small": 600, "gpu": 300}  # of fine-tuning
 FINE_TUNING = {
-    "small": "--init {first} --steps 600 --warmup 60 --horizon 4",
-    "gpu": "--init {first} --steps 300 --warmup 30 --horizon 8 --backprop memory_replay",
+    "small": f"--init {{first}} --steps {STEPS['small']} --warmup 60 --horizon 4",
+    "gpu": f"--init {{first}} --steps {STEPS['gpu']} --warmup 30 --horizon 8 --backprop memory_replay",
 }
-FINE_RATES = ("--learning-rate 0.0003", "--learning-rate 0.001", "--learning-rate 0.003")
+FINE_RATES = ("--learning-rate 0.0001", "--learning-rate 0.0003", "--learning-rate 0.001")
 RECURRENT = "--vectors 1 --module-width {module}"  # hidden layers a quarter of the model's width, as in the paper (200 and 768)
 MODULE = {"small": {"module": 16}, "gpu": {"module": 128}}
 
@@ -61,18 +63,26 @@ def overlaps_of_window(window: int) -> dict[str, int]:
     return {f"o{share}": max(min(1, int(share)), round(int(share) * window / 300)) for share in SHARES}
 
 
+def sizes_with_overlap(scale: str, window: int, lanes: int) -> dict[str, int]:
+    """Window, lanes and overlaps, and for each overlap as many steps as read the text of STEPS without one."""
+    overlaps = overlaps_of_window(window)
+    steps = {f"steps at {name}": round(STEPS[scale] * window / (window - overlap)) for name, overlap in overlaps.items()}
+    return {"T": window, "lanes": lanes} | overlaps | steps
+
+
 OF_T = "--segment {T} --batch {lanes}"
 TABLES_1_AND_2 = Table(
     title="Adding Recurrence to Pretrained Transformers, Tables 1 and 2",
     about="""What does one vector from window to window add to a pretrained GPT-2, at each overlap of the windows? A small GPT-2
-    is pretrained once, on longer windows; every row is fine-tuned from it. The plain rows are one model, fine-tuned on disjoint
-    windows and read at several overlaps; a recurrent row is trained with the overlap at which it is read. Overlaps are those of
-    the paper's windows of 300 tokens; windows of 60 share a fifth of that. The paper's column is the perplexity on the test
-    splits of WikiText-103 and PG-19. Seeds share the pretraining. FLOPs are counted, the module's too.""",
+    is pretrained once, on longer windows; every row is fine-tuned from it on as many new tokens. The plain rows are one model,
+    fine-tuned on disjoint windows and read at several overlaps; a recurrent row is trained with the overlap at which it is
+    read. Overlaps are those of the paper's windows of 300 tokens; windows of 60 share a fifth of that. The paper's column is
+    the perplexity on the test splits of WikiText-103 and PG-19. Seeds share the pretraining. FLOPs are counted, the module's
+    too.""",
     rows=(
         *(Row(f"GPT-2, {share}", f"{OF_T} --vectors 0", PAPER["GPT-2"][share], {"o": f"{{o{share}}}"}) for share in SHARES),
-        *(Row(f"recurrent, {share}", f"{OF_T} {RECURRENT} --overlap {{o{share}}}", PAPER["recurrent"][share],
-              {"o": f"{{o{share}}}"}) for share in BOTH),
+        *(Row(f"recurrent, {share}", f"{OF_T} {RECURRENT} --overlap {{o{share}}} --steps {{steps at o{share}}}",
+              PAPER["recurrent"][share], {"o": f"{{o{share}}}"}) for share in BOTH),
     ),
     measures=MEASURES,
     orderings=(
@@ -84,9 +94,7 @@ TABLES_1_AND_2 = Table(
         Ordering("recurrence at 0 is as good as GPT-2 at 30 (PG-19)", "recurrent, 0", "GPT-2, 30"),
         Ordering("recurrence at 5 is better than GPT-2 at 75 (PG-19)", "recurrent, 5", "GPT-2, 75"),
     ),
-    scales=scales({
-        "small": {"T": 60, "lanes": 16} | overlaps_of_window(60), "gpu": {"T": 300, "lanes": 28} | overlaps_of_window(300),
-    }),
+    scales=scales({"small": sizes_with_overlap("small", 60, 16), "gpu": sizes_with_overlap("gpu", 300, 28)}),
 )  # fmt: skip
 
 WINDOWS = {"small": (16, 32, 64, 128), "gpu": (64, 128, 256, 512)}
@@ -103,25 +111,49 @@ def sizes_of_windows(scale: str) -> dict[str, int]:
     return found
 
 
+class Point(NamedTuple):
+    """A row as Figure 5 shows it: means of the seeds."""
+
+    flops: float  # per token
+    bits: float  # per byte
+    name: str
+
+
+def points_of(record: dict) -> list[Point]:
+    """The points of a record's rows."""
+    means = ({title: mean_of(values) for title, values in row["measured"].items()} for row in record["rows"])
+    titles = MEASURES[2].title, MEASURES[0].title
+    return [Point(*(mean[title] for title in titles), row["name"]) for mean, row in zip(means, record["rows"], strict=True)]
+
+
+def pareto_line(points: list[Point]) -> list[Point]:
+    """The points that no other one is better than for as many FLOPs or fewer, cheap ones first."""
+    best, line = math.inf, []
+    for point in sorted(points):
+        if point.bits < best:
+            best = point.bits
+            line.append(point)
+    return line
+
+
+def windows_and_line(table: Table, record: dict) -> str:
+    """The measured numbers, and which rows are on the Pareto line."""
+    names = "; ".join(point.name for point in pareto_line(points_of(record)))
+    return results(table, record) + "\n\n" + wrapped(f"On the Pareto line of Figure 5, cheap ones first: {names}.")
+
+
 def draw_windows(record: dict, path: Path) -> None:
     """Draw Figure 4, loss by window, and Figure 5, loss by FLOPs with the Pareto line."""
     figure = figure_class()(figsize=(10, 4.2), dpi=150, layout="constrained")
     left, right = map(plain_axes, figure.subplots(1, 2, sharey=True))
-    points = {}
-    for row in record["rows"]:
-        kind, _, window = row["name"].rpartition(", ")
-        mean = {title: mean_of(values) for title, values in row["measured"].items()}
-        points.setdefault(kind, []).append((window, mean["FLOPs per token"], mean["test, bits per byte"]))
-    for kind, own in points.items():
+    points = points_of(record)
+    for kind in KINDS:
+        own = [point for point in points if point.name.rpartition(", ")[0] == kind]
         if kind in ("GPT-2", "recurrent"):
-            left.plot([window for window, _, _ in own], [bits for _, _, bits in own], marker="o", label=kind)
-        right.plot([flops for _, flops, _ in own], [bits for _, _, bits in own], marker="o", label=kind)
-    best, front = math.inf, []
-    for flops, bits in sorted((flops, bits) for own in points.values() for _, flops, bits in own):
-        if bits < best:
-            best = bits
-            front.append((flops, bits))
-    right.plot(*zip(*front, strict=True), color="0.3", linestyle=":", label="Pareto line")
+            left.plot(PLACES, [point.bits for point in own], marker="o", label=kind)
+        right.plot([point.flops for point in own], [point.bits for point in own], marker="o", label=kind)
+    line = pareto_line(points)
+    right.plot([point.flops for point in line], [point.bits for point in line], color="0.3", linestyle=":", label="Pareto line")
     left.set(xlabel="window", ylabel="test, bits per byte", title="Figure 4: by window")
     right.set(xlabel="FLOPs per token", title="Figure 5: by FLOPs")
     left.legend(frameon=False)
@@ -149,6 +181,7 @@ FIGURES = Table(
                    f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
     ),
     scales=scales({name: sizes_of_windows(name) for name in WINDOWS}),
+    results=windows_and_line,
     draw=draw_windows,
 )  # fmt: skip
 
