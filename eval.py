@@ -102,13 +102,13 @@ def data_config(trained: DataConfig, data: str) -> DataConfig:
     return whole if Path(data).is_dir() else dataclasses.replace(whole, documents="files")
 
 
-def recall_config(settings: Settings, data: str, distance: int | None) -> RecallConfig:
-    """The recall task to read: the run's own, with the given distance."""
-    if distance is None:
-        return settings.recall
-    if data != "recall":
-        raise InputError(f"--recall-distance is of --data recall, this is {data}; leave one of them out")
-    return changed(settings.recall, {"distance": distance}, "recall_")
+def recall_config(settings: Settings, data: str, options: argparse.Namespace) -> RecallConfig:
+    """The recall task to read: the run's own, at the given distance, with the given number of facts."""
+    given = {"distance": options.recall_distance, "pairs": options.recall_pairs}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if asked and data != "recall":
+        raise InputError(f"--recall-{next(iter(asked))} is of --data recall, this is {data}; leave one of them out")
+    return changed(settings.recall, asked, "recall_")
 
 
 def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> score.TrainedRun:
@@ -122,7 +122,7 @@ def open_documents(run: score.TrainedRun, options: argparse.Namespace, splits: t
     check_carry_over(data, asked := options.carry_over_documents)
     carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
     config = data_config(trained, data)
-    corpus = load_corpus(config, run.tokenizer, recall_config(run.settings, data, options.recall_distance), options.data_dir)
+    corpus = load_corpus(config, run.tokenizer, recall_config(run.settings, data, options), options.data_dir)
     if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
         print(f"warning: {data} is no longer what the run was trained on; its splits may differ", file=sys.stderr)
     read = {split: corpus.splits[split] for split in ((options.split,) if options.split else splits)}

@@ -928,12 +928,19 @@ def test_the_table_refuses_runs_of_different_data_and_counts_a_run_once(runs, tm
     assert lines.count("recurrent, window 8  ") == 2 and lines.count("memory cleared)") == 2 and "2 runs" in lines
 
 
-def test_recall_is_asked_at_another_distance(tmp_path, capsys):
+def test_recall_is_asked_at_another_distance_and_of_other_facts(tmp_path, capsys):
     task = ("--recall-distance", 8, "--recall-questions", 3, "--recall-rewrites", 2)
     train(*COMPRESSIVE, "--data", "recall", *task, "--steps", 1, "--out", tmp_path / "run")
     near, same = as_json(capsys, tmp_path / "run"), as_json(capsys, tmp_path / "run", "--recall-distance", 8)
     far = as_json(capsys, tmp_path / "run", "--recall-distance", 99)
     assert near == same and far["tokens"] == near["tokens"] == 3 * 64 and far["nats"] != near["nats"]
+    fewer = as_json(capsys, tmp_path / "run", "--recall-pairs", 2)
+    assert as_json(capsys, tmp_path / "run", "--recall-pairs", 4) == near and fewer["nats"] != near["nats"] == same["nats"]
+    assert fewer["tokens"] == near["tokens"]
+    with pytest.raises(InputError, match="--recall-pairs is of --data recall, this is stdlib"):
+        evaluate(tmp_path / "run", "--data", "stdlib", "--recall-pairs", 2)
+    with pytest.raises(InputError, match="--recall-pairs is 30: with 10 values each they need 330 of"):
+        evaluate(tmp_path / "run", "--recall-pairs", 30)
     with pytest.raises(InputError, match="--recall-distance is of --data recall, this is stdlib"):
         evaluate(tmp_path / "run", "--data", "stdlib", "--recall-distance", 8)
     with pytest.raises(InputError, match="--recall-distance is 3; what stands in the filler needs 4 tokens"):

@@ -13,7 +13,7 @@ remember which values were seen.
     two_facts   =-A@4:.,A^z-...A@1=...?z:;      and A takes z; asked is where z is now, which is where its last taker is
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ class RecallConfig:
         task: facts (keys and values, then questions), copying (values in their order), one_fact or two_facts (who is where, and
             where is what somebody took: made after bAbI's tasks 1 and 2)
         pairs: facts at the beginning of a document; in copying the values, in one_fact and two_facts the statements
+        vary_pairs: let each training document have a number of facts of its own, up to that one, evenly on a logarithmic scale
         values: values that a key can have; a guess is right one time in so many
         shared_values: let all keys share one set of values, so that which key has which value must be remembered
         rewrites: how many facts get a new value in the filler (facts)
@@ -53,6 +54,7 @@ class RecallConfig:
 
     task: str = "facts"
     pairs: int = 4
+    vary_pairs: bool = False
     values: int = 10
     shared_values: bool = False
     rewrites: int = 0
@@ -74,8 +76,8 @@ class RecallConfig:
                 f"pairs is {self.pairs}: with {self.values} values each they need {self.symbols} of {len(SYMBOLS)} bytes; give "
                 "fewer --recall-values, or --recall-shared-values"
             )
-        if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values):
-            raise ValueError(f"task {self.task} has ten values that its questions share; leave rewrites and values out")
+        if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values or self.vary_pairs):
+            raise ValueError(f"task {self.task} has ten values that its questions share; leave rewrites, values and vary_pairs out")
         if self.task == "two_facts" and self.pairs < 4:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
         if self.task == "copying" and self.questions > self.pairs:
@@ -187,15 +189,20 @@ def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator
     return np.sort(rng.permutation(room - count * (width - 1))[:count]) + (width - 1) * np.arange(count)
 
 
-def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, vary: bool = False) -> Document:
-    """One document of config.length tokens; only answers are scored. `vary`: at a distance of its own."""
-    story = STORIES[config.task](config, rng)
+def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
+    """1 to `largest`, evenly on a logarithmic scale."""
+    return int((largest + 1) ** rng.random())
+
+
+def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False) -> Document:
+    """One document of config.length tokens; only answers are scored. In training its number of facts and its distance may vary."""
+    told = replace(config, pairs=drawn_up_to(config.pairs, rng)) if training and config.vary_pairs else config
+    story = STORIES[config.task](told, rng)
     inputs = rng.choice(FILLER, config.length)
-    inputs[: config.opening] = story.opening
+    inputs[config.opening - told.opening : config.opening] = story.opening
     distance = config.distance
-    if vary:  # from near questions a model learns to keep facts for far ones
-        room = config.distance - config.in_filler
-        distance = config.in_filler + int((room + 2) ** rng.random()) - 1
+    if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
+        distance = config.in_filler + drawn_up_to(config.distance - config.in_filler + 1, rng) - 1
     if count := len(story.pieces):
         width = story.pieces.shape[1]
         at = config.opening + places_in_filler(count, width, distance, rng)
@@ -221,5 +228,4 @@ class RecallDocuments(Documents):
         if not 0 <= index < len(self):
             raise IndexError(index)
         rng = np.random.default_rng([0, SPLITS.index(self.split), index])  # 0 is the seed
-        vary = self.config.vary_distance and self.split == "train"
-        return recall_document(self.config, rng, f"{self.split}-{index}", vary)
+        return recall_document(self.config, rng, f"{self.split}-{index}", self.split == "train")

@@ -266,6 +266,7 @@ def add_reading(parser: OptionParser, splits: tuple[str, ...]) -> None:
     parser.add_argument("--split", choices=SPLITS, help=f"which split of it (default {' and '.join(splits)})")
     text = "of --data recall: tokens between the facts and the first question (default as trained)"
     parser.add_argument("--recall-distance", type=at_least(0), metavar="N", help=text)
+    parser.add_argument("--recall-pairs", type=at_least(1), metavar="N", help="of --data recall: facts (default as trained)")
     text = "carry memory from document to document; positions then count in all of a lane's text (default as trained)"
     parser.add_argument("--carry-over-documents", action=argparse.BooleanOptionalAction, help=text)
     parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes, documents read at a time (default the run's)")

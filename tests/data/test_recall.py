@@ -168,7 +168,8 @@ def test_pieces_stand_everywhere_in_the_filler():
 
 @given(configs("facts", st.integers(1, 20)) | configs("one_fact", st.integers(1, 9)), seeds)
 def test_a_varied_distance_is_drawn_and_the_rest_is_filler(config, seed):
-    document = recall_document(config, np.random.default_rng(seed), "x", vary=True)
+    varied = dataclasses.replace(config, vary_distance=True)
+    document = recall_document(varied, np.random.default_rng(seed), "x", training=True)
     asked = np.flatnonzero(document.scored)
     assert len(document.inputs) == config.length and len(asked) == config.questions and (np.diff(asked) == config.spacing).all()
     distance = asked[0] - 1 - config.opening
@@ -188,6 +189,24 @@ def test_only_training_documents_vary_their_distance_over_all_of_it():
     config = RecallConfig(vary_distance=True, distance=99, questions=3, documents=400)
     drawn = [int(np.flatnonzero(document.scored)[0]) - 1 - config.opening for document in RecallDocuments(config, "train")]
     assert 0.4 < np.mean(np.array(drawn) < 9) < 0.6, "half of them on half of the logarithmic scale"
+
+
+def test_training_documents_may_have_fewer_facts_which_stand_before_the_filler():
+    config = RecallConfig(vary_pairs=True, pairs=9, values=2, questions=99, distance=5, documents=400)
+    counts = []
+    for document in RecallDocuments(config, "train"):
+        opening = document.inputs[: config.opening].tolist()
+        facts = [byte for byte in opening if byte not in MARKS]
+        assert opening[len(opening) - len(facts) :] == facts
+        known = dict(zip(facts[::2], facts[1::2], strict=True))
+        assert {*known} == {*SYMBOLS[::-1][: len(known)].tolist()}, "the same keys that so many facts always have"
+        asked, answers = document.inputs[document.scored].tolist(), document.targets[document.scored].tolist()
+        assert {*asked} == {*known} and all(known[key] == answer for key, answer in zip(asked, answers, strict=True))
+        assert np.flatnonzero(document.scored)[0] == config.opening + config.distance + 1
+        counts.append(len(known))
+    assert {*counts} == {*range(1, 10)} and 0.4 < np.mean(np.array(counts) < 3) < 0.55, "evenly on a logarithmic scale"
+    for document in RecallDocuments(config, "test"):
+        assert not {*document.inputs[: config.opening].tolist()} & MARKS
 
 
 def test_every_question_of_a_story_is_asked():
@@ -258,7 +277,8 @@ def test_what_just_fits_is_a_task(change):
     [("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
      ("copying", {"questions": 4, "pairs": 89}, "distance is 88"), ("one_fact", {"pairs": 30}, "distance is 88"),
      ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 3}, "four statements"),
-     ("one_fact", {"rewrites": 1}, "leave rewrites and values out"), ("copying", {"values": 4, "questions": 4}, "values out")],
+     ("one_fact", {"rewrites": 1}, "leave rewrites, values and vary_pairs out"),
+     ("copying", {"values": 4, "questions": 4}, "leave"), ("two_facts", {"vary_pairs": True}, "leave")],
 )  # fmt: skip
 def test_what_a_task_cannot_hold_is_refused(task, change, words):
     with pytest.raises(ValueError, match=words):
