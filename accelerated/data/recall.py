@@ -77,7 +77,9 @@ class RecallConfig:
                 "fewer --recall-values, or --recall-shared-values"
             )
         if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values or self.vary_pairs):
-            raise ValueError(f"task {self.task} has ten values that its questions share; leave rewrites, values and vary_pairs out")
+            raise ValueError(
+                f"task {self.task} has ten values that its questions share; leave values, rewrites and vary_pairs out"
+            )
         if self.task == "two_facts" and self.pairs < 4:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
         if self.task == "copying" and self.questions > self.pairs:
@@ -195,7 +197,7 @@ def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
 
 
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False) -> Document:
-    """One document of config.length tokens; only answers are scored. In training its number of facts and its distance may vary."""
+    """One document of config.length tokens; only answers are scored. In training its facts and its distance may vary."""
     told = replace(config, pairs=drawn_up_to(config.pairs, rng)) if training and config.vary_pairs else config
     story = STORIES[config.task](told, rng)
     inputs = rng.choice(FILLER, config.length)

@@ -90,22 +90,23 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
     found = set()
     for name in RECALL:
         for row in TABLES[name].rows:
-            label = row.name.partition(": ")[2].removesuffix(", large state")
-            config = (TASKS | CAPACITY).get(label, DISTANCE)
+            label = row.name.partition(": ")[2].removesuffix(", large")
+            config = TASKS.get(label) or (CAPACITY if label.endswith("facts") else DISTANCE)
             assert row_settings(name, "small", row)[0].recall == config, row.name
             found.add(config)
-    assert found == {DISTANCE, *TASKS.values(), *CAPACITY.values()}
+    assert found == {DISTANCE, CAPACITY, *TASKS.values()}
 
 
-def test_a_cell_of_the_recall_family_asks_at_its_distance_and_a_large_state_holds_four_times_as_much():
+def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_times_as_much():
     rows = {row.name: row for name in RECALL for row in TABLES[name].rows}
     for method in METHODS:
         asked = [row.sizes["asked"] for name, row in rows.items() if name.startswith(f"{method}: distance ")]
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
-        for facts in ("16 facts", "64 facts"):
-            usual, large = (rows.get(f"{method}: {facts}{more}") for more in ("", ", large state"))
-            assert (large is None) == (method in ("Slide", "GPT-2")) and usual.sizes["asked"] == ""
+        for facts in (2, 4, 8, 16, 32, 64):
+            usual, large = (rows.get(f"{method}: {facts} facts{more}") for more in ("", ", large"))
+            assert (large is None) == (method in ("Slide", "GPT-2")) and usual.sizes["asked"] == f"--recall-pairs {facts}"
             if large:
+                assert large.sizes == usual.sizes
                 changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
                 assert [int(b) / int(a) for a, b in changed] == [4.0]
 
@@ -126,16 +127,17 @@ def test_orderings_name_rows_and_measures(name):
                 assert "{" not in filled(measured.report, row, scale)
 
 
-def test_the_picture_of_recall_has_the_cells_of_all_its_tables(monkeypatch, tmp_path):
+def test_the_picture_of_recall_has_the_cells_of_all_its_tables_but_large_states(monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(
         "accelerated.experiments.tables.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name))
     )
-    for name, asked in (("recall-tasks", "copying"), ("recall-distance", "distance 1")):
-        rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2")]
+    both = ["2 facts", "2 facts, large"]
+    for name, cells in (("recall-tasks", ["copying"]), ("recall-distance", ["distance 1"]), ("recall-capacity", both)):
+        rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2") for asked in cells]
         (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
     draw_family(tmp_path)
-    own = {"distance 1": [0.5], "copying": [0.5]}
+    own = {"distance 1": [0.5], "2 facts": [0.5], "copying": [0.5]}
     assert drawn == [({"Slide": own, "GPT-2": own}, "recall.svg")] and list(drawn[0][0]["Slide"]) == list(own)
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
 from accelerated.experiments.page import mean_and_spread, mean_of
@@ -12,7 +12,7 @@ from accelerated.experiments.table import CARRIED, CLEARED, RATES, SMALL, Measur
 from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
 from accelerated.program.markdown import markdown_table
-from accelerated.training.log import figure_class, new_figure, save_figure
+from accelerated.training.log import figure_class, new_figure, plain_axes, save_figure
 
 SEGMENT = 16  # tokens of a method's segment, and of a block of Block-Recurrent
 BLOCKS = 4  # times as long are the segments of Block-Recurrent and Memorizing
@@ -61,7 +61,8 @@ def task(distance: int = 4, questions: int = 32, **others: int) -> RecallConfig:
 
 
 DISTANCE = task(FARTHEST)
-CAPACITY = {"16 facts": task(pairs=16, values=2), "64 facts": task(pairs=64, values=2)}
+CAPACITY = task(pairs=64, values=2, vary_pairs=True)
+FACTS = (2, 4, 8, 16, 32, 64)  # asked of it
 TASKS = {
     "rewriting": task(rewrites=8),
     "binding": task(shared_values=True),
@@ -81,15 +82,20 @@ class Cell(NamedTuple):
 
 
 OF_DISTANCE = tuple(Cell(f"distance {far:,}", DISTANCE, asked=f"--recall-distance {far * SEGMENT}") for far in DISTANCES)
-OF_CAPACITY = tuple(Cell(label + ", large state" * size, config, size) for label, config in CAPACITY.items() for size in (0, 1))
+STATES = "", ", large"
+OF_CAPACITY = tuple(
+    Cell(f"{number} facts{state}", CAPACITY, size, f"--recall-pairs {number}")
+    for size, state in enumerate(STATES)
+    for number in FACTS
+)
 OF_TASKS = tuple(Cell(label, config) for label, config in TASKS.items())
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
 
 
 def documents_to_read(config: RecallConfig) -> int:
-    """How many documents a method reads to learn a task: those of 8 million tokens, or of 2.5 million."""
-    return (8_000_000 if config == DISTANCE else 2_500_000) // config.length
+    """How many documents a method reads to learn a task: those of 8, 4 or 2.5 million tokens."""
+    return {DISTANCE: 8_000_000, CAPACITY: 4_000_000}.get(config, 2_500_000) // config.length
 
 
 def training_options(method: Method, config: RecallConfig) -> str:
@@ -160,11 +166,12 @@ def draw_tasks(record: dict, path: Path) -> None:
 
 
 def draw_family(pages: Path) -> None:
-    """Draw recall.svg: methods by the tasks of all tables of recall whose records are in the folder."""
+    """Draw recall.svg: methods, with their usual states, by the tasks of all tables of recall whose records are in the folder."""
     found: dict[str, dict[str, list[float]]] = {}
     for path in (pages / f"{name}.json" for name in RECALL):
         if path.exists():
             for method, own in accuracies(json.loads(path.read_text())).items():
+                own = {asked: values for asked, values in own.items() if not asked.endswith(STATES[1])}
                 found.setdefault(method, {}).update(own)
     draw_accuracies(found, pages / "recall.svg")
 
@@ -190,18 +197,35 @@ def draw_accuracies(found: dict[str, dict[str, list[float]]], path: Path) -> Non
     save_figure(figure, path)
 
 
+def draw_lines(axes: Any, record: dict, asked: dict[int, str], guess: int) -> None:
+    """Draw accuracy against the numbers of `asked`, {number: cell}, a line for each method that has these, and a guess's."""
+    for number, (method, own) in enumerate(accuracies(record).items()):
+        if {*asked.values()} <= {*own}:
+            means = [100 * mean_of(own[cell]) for cell in asked.values()]
+            style = {"color": f"C{number}", "marker": "osv^D<>P"[number], "linestyle": "--" if number % 2 else "-"}
+            axes.plot([*asked], means, **style, markersize=5, label=method)
+    axes.axhline(guess, color="0.5", linewidth=1, linestyle=":")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([*asked], [f"{place:,}" for place in asked])
+    axes.set(ylabel="right answers, percent", ylim=(0, 104))
+
+
+def draw_capacity(record: dict, path: Path) -> None:
+    """Draw accuracy against the number of facts, with the usual states and the large ones, and the family's picture anew."""
+    figure = figure_class()(figsize=(10, 4.2), dpi=150, layout="constrained")
+    for axes, state, title in zip(figure.subplots(1, 2), STATES, ("The usual state", "Four times as large"), strict=True):
+        draw_lines(plain_axes(axes), record, {number: f"{number} facts{state}" for number in FACTS}, 50)
+        axes.set(xlabel="facts that a document begins with", title=title, ylim=(40, 102))
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+    save_figure(figure, path)
+    draw_family(path.parent)
+
+
 def draw_distances(record: dict, path: Path) -> None:
     """Draw accuracy against distance, a line for each method, and the picture of the whole family anew."""
     figure, axes = new_figure()
-    for number, (method, own) in enumerate(accuracies(record).items()):
-        means = [100 * mean_of(own[f"distance {distance:,}"]) for distance in DISTANCES]
-        axes.plot(DISTANCES, means, marker="osv^D<>P"[number], markersize=5, linestyle="--" if number % 2 else "-", label=method)
-    axes.axhline(10, color="0.5", linewidth=1, linestyle=":")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(DISTANCES, [f"{distance:,}" for distance in DISTANCES])
-    axes.set(
-        xlabel="segments of 16 tokens between the facts and the first question", ylabel="right answers, percent", ylim=(0, 104)
-    )
+    draw_lines(axes, record, {distance: f"distance {distance:,}" for distance in DISTANCES}, 10)
+    axes.set_xlabel("segments of 16 tokens between the facts and the first question")
     axes.axvspan(FARTHEST, DISTANCES[-1], color="0.96")
     axes.text(FARTHEST * 4.5, 60, "farther than in training", fontsize=8, color="0.4")
     axes.set_title("Four facts, asked for later")
@@ -237,11 +261,12 @@ RECALL = {
     ),
     "recall-capacity": recall_table(
         "How much a memory holds",
-        f"""16 or 64 facts, with one of two values, open a document and are asked for after 4 segments of filler, in training
-        after up to 4. The large state has four times the rows that hold them. Every method learns each from nothing; a guess
-        is right one time in two. {COMMON}: those of 2.5 million tokens.""",
+        f"""2 to 64 facts, with one of two values, open a document and are asked for after 4 segments of filler. Every method
+        learns from documents with up to 64 facts, as many with 1 to 7 as with 8 to 64, and up to 4 segments of filler. The large
+        state has four times the rows that hold facts. A guess is right one time in two. {COMMON}:
+        {documents_to_read(CAPACITY):,}, 4 million tokens.""",
         OF_CAPACITY,
-        draw_tasks,
+        draw_capacity,
     ),
     "recall-tasks": recall_table(
         "What a memory can be asked",
