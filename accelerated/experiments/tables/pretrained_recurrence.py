@@ -41,11 +41,9 @@ MEASURES = (
 )
 
 
-def scales(sizes: dict[str, dict[str, int]]) -> dict[str, Scale]:
+def scales(sizes: dict[str, dict[str, int]], grid: tuple[str, ...] = FINE_RATES) -> dict[str, Scale]:
     """The scales of a table, from the sizes of each."""
-    return {
-        name: Scale(FINE_TUNING[name], MODULE[name] | sizes[name], FINE_RATES, PRETRAINING[name]) for name in PRETRAINING
-    }  # fmt: skip
+    return {name: Scale(FINE_TUNING[name], MODULE[name] | sizes[name], grid, PRETRAINING[name]) for name in PRETRAINING}
 
 
 SHARES = ("0", "5", "10", "30", "50", "75", "100", "150", "200")  # the paper's overlaps of windows of 300
@@ -180,7 +178,7 @@ FIGURES = Table(
         *(Ordering(f"it helps more with windows of {a} than of {b}", f"GPT-2, {b} - recurrent, {b}",
                    f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
     ),
-    scales=scales({name: sizes_of_windows(name) for name in WINDOWS}),
+    scales=scales({name: sizes_of_windows(name) for name in WINDOWS}, (*FINE_RATES, "--learning-rate 0.003")),
     results=windows_and_line,
     draw=draw_windows,
 )  # fmt: skip
