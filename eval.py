@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from accelerated.applications import topics
-from accelerated.data.config import DataConfig, check_carry_over
+from accelerated.data.config import CORPORA, DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import run_tokenizer
@@ -80,7 +80,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> score
     device = choose_device(options.device, settings.training.dtype)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
     model = MODELS[settings.model](evaluated_config(name, options, settings)).to(device)
-    load_parameters(model, checkpoint["parameters"], file, unused=".compression.")
+    load_parameters(model, checkpoint["parameters"], file, unused=(".compression.", ".memory_gate"))
     for parameter, values in model.state_dict().items():
         if not values.isfinite().all():
             raise InputError(f"{file}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
@@ -96,7 +96,7 @@ def data_config(trained: DataConfig, data: str) -> DataConfig:
     """The DataConfig to read data with: the run's own, as far as it can apply to other data."""
     if data == trained.data:
         return trained
-    if not Path(data).exists():
+    if data in CORPORA or not Path(data).exists():
         return DataConfig(data)
     whole = dataclasses.replace(trained, data=data, training_documents=0, validation_tokens=0)
     return whole if Path(data).is_dir() else dataclasses.replace(whole, documents="files")
@@ -141,17 +141,16 @@ def heading(run: score.TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dic
     if run.settings.model == "compressive":
         now, then = (f"memory {c.memory}, compressed_memory {c.compressed_memory}" for c in (config, trained))
         lines += [f"evaluated with {now}; trained with {then}"] if now != then else []
-    [split] = run.splits
     step = run.checkpoint["step"]
     carried = f"carried {'over documents' if run.carry_over else 'through each document'}"
     memory = "no memory" if score.carries_nothing(run.model) else f"memory {carried}"
     if cleared and memory != "no memory":
         memory = f"{score.cleared_words(cleared)} at every segment" + ("" if cleared is True else f", the rest {carried}")
     memory += ", documents joined" if run.carry_over and carried not in memory else ""
-    part = "" if run.splits[split].whole else "a part of "
-    lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {part}{split} split of {run.data}, {memory}")
+    part = "" if run.splits[run.split].whole else "a part of "
+    lines.append(f"{run.settings.model} from {Path(run.path)}, step {step:,}, {part}{run.split} split of {run.data}, {memory}")
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
-    record |= {"data": run.data, "split": split, "whole_split": run.splits[split].whole}
+    record |= {"data": run.data, "split": run.split, "whole_split": run.splits[run.split].whole}
     return record | {"memory_cleared": cleared, "carry_over_documents": run.carry_over}, lines
 
 

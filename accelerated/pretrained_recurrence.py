@@ -121,14 +121,13 @@ class Recurrence(nn.Module):
         return sum(share * output for share, output in zip(shares, outputs, strict=True))
 
     def pool(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Eq. 1: z (B, D) of a window's mixed outputs (B, N, D)."""
-        rows = mixed[:, : pooled_rows(self.config, mixed.shape[1])]
+        """Eq. 1: z (B, D) of the mixed outputs (B, n, D) of a window's pooled positions."""
         if self.config.pooling == "mean":
-            return rows.mean(1)
+            return mixed.mean(1)
         if self.config.pooling == "max":
-            return rows.max(1).values
-        weights = (rows @ self.fixed_key[:, None] * rows.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), similarity to a learned key
-        return (weights.transpose(1, 2) @ rows)[:, 0]
+            return mixed.max(1).values
+        weights = (mixed @ self.fixed_key[:, None] * mixed.shape[-1] ** -0.5).softmax(1)  # (B, n, 1), similarity to a learned key
+        return (weights.transpose(1, 2) @ mixed)[:, 0]
 
 
 class PretrainedRecurrence(nn.Module):
@@ -236,7 +235,8 @@ class PretrainedRecurrence(nn.Module):
 
     def _pool(self, mixed):
         """The State after a window with mixed outputs (B, N, D)."""
-        return State(self.module.pool(mixed), torch.ones(len(mixed), dtype=torch.bool, device=mixed.device))
+        rows = mixed[:, : pooled_rows(self.config, mixed.shape[1])]
+        return State(self.module.pool(rows), torch.ones(len(rows), dtype=torch.bool, device=rows.device))
 
     # The methods below are only for generation.
 
@@ -269,8 +269,8 @@ class PretrainedRecurrence(nn.Module):
         unread = self.future_keys.index_select(0, positions)  # (m, T)
         offset = x.new_zeros(unread.shape).masked_fill(unread, -math.inf)  # what is added to scores
         if self.module is not None:
-            hidden = with_slots(unread, c.vectors, rows.present)
-            beside_slots = x.new_zeros(hidden.shape).masked_fill(hidden, -math.inf)  # (B, 1, m, S + T)
+            mask = with_slots(unread, c.vectors, rows.present)
+            beside_slots = x.new_zeros(mask.shape).masked_fill(mask, -math.inf)  # (B, 1, m, S + T)
         for number, layer in enumerate(self.layers):
             projected = functional.linear(layer.norm(x), rows.weights[number], rows.biases[number])
             query, *own = split_heads(projected, c.heads, 3)

@@ -10,8 +10,8 @@ the rollout takes the model's initial state, which does get gradient. Each segme
 so computing it again repeats them, and all three methods draw the same numbers. `rank` is the number of this process among those
 that train together; each process draws different numbers.
 
-Nothing here asks a GPU for a number, which would wait for all work before it: segments know what is scored and where documents
-start. Logits are made in chunks of rows (`summed_nats`), which evaluation/score.py uses too.
+Nothing here asks a GPU for a number, which would wait for all work before it (an adaptive softmax does): segments know what is
+scored and where documents start. Logits are made in chunks of rows (`summed_nats`), which evaluation/score.py uses too.
 """
 
 import contextlib

@@ -20,6 +20,7 @@ import eval as evaluation_script
 from accelerated import compressive
 from accelerated.attention import heads
 from accelerated.data import named_sets
+from accelerated.data.config import DataConfig
 from accelerated.evaluation import score
 from accelerated.evaluation.options import REPORTS
 from accelerated.pretrained_recurrence import PretrainedRecurrence
@@ -517,6 +518,13 @@ def test_memories_of_other_sizes_are_evaluated(runs, tmp_path, capsys):
     assert "trained with compressed_memory 0, so its compression is untrained" in line
 
 
+def test_a_memorizing_model_is_evaluated_without_its_memory(runs, capsys):
+    """As if it were cleared at every segment, which are as long as the window that attention has besides."""
+    without, cleared = as_json(capsys, runs.memorizing, "--memory", 0), as_json(capsys, runs.memorizing)
+    assert without["tokens"] == cleared["tokens"] and without["nats"] != cleared["nats"]
+    assert without["config"]["memory"] == 0
+
+
 def test_windows_that_differ_from_training_are_named(runs, capsys):
     for options, words in (([], None), (["--segment", 9], "segment 8\n"), (["--pool", "advance"], "pool all\n")):
         lines = printed(capsys, runs.windowed, *options)
@@ -688,6 +696,13 @@ def test_a_sample_streams_and_its_prompt_comes_from_a_file(runs, tmp_path, capsy
     assert as_json(capsys, "sample", runs.recurrent, "--tokens", 2, "--prompt-file", prompt)["prompt"] == "word " * 100
     invalid = printed(capsys, "sample", runs.recurrent, "--tokens", 2, "--prompt", os.fsdecode(b"caf\xe9"))
     assert invalid.startswith("caf\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_prompt_without_a_token_is_refused(runs, tmp_path, capsys):
+    run = tmp_path / "words"
+    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", run)
+    line = refused(capsys, "sample", run, "--prompt", " ")
+    assert "the prompt has no token for the run's tokenizer; give another --prompt" in line
 
 
 @pytest.mark.parametrize("terminal,no_color", [(True, None), (True, ""), (True, "1"), (False, None)])
@@ -907,6 +922,9 @@ def test_windows_of_another_length_are_evaluated(runs, capsys):
         assert lines.count(f"recurrent, window {window}") == 2
     lines = printed(capsys, "overlap", runs.windowed, "--overlaps", "1", "--pool", "advance")
     assert "(trained with overlap 2, trained with pool all)" in lines
+    together = as_json(capsys, "overlap", runs.windowed, "--overlaps", "0,2", "--pool", "advance")["rows"]
+    alone = [as_json(capsys, "overlap", runs.windowed, "--overlaps", o, "--pool", "advance")["rows"][0] for o in ("0", "2")]
+    assert [row["splits"] for row in together] == [row["splits"] for row in alone], "pooled by each one's own overlap"
 
 
 def test_runs_that_share_a_line_are_averaged(runs, tmp_path, capsys):
@@ -945,6 +963,12 @@ def test_recall_is_asked_at_another_distance_and_of_other_facts(tmp_path, capsys
         evaluate(tmp_path / "run", "--data", "stdlib", "--recall-distance", 8)
     with pytest.raises(InputError, match="--recall-distance is 3; what stands in the filler needs 4 tokens"):
         evaluate(tmp_path / "run", "--recall-distance", 3)
+
+
+def test_a_folder_that_is_called_like_a_named_set_is_not_read_for_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pg19").mkdir()
+    assert evaluation_script.data_config(DataConfig("a.txt", encoding="latin-1"), "pg19") == DataConfig("pg19")
 
 
 def test_recall_has_no_words(tmp_path, capsys):

@@ -17,7 +17,7 @@ from accelerated.attention.content import content_attention
 from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
 from accelerated.program.errors import InputError
 from accelerated.protocol import check_lanes, check_state, initialise
-from accelerated.training.gpt2_weights import check_safetensors
+from accelerated.training.gpt2_weights import safetensors_package
 from reference.roberta import NORM_EPSILON, Config, init_params
 
 OFFSET = 2  # rows of RoBERTa's position embedding before position 0: it counts from its padding's id on
@@ -230,7 +230,7 @@ def load_published(model: Roberta, path: str | Path) -> None:
     Its token types are added to its positions, which computes the same, because there is one type. A file of the encoder alone
     leaves the masked head as it is. Raises InputError if the file is not a RoBERTa of the config's sizes.
     """
-    safetensors = check_safetensors("RoBERTa's weights")
+    safetensors = safetensors_package("RoBERTa's weights")
     try:
         with safetensors.safe_open(path, "pt") as reader:
             found = {name.removeprefix("roberta."): reader.get_tensor(name) for name in reader.keys()}  # noqa: SIM118

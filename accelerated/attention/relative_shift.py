@@ -112,7 +112,7 @@ class RelativeAttention(torch.autograd.Function):
         tiles, weights = RelativeAttention.tiles(length, total), []
         height = tiles[0][0].stop
         by_distance, scores = (query.new_empty(batch * heads * height * total) for _ in range(2))
-        hidden = torch.full((height, height), -math.inf, dtype=query.dtype).triu_(1)
+        mask = torch.full((height, height), -math.inf, dtype=query.dtype).triu_(1)
         for rows, reach in tiles:
             shape = (batch, heads, rows.stop - rows.start, reach)
             shifted = RelativeAttention.shifted(by_distance, shape)
@@ -122,7 +122,7 @@ class RelativeAttention(torch.autograd.Function):
             tile_scores = scores[: math.prod(shape)].view(-1, *shape[2:])
             tile_scores.view(shape).copy_(shifted)
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
-            tile_scores[:, :, reach - shape[2] :].add_(hidden[: shape[2], : shape[2]])
+            tile_scores[:, :, reach - shape[2] :].add_(mask[: shape[2], : shape[2]])
             weights.append(torch.softmax(tile_scores, -1))
             out[:, rows] = torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
             if in_values:

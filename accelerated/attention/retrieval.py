@@ -37,8 +37,8 @@ def nearest_keys(query: torch.Tensor, memory: Memory, retrieved: int) -> torch.T
 def retrieval_attention_plain(query: torch.Tensor, memory: Memory, scale: torch.Tensor, retrieved: int) -> torch.Tensor:
     """softmax((q.k) scale) v over each query's K nearest keys, (B, H, N, E), of query (B, H, N, E) and scale (H,)."""
     similarity = query @ memory.keys.transpose(-1, -2)  # (B, H, N, M)
-    hidden = torch.full_like(similarity, -math.inf).scatter_(-1, nearest_keys(query, memory, retrieved), 0.0)
-    return (similarity * scale[:, None, None] + hidden).softmax(-1) @ memory.values
+    mask = torch.full_like(similarity, -math.inf).scatter_(-1, nearest_keys(query, memory, retrieved), 0.0)
+    return (similarity * scale[:, None, None] + mask).softmax(-1) @ memory.values
 
 
 def retrieval_attention(query: torch.Tensor, memory: Memory, scale: torch.Tensor, retrieved: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The corpus that --data names: documents in three splits, tokenised once into memory-mapped files.
 
-train.py, eval.py and the bench load it. A cache is a folder with a file of tokens and one of documents for each split, and a
+For train.py, eval.py and experiments. A cache is a folder with a file of tokens and one of documents for each split, and a
 manifest with their checksums. verified.json says which of them were read and found right, in which state.
 """
 
@@ -36,7 +36,7 @@ from accelerated.data.sources import (
 )
 from accelerated.data.windows import SPLITS, WHITE_SPACE, Document, Documents, lengths_of
 from accelerated.program.errors import InputError
-from accelerated.program.files import WRITING, disk_errors, written_whole
+from accelerated.program.files import WRITING, disk_errors, locked_in_turn, written_whole
 from accelerated.program.progress import Progress
 from accelerated.program.sharing import is_own, make_shared_folder, may_write, share, wrong_file
 
@@ -221,23 +221,8 @@ def may_make(folder: Path) -> bool:
 
 
 def lock_of(folder: Path) -> Path:
-    """The lock file of a cache. It stays: who waits at a file that is removed does not see who locks a new one."""
+    """The lock file of a cache."""
     return folder.with_name(f"{folder.name}.lock")
-
-
-@contextlib.contextmanager
-def waiting_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of a cache inside; says so if another process holds it and must be waited for."""
-    lock = FileLock(lock_of(folder))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        print(f"another process is making {folder}; waiting for it", file=sys.stderr)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def remove_leftovers(tokens: Path) -> None:
@@ -256,7 +241,7 @@ def make_cache(source: Source, state: str, tokenizer: object, folder: Path) -> C
     with disk_errors(folder.parent):
         make_shared_folder(folder.parent)
         remove_leftovers(folder.parent)
-        with waiting_lock(folder):
+        with locked_in_turn(lock_of(folder), f"another process is making {folder}; waiting for it"):
             if found := read_cache(folder, state):  # another process made it meanwhile
                 return found
             if folder.exists():  # the source has changed, or a process was killed

@@ -4,6 +4,7 @@ corpus.py opens them; eval.py uses their official word counts for perplexity per
 """
 
 import base64
+import contextlib
 import functools
 import http.client
 import io
@@ -23,7 +24,7 @@ from accelerated.data.config import HUB
 from accelerated.data.sources import Source, Text, read_errors, size_of, splits_named, with_missing_splits
 from accelerated.data.windows import SPLITS, count_words
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, file_checksum
+from accelerated.program.files import disk_errors, file_checksum, locked_in_turn
 from accelerated.program.progress import Progress
 from accelerated.program.sharing import make_shared_folder, share
 
@@ -90,7 +91,9 @@ def files_of_archive(folder: Path, archive: Archive, names: list[str]) -> tuple[
         return unpacked, [functools.partial(open, path, "rb") for path in unpacked]
     path = folder / Path(archive.address).name
     if not path.exists():
-        fetch(archive.address, path, archive.sha256)
+        with only_fetcher(path):
+            if not path.exists():  # no other process fetched it meanwhile
+                fetch(archive.address, path, archive.sha256)
     return (path,), [functools.partial(open_member, path, archive, name) for name in names]
 
 
@@ -168,7 +171,8 @@ def pg19(folder: Path) -> Source:
     """Project Gutenberg's books published before 1919; each is one document."""
     folders = {split: folder / name for split, name in PG19_FOLDERS.items()}
     if any(len(list(books.glob("*.txt"))) < PG19_COUNTS[split] for split, books in folders.items()):
-        fetch_books(folder)
+        with only_fetcher(folder):
+            fetch_books(folder)
     books = [(split, path) for split, books in folders.items() for path in sorted(books.glob("*.txt"))]
     counts = Counter(split for split, _ in books)
     for split, count in PG19_COUNTS.items():
@@ -236,6 +240,15 @@ def continue_download(address: str, file: io.FileIO, show: bool) -> None:
                     bar.update(file.write(piece))
     if length and file.tell() < total:
         raise ConnectionError(f"{file.tell()} of {total} bytes arrived")
+
+
+@contextlib.contextmanager
+def only_fetcher(path: Path) -> Iterator[None]:
+    """Inside, no other process fetches the file or folder at path."""
+    with disk_errors(path.parent):
+        make_shared_folder(path.parent)
+    with locked_in_turn(path.with_name(f"{path.name}.lock"), f"another process is fetching {path}; waiting for it"):
+        yield
 
 
 def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", quiet: bool = False) -> None:

@@ -29,7 +29,6 @@ FIRST_KEYS, FIRST_VALUES = b"ABCDEFGHIJUVWXYZ", b"0123456789abcdefghijklmnopqrst
 OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VALUES})
 # All bytes that facts may use: values are taken from the front, keys from the back
 SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
-TASKS = ("facts", "copying", "one_fact", "two_facts")
 STATEMENT = 3  # bytes of a statement of one_fact and two_facts
 
 
@@ -65,7 +64,7 @@ class RecallConfig:
     documents: int = 100_000
 
     def __post_init__(self):
-        check_choice("task", self.task, TASKS)
+        check_choice("task", self.task, STORIES)
         for name, least in (("pairs", 1), ("values", 2), ("rewrites", 0), ("questions", 1), ("distance", 0), ("spacing", 2)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")

@@ -149,7 +149,7 @@ def sentencepiece_package() -> ModuleType:
 
 
 class SentencePieceTokenizer:
-    """The pieces of a sentencepiece model, such as T5's for PG-19; needs the extra sentencepiece.
+    """The pieces of a sentencepiece model, such as T5's for PG-19; needs the extra pieces.
 
     It normalises text as its model says: T5's makes all white space one blank, and has one token for unknown characters.
     """

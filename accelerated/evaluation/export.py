@@ -17,9 +17,8 @@ from accelerated.data.tokenizers import BpeTokenizer, merges_of, symbols_of, tok
 from accelerated.evaluation.score import TrainedRun
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, file_checksum, written_whole
-from accelerated.training.checkpoint import EXPORT
-from accelerated.training.folder import SETTINGS, WEIGHTS, write_settings
-from accelerated.training.gpt2_weights import check_safetensors, described_gpt2, of_ours
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, write_settings
+from accelerated.training.gpt2_weights import described_gpt2, of_ours, safetensors_package
 from accelerated.training.log import draw_curves, read_metrics, title_of
 from accelerated.training.options import options_of
 from accelerated.training.settings import GPT2_MODEL, settings_contents
@@ -32,7 +31,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    check_safetensors()
+    safetensors_package()
+    if run.settings.data.train_bpe:
+        tokenizers_package()
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = run.model.state_dict()

@@ -120,7 +120,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         raise InputError(f"frequency: {run.data} has no words; give other --data")
     trained, tokenizer = run.settings.data, run.tokenizer
     training = load_corpus(trained, tokenizer, run.settings.recall, options.data_dir).splits["train"]
-    [documents] = run.splits.values()
+    documents = run.splits[run.split]
     counts = word_counts(training, distinct_words(documents, tokenizer), tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
     nats = Joined(documents).by_document(nats) if run.carry_over else nats

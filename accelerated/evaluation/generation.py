@@ -205,6 +205,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     prompt, rate = (options.prompt, 0) if run.tokenizer.spells_text else options.prompt
     device = next(run.model.parameters()).device
     prompt = torch.tensor(run.tokenizer.encode(prompt).astype("int64"), device=device)
+    if not len(prompt):
+        raise InputError("the prompt has no token for the run's tokenizer; give another --prompt or --prompt-file")
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)

@@ -82,16 +82,16 @@ def draw_positions(path: str, readings: dict[str, list[PositionRow]], reach: int
     save_figure(figure, path)
 
 
-def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, reach: int) -> list[Score]:
-    """A Score for each number of segments, 0 .. reach - 1, that the state has carried since it was cleared.
+def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_every: int) -> list[Score]:
+    """A Score for each number of segments, 0 .. clear_every - 1, that the state has carried since it was cleared.
 
-    The state is cleared before every reach-th segment of a document. A document's first `reach` segments are read but not
+    The state is cleared before every so many-th segment of a document. As many first segments of a document are read but not
     scored, so that every Score comes from the middle of documents. Each segment counts in one Score.
     """
-    scores = [Score()] * reach
-    for segment, number, _, found in read(model, documents, lanes, clear_every=reach):
-        for carried in np.unique((number % reach)[number >= reach]).tolist():
-            own = (number >= reach) & (number % reach == carried)
+    scores = [Score()] * clear_every
+    for segment, number, _, found in read(model, documents, lanes, clear_every=clear_every):
+        for carried in np.unique((number % clear_every)[number >= clear_every]).tolist():
+            own = (number >= clear_every) & (number % clear_every == carried)
             scores[carried] = add_segment(scores[carried], found, segment, tokenizer, own)
     return scores
 
@@ -112,14 +112,14 @@ def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
 
 def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by how many segments the memory has carried."""
-    model, reach = run.model, options.segments
+    model, every = run.model, options.segments
     if carries_nothing(model):
         raise InputError("range: this model carries no memory that could be cleared; evaluate another run")
     longest = longest_document(run.documents, model.config.segment, overlap_of(model.config))
-    scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, reach) if longest >= 2 * reach else []
+    scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, every) if longest >= 2 * every else []
     if not scores or not all(score.tokens for score in scores):
         raise InputError(
-            f"--segments {reach}: no document has scored tokens in its segments {reach + 1:,} to {2 * reach:,}; "
+            f"--segments {every}: no document has scored tokens in its segments {every + 1:,} to {2 * every:,}; "
             f"give longer documents (--data) or a smaller number"
         )
     lines = ["segments carried   bits per byte   right predictions   tokens scored"]

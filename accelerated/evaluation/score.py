@@ -47,19 +47,23 @@ class TrainedRun(NamedTuple):
         return joined_for_lanes(min(self.lane_count, max(1, segments)), documents)
 
     @property
+    def split(self) -> str:
+        """The name of the only split."""
+        [name] = self.splits
+        return name
+
+    @property
     def documents(self) -> Sequence:
         """What is read of the only split."""
-        [split] = self.splits
-        return self.to_read(split)
+        return self.to_read(self.split)
 
     def count_predictions(self) -> int:
         """How many tokens of the only split can be predicted: all but the first of each document."""
-        [documents] = self.splits.values()
-        return int(lengths_of(documents).sum())
+        return int(lengths_of(self.splits[self.split]).sum())
 
     def words(self, split: str | None = None) -> tuple[int, str]:
         """Return (words in the original text of a split, how they were counted); without `split`, of the only split."""
-        [split] = self.splits if split is None else [split]
+        split = split or self.split
         return words_of_split(self.data, split, self.splits[split])
 
 

@@ -368,7 +368,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     text_bytes = int(run.tokenizer.token_bytes[np.asarray(document.targets)[scored]].sum())
     scores = [check_score(Score(float(values[scored].sum()), int(scored.sum()), text_bytes=text_bytes)) for values in nats]
     about = {"model": run.settings.model, "describe": model.describe(), "run": run.path, "step": run.checkpoint["step"]}
-    about |= {"data": run.data, "split": next(iter(run.splits)), "joined": run.carry_over, "document": number + 1}
+    about |= {"data": run.data, "split": run.split, "joined": run.carry_over, "document": number + 1}
     about |= {"documents": len(documents), "scored": scores[0].tokens, "bytes": text_bytes}
     about |= {"bits": [score.nats / math.log(2) for score in scores]}
     written = write_page(Path(options.out), about | document_data(run, document, windows, nats, shown))

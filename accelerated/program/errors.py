@@ -83,7 +83,7 @@ def errors_in_one_line(name: str) -> Iterator[None]:
         sys.exit(1)
     except OSError as error:
         if error.filename is not None:  # of a file, not of the output
-            raise
+            end(name, f"cannot use {error.filename}: {error.strerror}; give another, or change its permissions")
         leave_output()
         end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
 

@@ -4,9 +4,11 @@ import contextlib
 import errno
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from accelerated.program.errors import InputError
 
@@ -75,14 +77,20 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def file_checksum(path: Path, kind: str = "sha256", end: int = 0, told: Callable[[int], object] = bool) -> str:
-    """The checksum of a file without its last `end` bytes, in hexadecimal; `told` is called with the size of each piece read."""
-    state, left = hashlib.new(kind), Path(path).stat().st_size - end
+def file_checksum(path: Path, kind: str = "sha256", told: Callable[[int], object] = bool) -> str:
+    """The checksum of a file, in hexadecimal; `told` is called with the size of each piece read."""
     with open(path, "rb") as file:
-        while left > 0 and (piece := file.read(min(READ_SIZE, left))):
-            state.update(piece)
-            left -= len(piece)
-            told(len(piece))
+        return checksum_of(file, kind, told=told)
+
+
+def checksum_of(file: BinaryIO, kind: str = "sha256", end: int = 0, told: Callable[[int], object] = bool) -> str:
+    """The checksum of an open file without its last `end` bytes."""
+    state, left = hashlib.new(kind), file.seek(0, os.SEEK_END) - end
+    file.seek(0)
+    while left > 0 and (piece := file.read(min(READ_SIZE, left))):
+        state.update(piece)
+        left -= len(piece)
+        told(len(piece))
     return state.hexdigest()
 
 
@@ -101,6 +109,28 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         raise InputError(refusal) from None
     except OSError as error:
         raise cannot_write(path, error, "give another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def locked_in_turn(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock file at path inside the block; print the line `waiting` if another process holds it, and wait for that.
+
+    The file stays: who waits at a file that is removed does not see who locks a new one.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(waiting, file=sys.stderr)
+        lock.acquire()
+    except OSError as error:
+        raise cannot_write(path, error, DATA_ADVICE) from None
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """Checkpoints: never left half-written, read without executing code, refused in one line if damaged or if they do not fit.
 
-For run.py, options.py and eval.py. A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all before it.
+A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all before it.
 """
 
 import json
@@ -10,16 +10,17 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum, written_whole
+from accelerated.program.files import checksum_of, file_checksum, written_whole
 from accelerated.training.folder import SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
-from accelerated.training.gpt2_weights import check_safetensors
+from accelerated.training.gpt2_weights import safetensors_package
 from accelerated.training.settings import is_of_type
 
-FORMAT, EXPORT = "palimpsest", "palimpsest-export-1"
+FORMAT = "palimpsest"
 MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # step-N.pt may be the same file on the disk
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
@@ -67,27 +68,39 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
             old.unlink(missing_ok=True)
 
 
-def checksum_at_end(path: Path) -> str:
-    """The checksum that a checkpoint ends with, "" if there is none; raises InputError if there is no file."""
+def opened_checkpoint(path: Path) -> BinaryIO:
+    """The open file of a checkpoint; raises InputError if there is none."""
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - END))
-        end = file.read()
+    return open(path, "rb")
+
+
+def checksum_at_end(path: Path) -> str:
+    """The checksum that a checkpoint ends with, "" if there is none; raises InputError if there is no file."""
+    with opened_checkpoint(path) as file:
+        return end_of(file)
+
+
+def end_of(file: BinaryIO) -> str:
+    """The checksum at the end of a checkpoint's open file, "" if there is none."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - END))
+    end = file.read()
     return end.removeprefix(MARK).decode(errors="replace") if end.startswith(MARK) else ""
 
 
 def load_checkpoint(path: str | Path) -> dict:
     """The contents of a checkpoint, on the CPU; raises InputError if it is missing, damaged in any bit, or not this project's."""
     path = Path(path)
-    checksum = checksum_at_end(path)
-    if checksum and checksum != file_checksum(path, end=END):
-        raise InputError(f"{path} is damaged: its checksum is wrong; {MEND}")
-    try:
-        contents = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
+    with opened_checkpoint(path) as file:  # once: a run that goes on may put another one in its place
+        checksum = end_of(file)
+        if checksum and checksum != checksum_of(file, end=END):
+            raise InputError(f"{path} is damaged: its checksum is wrong; {MEND}")
+        file.seek(0)
+        try:
+            contents = torch.load(file, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+            raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
         raise InputError(f"{path} is not a {FORMAT} checkpoint; give a folder that train.py wrote with --out")
     if contents.get("version") == EARLIER:
@@ -102,7 +115,7 @@ def load_checkpoint(path: str | Path) -> dict:
 def load_exported(folder: str | Path) -> dict:
     """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; raises InputError if it is damaged."""
     config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
-    described, safetensors = json.loads(config.read_text()), check_safetensors()
+    described, safetensors = json.loads(config.read_text()), safetensors_package()
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")
     with safetensors.safe_open(weights, "pt") as file:
@@ -140,14 +153,14 @@ def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> No
         )
 
 
-def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: str | None = None) -> None:
+def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: tuple[str, ...] = ()) -> None:
     """Load a checkpoint's parameters into model; raises InputError that names the first name or shape that differs.
 
-    unused: the model may lack a checkpoint's parameters that have this in their names.
+    unused: the model may lack a checkpoint's parameters that have one of these in their names.
     """
     own = model.state_dict()
-    if unused:
-        parameters = {name: value for name, value in parameters.items() if name in own or unused not in name}
+    needless = {name for name in parameters.keys() - own.keys() if any(part in name for part in unused)}
+    parameters = {name: value for name, value in parameters.items() if name not in needless}
     expected = {name: tuple(value.shape) for name, value in own.items()}
     found = {name: tuple(value.shape) for name, value in parameters.items()}
     for name in sorted(expected.keys() | found.keys()):

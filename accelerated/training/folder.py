@@ -1,7 +1,7 @@
 """The folder of a run: the names of what it holds, its readable settings, and its lock. It does not import torch.
 
 checkpoint.pt is the last checkpoint; step-N.pt are the last few, including that one; best.pt has the lowest validation loss.
-options.py, run.py and eval.py use it.
+Whatever reads or writes a run uses it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from accelerated.program.files import locked, remove_unfinished, written_whole
 LOCK = ".lock"
 SETTINGS = "config.json"
 METRICS = "metrics.jsonl"
-EXPORT = "palimpsest-export"  # what the config.json of an exported run says that it is
+EXPORT = "palimpsest-export-1"  # what the config.json of an exported run says that it is
 WEIGHTS = "model.safetensors"  # of an exported run, and of a published GPT-2
 
 
@@ -47,7 +47,7 @@ def is_exported(folder: str | Path) -> bool:
         described = json.loads((Path(folder) / SETTINGS).read_text())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(described, dict) and str(described.get("format", "")).startswith(EXPORT)
+    return isinstance(described, dict) and described.get("format") == EXPORT
 
 
 def new_folder(out: str | None, stem: str) -> Path:

@@ -9,11 +9,12 @@ lm_head.weight must be absent or equal to wte.weight.
 import json
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from accelerated.program.errors import InputError, option_name
+from accelerated.program.errors import InputError, option_name, optional_package
 from accelerated.training.folder import SETTINGS, WEIGHTS
 from accelerated.training.settings import GPT2_SIZES
 from reference.pretrained_recurrence import Config
@@ -36,13 +37,9 @@ LOOK_ALIKES = {  # {first bytes of a file: what it is instead}
 EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
 
-def check_safetensors(what: str = "an exported run") -> Any:
+def safetensors_package(what: str = "an exported run") -> ModuleType:
     """The package safetensors; raises InputError if it is not installed."""
-    try:
-        import safetensors
-    except ImportError:
-        raise InputError(f"{what} needs the package safetensors: pip install safetensors") from None
-    return safetensors
+    return optional_package("safetensors", f"{what} needs", "gpt2")
 
 
 def open_file(path: str | Path) -> tuple[Path, Any]:
@@ -50,7 +47,7 @@ def open_file(path: str | Path) -> tuple[Path, Any]:
 
     The reader has read only the header. Raises InputError if the file is not a whole safetensors file.
     """
-    safetensors, path = check_safetensors("--init of a safetensors file"), Path(path)
+    safetensors, path = safetensors_package("--init of a safetensors file"), Path(path)
     file = path / WEIGHTS if path.is_dir() else path
     if not file.is_file():
         missing = f"neither {WEIGHTS} nor checkpoint.pt in this folder" if path.is_dir() else "no such file"

@@ -75,7 +75,7 @@ class Log:
         self.pending = tuple(a + b for a, b in zip(self.pending, (nats, scored, text_bytes), strict=True))
 
     def record(self, step: int, **others: float) -> None:
-        """Write the means over what was added since the last record, with other current numbers."""
+        """Write the means over what was added since the last record, with other numbers of the last iteration alone."""
         nats, scored, text_bytes = self.pending
         self.write(step=step, loss=nats / max(1, scored), bits_per_byte=nats / math.log(2) / max(1, text_bytes), **others)
         self.pending = (0.0, 0, 0)

@@ -51,7 +51,7 @@ OF_THE_MODULE = {"insertion_layers", "pooling", "pool", "pool_final_norm", "modu
 
 @dataclasses.dataclass
 class Beginning:
-    """The folder of a run, and the weights it starts from: drawn from the seed unless one of the last three fields is set."""
+    """The folder of a run, and the weights it starts from: drawn from the seed unless `resumed` or `init` is set."""
 
     folder: Path
     data_dir: Path
@@ -146,12 +146,12 @@ def changed(config: Any, values: dict, prefix: str = "") -> Any:
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
-    """Parse --model, --preset, --data, --resume and --init (None if not given), which decide the defaults of other options."""
+    """Parse --out and (None if not given) --model, --preset, --data, --resume and --init, which decide others' defaults."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
-    for name in ("model", "preset", "data", "resume", "init"):
+    for name in ("model", "preset", "data", "resume", "init", "out"):
         parser.add_argument(f"--{name}")
     first = parser.parse_known_args(argv)[0]
-    for name in ("init", "resume"):
+    for name in ("init", "resume", "out"):
         if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     if first.init and first.resume:

@@ -123,14 +123,14 @@ def read_numbers(measured: dict[str, torch.Tensor], summed_over_processes: str) 
 
 
 def all_lanes(state: tuple) -> tuple:
-    """Gather the states of all processes' lanes, in the order of the lanes."""
+    """The states of all processes' lanes, in their order, on the CPU of the first process; the others keep their own."""
     if world_size() == 1:
         return state
 
     def gathered(field):
-        parts = [torch.empty_like(field) for _ in range(world_size())]
-        torch.distributed.all_gather(parts, field.contiguous())
-        return torch.cat(parts)
+        parts = [torch.empty_like(field) for _ in range(world_size())] if rank() == 0 else None
+        torch.distributed.gather(field.contiguous(), parts)
+        return torch.cat([part.cpu() for part in parts]) if parts else field
 
     return type(state)(*map(gathered, state))
 

@@ -174,9 +174,9 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
     training = settings.training
     if beginning.gpt2:
         check_gpt2(beginning.gpt2, settings.model_config)
-    check_writable(beginning.folder, "--resume" if beginning.resumed else "--out")
+    check_folder(beginning.folder, "--resume" if beginning.resumed else "--out")
     if settings.data.data != "recall" and not beginning.data_dir.is_dir():  # one that exists may hold what is needed
-        check_writable(beginning.data_dir, "--data-dir")
+        check_folder(beginning.data_dir, "--data-dir")
     lanes = process.own_lanes(training.batch)
     if (lanes.stop - lanes.start) % training.accumulate:
         raise InputError(f"--accumulate {training.accumulate} does not divide each process's {lanes.stop - lanes.start} lanes")
@@ -200,7 +200,7 @@ def check_before_reading(settings: Settings, beginning: Beginning) -> None:
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
 
 
-def check_writable(folder: Path, option: str) -> None:
+def check_folder(folder: Path, option: str) -> None:
     """Raise InputError unless folder, or its nearest parent that exists, can be written to."""
     above = nearest_existing(folder)
     if not above.is_dir() or not os.access(above, os.W_OK):

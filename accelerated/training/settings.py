@@ -268,9 +268,9 @@ PRESETS = {
         },
         # Section 5.6: give it --data; the paper gives no width, and about 40M parameters. The rate is that of the other presets
         "speech": COMPRESSIVE_TRAINING | ON_A_GPU | {
-            "width": 352, "layers": 20, "heads": 8, "head_width": 44, "feed_forward": 1408, "segment": 768, "memory": 768,
+            "width": 352, "layers": 20, "heads": 11, "head_width": 32, "feed_forward": 1408, "segment": 768, "memory": 768,
             "compressed_memory": 768, "compression_rate": 4, "tokenizer": "mu-law", "carry_over_documents": False,
-            "warmup": 4000, "steps": 400_000, "batch": 32,  # 32 GB
+            "warmup": 4000, "steps": 400_000, "batch": 32,  # 40 GB
         },
         "recall": {
             "width": 64, "layers": 2, "head_width": 16, "feed_forward": 256, "segment": 16, "memory": 16,

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import re
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,6 +68,27 @@ def read(name, tmp_path):
     for split, text in OPENERS[name](tmp_path / "data" / name).texts():
         found[split].append(content(text))
     return found
+
+
+@pytest.mark.parametrize("name", ["enwik8", "pg19"])
+def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypatch, capsys, name):
+    """The second one waits, and finds what the first has fetched."""
+    began, second = threading.Event(), threading.Thread(target=lambda: read(name, tmp_path))
+
+    def slow(*given, **how):
+        if not began.is_set():
+            began.set()
+            second.start()
+            time.sleep(0.3)
+        fetch(*given, **how)
+
+    monkeypatch.setattr(named_sets, "fetch", slow)
+    first = read(name, tmp_path)
+    second.join(20)
+    assert not second.is_alive() and read(name, tmp_path) == first
+    assert "another process is fetching " in capsys.readouterr().err
+    paths = [path for path, _ in server.asked if path != "/list"]
+    assert len(paths) == len({*paths}), "nothing is asked for twice"
 
 
 def test_enwik8_is_cut_by_bytes(server, tmp_path):

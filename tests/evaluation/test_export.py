@@ -136,6 +136,19 @@ def test_a_learned_tokenizer_comes_along_in_both_forms(exported, tmp_path, text)
     assert saved(tmp_path / "next")["tokenizer"] == own.fingerprint
 
 
+def test_nothing_is_written_without_the_package_of_a_learned_tokenizer(exported, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
+    run, folder = exported(*TINY, "--train-bpe", 300)
+
+    def missing():
+        raise InputError("no package")
+
+    monkeypatch.setattr("accelerated.evaluation.export.tokenizers_package", missing)
+    with pytest.raises(InputError, match="no package"):
+        evaluate("export", run, tmp_path / "another")
+    assert folder.exists() and not (tmp_path / "another").exists()
+
+
 def test_merges_are_those_that_made_the_ranks():
     tokens = [bytes([byte]) for byte in range(256)] + [b"th", b"he", b"the", b" the", b"ee", b"eee"]
     assert merges_of(tokens) == [(b"t", b"h"), (b"h", b"e"), (b"th", b"e"), (b" ", b"the"), (b"e", b"e"), (b"ee", b"e")]

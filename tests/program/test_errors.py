@@ -66,9 +66,11 @@ def test_a_mistake_of_ours_keeps_its_traceback(error):
     assert caught.value is error
 
 
-def test_an_error_of_a_file_is_no_error_of_the_output():
-    with pytest.raises(FileNotFoundError):
-        run_program("train.py", lambda: Path("nowhere/file").read_text())
+def test_an_error_of_a_file_names_it_and_is_no_error_of_the_output(capsys):
+    with pytest.raises(SystemExit) as caught:
+        run_program("train.py", lambda: Path("a" * 300).exists())
+    line = f"train.py: cannot use {'a' * 300}: File name too long; give another, or change its permissions\n"
+    assert caught.value.code == 2 and capsys.readouterr().err == line
 
 
 def test_a_program_gets_what_its_command_line_says(monkeypatch):

@@ -27,6 +27,22 @@ def test_round_trip(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["c.pt"], "nothing is left behind"
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(tmp_path, monkeypatch):
+    """Its checksum, its end and its contents are of one file."""
+    save_checkpoint(tmp_path / "c.pt", CONTENTS)
+    checked = checkpoint.checksum_of
+
+    def and_replace(file, **how):
+        found = checked(file, **how)
+        save_checkpoint(tmp_path / "c.pt", CONTENTS | {"step": 4})
+        return found
+
+    monkeypatch.setattr(checkpoint, "checksum_of", and_replace)
+    assert load_checkpoint(tmp_path / "c.pt")["step"] == 3
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "c.pt")["step"] == 4
+
+
 @pytest.mark.parametrize("moment", ["torch.save", "os.replace"])
 def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path, monkeypatch, moment):
     save_checkpoint(tmp_path / "c.pt", CONTENTS)

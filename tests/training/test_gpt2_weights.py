@@ -331,7 +331,7 @@ def test_nan_and_infinite_values_are_refused(tmp_path, tensors, value):
 def test_a_missing_package_is_named(tmp_path, tensors, monkeypatch):
     path = saved(tmp_path / "model.safetensors", tensors)
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert "needs the package safetensors: pip install safetensors" in refusal(path)
+    assert "needs the package safetensors; install the extra: pip install -e '.[gpt2]'" in refusal(path)
 
 
 def test_nothing_is_loaded_from_a_file_that_is_refused(tmp_path, tensors):

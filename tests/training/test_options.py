@@ -110,6 +110,7 @@ def test_options_override_presets():
         (["--model", "compressive", "--compression-rate", "3"], "--compression-rate 3 does not divide segment 64"),
         (["--model", "pretrained_recurrence", "--vectors", "0", "--pool", "all"], "--pool sets the recurrence module"),
         (["--init", ""], "--init is empty"),
+        (["--out", ""], "--out is empty; give a folder or a file, or leave it out"),
         (["--resume", ""], "--resume is empty"),
         (["--init", "x", "--resume", "y"], "give one of them"),
         (["--init", "x", "--model", "memformer"], "--init x is not a run"),

@@ -130,6 +130,13 @@ def test_every_compressive_preset_has_its_transformer_xl():
         assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
 
 
+def test_presets_for_a_gpu_have_heads_that_its_attention_kernels_take():
+    """In bfloat16 their widths are multiples of eight."""
+    presets = [preset_settings(model, name) for model in MODELS for name in PRESETS[model]]
+    configs = [s.model_config for s in presets if s.training.dtype == "bfloat16"]
+    assert configs and all(getattr(c, "head_width", c.width // c.heads) % 8 == 0 for c in configs)
+
+
 @pytest.mark.parametrize("model", ["block_recurrent", "compressive", "memformer"])
 def test_recall_16_asks_for_four_facts_16_segments_of_16_tokens_later(model):
     """Where gradient must reach back to the facts, a rollout holds a document, and nearer questions teach first."""
