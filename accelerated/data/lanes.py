@@ -170,13 +170,13 @@ class Segment(NamedTuple):
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    place: torch.Tensor | None = None  # (B, 2) int64: document's number, position of its first token here; -1, 0 on padding
-    facts: np.ndarray | None = None  # (B, 2) int64, on the host: whether a document starts, number of scored tokens; set by `to`
+    # On the host, (B, 2) int64
+    place: np.ndarray | None = None  # document's number, position of its first token here; -1, 0 on padding
+    facts: np.ndarray | None = None  # whether a document starts, number of scored tokens; set by `to`
 
     def to(self, device: torch.device) -> "Segment":
         fields = (move(field, device) for field in (self.tokens, self.targets, self.scored, self.starts))
-        place = None if self.place is None else move(self.place, device)
-        return Segment(*fields, self.task and self.task.to(device), place, self._facts())
+        return Segment(*fields, self.task and self.task.to(device), self.place, self._facts())
 
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The Segment of some lanes, given as a slice or by their numbers."""
@@ -214,8 +214,7 @@ def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length:
         tokens[row, :size] = document.inputs[window.start : window.stop]
         targets[row, :size] = document.targets[window.start : window.stop]
         scored[row, already_scored:size] = document.scored[window.first - 1 : window.stop]
-    tokens, targets, scored, starts, place = map(torch.from_numpy, (tokens, targets, scored, starts, place))
-    return Segment(tokens, targets, scored, starts, place=place)
+    return Segment(*map(torch.from_numpy, (tokens, targets, scored, starts)), place=place)
 
 
 def independent_windows(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[Segment]:

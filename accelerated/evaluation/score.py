@@ -168,7 +168,7 @@ def dealt(documents: Sequence, lanes: int, size: int, overlap: int, independent:
 
 def count_new(segment: Segment, lengths: np.ndarray, overlap: int) -> int:
     """How many predictions of documents of these lengths a segment reads for the first time."""
-    document, first = segment.place.numpy().T
+    document, first = segment.place.T
     stop = np.minimum(first + segment.tokens.shape[1], lengths[document])
     return int((stop - first - np.where(first > 0, overlap, 0))[document >= 0].sum())
 
