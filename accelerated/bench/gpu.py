@@ -210,7 +210,8 @@ def table_3(setting: Setting) -> Iterator[str]:
         whole = found["through_time"]
         for method, (speed, megabytes) in TABLE_3.items():
             each = found[method]
-            memory = (f"{each.peak / 1e6:,.0f}", f"{each.peak / max(whole.peak, 1):.2f}", f"{megabytes / 16_177:.2f}")
+            share = f"{each.peak / whole.peak:.2f}" if each.peak and whole.peak else "-"
+            memory = (f"{each.peak / 1e6:,.0f}", share, f"{megabytes / 16_177:.2f}")
             rows.append((method, milliseconds(each), ratio(whole, each), f"{speed:.2f}", *memory, len(each.seconds)))
         head = ("method", "ms", "speed", "the paper's", "peak MB", "of BPTT's", "the paper's", "repeats")
         yield from (f"{title}, {options.batch} lanes, horizon 4", "", markdown_table(head, *rows), "")

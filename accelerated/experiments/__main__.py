@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from accelerated.experiments.measure import measure
+from accelerated.experiments.page import stem
 from accelerated.experiments.table import Table
 from accelerated.experiments.tables import block_recurrent, compressive, memformer, pretrained_recurrence, recall
 from accelerated.experiments.trials import Workshop
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
         measure(options.name, TABLES[options.name], options.scale, workshop, options.out)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("runs are saved; continue with the same command") from None
-    print(f"wrote {options.out / options.name}.md and .json")
+    print(f"wrote {options.out / stem(options.name, options.scale)}.md and .json")
 
 
 if __name__ == "__main__":

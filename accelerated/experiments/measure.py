@@ -13,7 +13,7 @@ import torch
 
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import time_in_turn
-from accelerated.experiments.page import page
+from accelerated.experiments.page import page, stem
 from accelerated.experiments.table import Measure, Row, Scale, Table, filled, shown
 from accelerated.experiments.trials import SEEDS, Trial, Workshop, join, tuned
 from accelerated.models import MODELS
@@ -113,8 +113,8 @@ def machine() -> str:
 
 
 def write_page(name: str, table: Table, record: dict, pages: Path) -> None:
-    """Write a table's record and page, and its picture if it has one; the scale is in their names unless it is small."""
-    name += f"-{record['scale']}" * (record["scale"] != "small")
+    """Write a table's record and page, and its picture if it has one."""
+    name = stem(name, record["scale"])
     for path, text in (
         (pages / f"{name}.json", json.dumps(record, indent=1) + "\n"),
         (pages / f"{name}.md", page(table, record)),

@@ -67,9 +67,14 @@ def onward(name: str) -> str:
     return "The methods are [side by side](../index.md)."
 
 
+def stem(name: str, scale: str) -> str:
+    """What the files of a table's page are called; the scale is in it unless it is small."""
+    return name if scale == "small" else f"{name}-{scale}"
+
+
 def picture(table: Table, record: dict) -> str:
     """The line that shows the page's picture."""
-    return f"![{table.title}]({record['name']}.svg)"
+    return f"![{table.title}]({stem(record['name'], record['scale'])}.svg)"
 
 
 def results(table: Table, record: dict) -> str:
@@ -132,7 +137,7 @@ def verdict(differences: list[float]) -> str:
 def cost(record: dict) -> str:
     """Parameters, speed and the tuned choice of each row."""
     names, rows, choices = *names_and_rows(record), record["grid"]
-    title, text = "## Cost", "No row was tuned: all have the learning rate of the settings below."
+    title, text = "## Cost", "No row was tuned: the learning rates are in the settings below."
     if was_tuned := len(choices) > 1:
         title = "## Cost and tuning"
         text = f"Every row was tuned on seed 0 by its last validation, each over {', '.join(f'`{c}`' for c in choices)}."

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.experiments.__main__ import GPU_JOBS, parse_options
+from accelerated.experiments.__main__ import GPU_JOBS, TABLES, parse_options
 from accelerated.program.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_unknown_names_and_scales_are_one_line(tmp_path):
+def test_unknown_names_and_scales_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(TABLES, "text", TABLES["text"]._replace(scales={"small": TABLES["text"].scales["small"]}))
     with pytest.raises(InputError, match="text has no --scale gpu; give small"):
         parse_options(["text", "--scale", "gpu", "--out", str(tmp_path / "x")])
     command = [sys.executable, "-m", "accelerated.experiments", "memformer-9", "--runs", str(tmp_path / "x")]

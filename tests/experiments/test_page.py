@@ -9,6 +9,7 @@ import pytest
 from rehearsal import TWO, record_of
 
 from accelerated.experiments.__main__ import TABLES
+from accelerated.experiments.measure import write_page
 from accelerated.experiments.page import (
     cost,
     differences,
@@ -97,6 +98,11 @@ def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
     assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures
     drawn = pictures | ({"recall"} if name in RECALL else set())
     assert {file.stem for file in tmp_path.glob("*.svg")} == drawn, "what a page shows is drawn"
+    gpu = tmp_path / "gpu"
+    gpu.mkdir()
+    write_page(name, table, record | {"scale": "gpu"}, gpu)
+    assert {file.stem for file in gpu.iterdir()} == {f"{name}-gpu"}, "the family's picture is of small tables"
+    assert not table.draw or f"({name}-gpu.svg)" in (gpu / f"{name}-gpu.md").read_text()
 
 
 def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():

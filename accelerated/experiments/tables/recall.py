@@ -173,7 +173,8 @@ def draw_family(pages: Path) -> None:
             for method, own in accuracies(json.loads(path.read_text())).items():
                 own = {asked: values for asked, values in own.items() if not asked.endswith(STATES[1])}
                 found.setdefault(method, {}).update(own)
-    draw_accuracies(found, pages / "recall.svg")
+    if found:  # none of a small scale
+        draw_accuracies(found, pages / "recall.svg")
 
 
 def draw_accuracies(found: dict[str, dict[str, list[float]]], path: Path) -> None:
