@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
 from accelerated.experiments.page import mean_and_spread, mean_of
-from accelerated.experiments.table import CARRIED, CLEARED, RATES, SMALL, Measure, Ordering, Row, Scale, Table
+from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
 from accelerated.program.markdown import markdown_table
@@ -107,9 +107,9 @@ def training_options(method: Method, config: RecallConfig) -> str:
 
 
 def text_options(method: Method) -> str:
-    """How a method reads text: every method reads 64 bytes of 64 lanes in an update, or 16 of 256."""
+    """How a method reads text: every method reads 64 bytes of some lanes in an update, or 16 of four times as many."""
     horizon = SEGMENT * BLOCKS // method.segment if method.whole_documents else 1
-    lanes = 4096 // (method.segment * horizon)
+    lanes = "{lanes}" if method.segment * horizon == SEGMENT * BLOCKS else "{four times the lanes}"
     return f"--segment {method.segment} --horizon {horizon} --batch {lanes} --backprop through_time"
 
 
@@ -284,10 +284,15 @@ RECALL = {
     ),
 }
 
+TEXT = {  # options and sizes
+    "small": (SMALL, {"E": 16, "lanes": 64, "four times the lanes": 256}),
+    "gpu": (GPU, {"E": 64, "lanes": 1024, "four times the lanes": 4096}),
+}
+TEXT_RATES = ("--learning-rate 0.002", *RATES)
 ON_TEXT = Table(
     title="Eight methods on the same text",
     about="""What is each memory worth on text? The methods of [what a memory can hold](recall.md), with the same sizes, read
-    bytes of the standard library in segments of 16; in an update all read 4,096 of them, and gradient passes through 64 bytes
+    bytes of the standard library in segments of 16; in an update all read equally many, and gradient passes through 64 bytes
     of a document where it passes between segments at all. The methods have different numbers of parameters and different
     costs: see below. Numbers are bits per byte on the test split, with the state carried and with it cleared at every segment;
     Block-Recurrent, Slide and Memorizing have segments of four blocks, so clearing takes less from them, and Memorizing's
@@ -304,6 +309,8 @@ ON_TEXT = Table(
             if name != "GPT-2"  # it carries nothing
         ),
     ),
-    scales={"small": Scale(f"{SMALL} --dropout 0 --validation-segments 0", {"E": 16}, ("--learning-rate 0.002", *RATES))},
+    scales={
+        name: Scale(f"{options} --dropout 0 --validation-segments 0", own, TEXT_RATES) for name, (options, own) in TEXT.items()
+    },
 )
 TABLES = RECALL | {"methods": ON_TEXT}
