@@ -110,8 +110,10 @@ class Dispatched(TorchDispatchMode):
         if function.namespace != "aten" or function.is_view or name.startswith(("detach", "prim", "sym_")):
             return out
         reads, writes = ([x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in ((arguments, options), out))
+        there = {id(x.untyped_storage()) for x in reads}
         for tensor in writes:
-            self.note(tensor, name)
+            if tensor.untyped_storage() in self.memory or id(tensor.untyped_storage()) not in there:  # otherwise an older one
+                self.note(tensor, name)
         if not name.startswith(ALLOCATIONS):
             self.names.append(name)
             self.casts += name.startswith("_to_copy") or ("copy_" in name and len({x.dtype for x in reads}) > 1)

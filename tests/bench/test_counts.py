@@ -69,6 +69,14 @@ def test_memory_that_is_freed_is_no_longer_live():
     assert found.live == 0
 
 
+def test_what_is_added_to_an_older_tensor_takes_no_memory():
+    older = torch.empty(1000, device="meta")
+    with counts.Dispatched() as found:
+        older += 1
+        newer = torch.empty(10, device="meta").add_(1)
+    assert found.live == found.peak == 4 * len(newer)
+
+
 @pytest.mark.parametrize("offset", [None, "mask", "numbers"])
 def test_attention_on_meta_takes_one_kernel(offset):
     """Without a stand-in the meta device would write out the scores."""
