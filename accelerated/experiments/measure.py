@@ -18,8 +18,9 @@ from accelerated.experiments.table import Measure, Row, Scale, Table, filled, sh
 from accelerated.experiments.trials import SEEDS, Trial, Workshop, join, tuned
 from accelerated.models import MODELS
 from accelerated.program.files import written_whole
+from accelerated.training.log import figure_class
 from accelerated.training.options import parse
-from accelerated.training.process import choose_device
+from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
 
 ROUNDS = 15  # in which the rows' training steps take turns
@@ -28,6 +29,8 @@ ROUNDS = 15  # in which the rows' training steps take turns
 def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages: Path) -> None:
     """Train, evaluate and time what is missing of a table, and write its record NAME.json and its page NAME.md into pages."""
     scale = table.scales[scale_name]
+    if table.draw:
+        figure_class()  # says now if matplotlib is missing
     if table.prepare:
         table.prepare()
     chosen, trials = train_rows(table, scale, workshop)
@@ -87,6 +90,7 @@ def count_parameters(settings: Settings) -> int:
 
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:
     """[[seconds per 1,000 new tokens, forward and backward, of each round]] of every row: different rows take turns."""
+    keep_freed_memory()  # as train.py does
     variants, tokens, different = [], [], list(dict.fromkeys(settings))
     for number, row in enumerate(different):
         training = row.training

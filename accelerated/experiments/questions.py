@@ -31,6 +31,7 @@ from accelerated.data.tokenizers import train_bpe
 from accelerated.experiments.experiment import Experiment, conduct, experiment_parser, parsed
 from accelerated.experiments.page import mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
+from accelerated.program.files import file_checksum
 from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
@@ -168,6 +169,7 @@ def hotpotqa(train: Path, dev: Path, folder: Path, device: torch.device) -> Task
 def trained(task: Task, row: str, seed: int, rate: float) -> Roberta:
     """A model of a row after all stages of its task."""
     model = task.model(ROWS[row], seed)
+    torch.manual_seed(seed)  # dropout
     for examples, updates in task.stages:
         training = reader.Training(updates, task.batch, rate)
         with Progress(f"{row}, seed {seed}, rate {rate:g}", updates, "update") as bar:
@@ -280,7 +282,8 @@ def experiment(options: argparse.Namespace) -> Experiment:
         about = (
             f"RoBERTa is fine-tuned on {len(task.stages[0][0]):,} questions of HotpotQA, and asked {len(task.asked['test']):,}."
         )
-        settings = PAPERS | {"about": about}
+        files = options.train, options.dev, options.roberta / "model.safetensors"
+        settings = PAPERS | {"about": about, "files": [file_checksum(path) for path in files]}
 
     def train(row: str, seed: int) -> dict:
         """What a row reaches with a seed."""

@@ -72,9 +72,9 @@ class Workshop:
         folder, begun = self.folder(trial), time.monotonic()
         begin = ["--resume", str(folder)] if checkpoint_path(folder).exists() else [*trial.words, "--out", str(folder)]
         code, output = self.run([sys.executable, str(ROOT / "train.py"), *begin])
-        last = (output.strip().splitlines() or ["no output"])[-1]
         if self.stopping:
             return f"{trial.name}: stopped"
+        last = last_line(output)
         diverged = code == 2 and last.endswith(DIVERGED)
         if code and not diverged:
             raise InputError(f"{shlex.join(['train.py', *begin])} ended with code {code}: {last}")
@@ -107,7 +107,7 @@ class Workshop:
         if self.stopping:
             return f"{trial.name}: stopped"
         if code:
-            raise InputError(f"{shlex.join(command[1:])} ended with code {code}; run it to see why")
+            raise InputError(f"{shlex.join(command[1:])} ended with code {code}: {last_line(output)}")
         with written_whole(self.answer_file(trial, words), ADVICE) as path:
             path.write_text(output)
         return f"{trial.name}, seed {trial.seed}: eval.py {words}"
@@ -123,19 +123,22 @@ class Workshop:
         return json.loads(self.answer_file(trial, words).read_text())
 
     def run(self, command: Sequence[str], errors: bool = True) -> tuple[int, str]:
-        """(exit code, output) of a program in a session of its own: Ctrl-C reaches it once, by way of this process."""
+        """(exit code, output) of a program in a session of its own: Ctrl-C reaches it once, by way of this process.
+
+        What it says on stderr is part of the output, unless `errors` is false and it succeeds.
+        """
         if self.stopping:
             return 1, ""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if errors else subprocess.DEVNULL}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT if errors else subprocess.PIPE}
         with subprocess.Popen(command, text=True, env=self.environment, start_new_session=True, **pipes) as child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
                 child.send_signal(signal.SIGINT)
             try:
-                output, _ = child.communicate()
+                output, said = child.communicate()
             finally:
                 self.children.discard(child)
-        return child.returncode, output
+        return child.returncode, output + (said or "") if child.returncode else output
 
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
@@ -195,6 +198,11 @@ def tuned(workshop: Workshop, rows: dict[str, str], grid: Sequence[str]) -> dict
         bits = {choice: bits_of(workshop.folder(trials[name, choice])) for choice in grid}
         found[name] = min(bits, key=bits.get), bits
     return found
+
+
+def last_line(output: str) -> str:
+    """The last line of a program's output."""
+    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 def join(*options: str) -> str:

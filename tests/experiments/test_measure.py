@@ -3,14 +3,14 @@
 import json
 import os
 
+import pytest
 from rehearsal import TWO, Rehearsal
 
 from accelerated.experiments.measure import measure, settings_of, step_times, train_rows
-from accelerated.experiments.page import (
-    page,
-)
+from accelerated.experiments.page import page
 from accelerated.experiments.table import Measure, Ordering, Row, Scale
 from accelerated.experiments.trials import Trial, Workshop
+from accelerated.program.errors import InputError
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
@@ -23,6 +23,7 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
         return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats, "3": [4.0] * repeats}
 
     monkeypatch.setattr("accelerated.experiments.measure.time_in_turn", clock)
+    monkeypatch.setattr("accelerated.experiments.measure.keep_freed_memory", lambda: turns.append("memory is kept"))
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
     overlapping = (
         "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
@@ -31,7 +32,7 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     rows = [f"{options} --batch 5", f"{options} --batch 10", overlapping, replayed, f"{options} --batch 5"]
     found = step_times([settings_of(Trial("", words)) for words in rows])
     assert [of_row[0] for of_row in found] == [50.0, 75.0, 100.0, 50.0, 50.0]
-    assert turns == [["0", "1", "2", "3"]], "the same settings once"
+    assert turns == ["memory is kept", ["0", "1", "2", "3"]], "the same settings once"
 
 
 def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
@@ -46,6 +47,17 @@ def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
     for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 1"}.items():
         assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
+
+
+def test_what_drawing_needs_is_missed_before_any_training(tmp_path, monkeypatch):
+    def missing():
+        raise InputError("install matplotlib")
+
+    monkeypatch.setattr("accelerated.experiments.measure.figure_class", missing)
+    shop, table = Rehearsal(tmp_path), TWO._replace(draw=lambda record, path: None)
+    with pytest.raises(InputError, match="install matplotlib"):
+        measure("a-table", table, "small", shop, tmp_path)
+    assert not shop.calls
 
 
 def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):

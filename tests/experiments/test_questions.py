@@ -135,6 +135,20 @@ def test_hotpotqas_files_are_read_with_the_papers_settings(hotpotqa, tmp_path, m
     assert "](hotpotqa.svg)" in page and questions.PAPERS["rate"] == 2e-5 and questions.PAPERS["epochs"] == 4
 
 
+def test_runs_of_other_files_are_not_taken_for_these(hotpotqa, tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "PAPERS", questions.PAPERS | {"questions": 9, "batch": 4, "epochs": 1})
+    questions.main([*hotpotqa, "--seeds", "0", "--rows", "disjoint"])
+    (tmp_path / "dev.json").write_text((tmp_path / "dev.json").read_text() + "\n")
+    with pytest.raises(InputError, match="has runs of other settings"):
+        questions.main([*hotpotqa, "--seeds", "0"])
+
+
+def test_a_seed_draws_dropout_too(hotpotqa, tmp_path):
+    task = questions.hotpotqa(tmp_path / "train.json", tmp_path / "dev.json", tmp_path / "roberta", torch.device("cpu"))
+    first, again, other = (questions.trained(task, "recurrent", seed, 0.01).embedding for seed in (1, 1, 2))
+    assert task.model(True, 1).config.dropout > 0 and torch.equal(first, again) and not torch.equal(first, other)
+
+
 def test_a_device_that_is_not_there_is_one_line(hotpotqa, capsys):
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="--device cuda: torch finds no GPU here; use --device cpu or auto"):

@@ -74,11 +74,17 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
 
 
 def test_a_question_that_fails_leaves_no_answer(tmp_path):
-    shop, trial = Rehearsal(tmp_path, fails={"eval.py": "no"}), Trial("a", "--width 8")
+    shop, trial = Rehearsal(tmp_path, fails={"eval.py": "eval.py: no"}), Trial("a", "--width 8")
     shop.train([trial])
-    with pytest.raises(InputError, match=r"eval\.py score .* --json ended with code 2; run it to see why"):
+    with pytest.raises(InputError, match=r"eval\.py score .* --json ended with code 2: eval\.py: no"):
         shop.evaluate([(trial, "score")])
     assert not list(shop.folder(trial).glob("eval-*"))
+
+
+@pytest.mark.parametrize("code, output", [(0, "{}\n"), (2, "{}\neval.py: no\n")])
+def test_an_answer_is_what_a_program_prints_and_an_error_what_it_says(tmp_path, code, output):
+    program = f"import sys; print('{{}}', flush=True); print('eval.py: no', file=sys.stderr); sys.exit({code})"
+    assert Workshop(tmp_path, 1).run([sys.executable, "-c", program], errors=False) == (code, output)
 
 
 def test_every_row_is_tuned_by_the_same_grid_on_seed_0(tmp_path):
