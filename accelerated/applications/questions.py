@@ -21,13 +21,13 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Question(NamedTuple):
-    """A question, the paragraphs (title, sentences) to answer it from, and its answer, None if the file does not give it."""
+    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it."""
 
     name: str
     question: str
     context: tuple[tuple[str, tuple[str, ...]], ...]
-    answer: str | None = None
-    supporting_facts: tuple[tuple[str, int], ...] = ()
+    answer: str
+    supporting_facts: tuple[tuple[str, int], ...] = ()  # (title, index)
 
 
 def is_pairs(value: Any, first: type, check: Any) -> bool:
@@ -55,14 +55,10 @@ FIELDS = {  # {field: (check, what it must be)}
     "answer": (is_text, "text"),
     "supporting_facts": (lambda value: is_pairs(value, str, lambda n: type(n) is int), "a list of [title, sentence's index]"),
 }
-OF_ANSWERS = ("answer", "supporting_facts")  # absent from the test split
 
 
-def read_questions(path: str | Path, answered: bool = True) -> list[Question]:
-    """The questions of a file; unless `answered`, those without an answer are read too.
-
-    Raises InputError that names the file, and the entry and its field, if it is not in HotpotQA's format.
-    """
+def read_questions(path: str | Path) -> list[Question]:
+    """The questions of a file; raises InputError that names the file, and the entry and its field, if it is in another format."""
     try:
         entries = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -71,52 +67,40 @@ def read_questions(path: str | Path, answered: bool = True) -> list[Question]:
         raise InputError(f"{path} is not JSON ({error}); give a file of HotpotQA, such as hotpot_train_v1.1.json") from None
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path} is not a list of questions; give a file of HotpotQA, such as hotpot_train_v1.1.json")
-    return [read_entry(entry, f"{path}, entry {number}", answered) for number, entry in enumerate(entries, start=1)]
+    return [read_entry(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, start=1)]
 
 
-def read_entry(entry: Any, place: str, answered: bool) -> Question:
+def read_entry(entry: Any, place: str) -> Question:
     """The Question of an entry; raises InputError that begins with its place."""
     if not isinstance(entry, dict):
         raise InputError(f"{place} is not an object; expected the fields {', '.join(FIELDS)}")
     for field, (passes, expected) in FIELDS.items():
         if field not in entry:
-            if field in OF_ANSWERS and not answered:
-                continue
-            advice = "; only the test split may lack it" if field in OF_ANSWERS else ""
-            raise InputError(f"{place} has no field {field!r}; expected {expected}{advice}")
+            raise InputError(f"{place} has no field {field!r}; expected {expected}")
         if not passes(entry[field]):
             raise InputError(f"{place}: the field {field!r} is not {expected}")
     context = tuple((title, tuple(sentences)) for title, sentences in entry["context"])
-    facts = tuple((title, number) for title, number in entry.get("supporting_facts", []))
-    return Question(entry["_id"], entry["question"], context, entry.get("answer"), facts)
-
-
-def as_entry(question: Question) -> dict:
-    """The entry of a file that gives this question."""
-    own = {"_id": question.name, "question": question.question, "answer": question.answer}
-    return own | {"supporting_facts": question.supporting_facts, "context": question.context}
+    facts = tuple((title, number) for title, number in entry["supporting_facts"])
+    return Question(entry["_id"], entry["question"], context, entry["answer"], facts)
 
 
 class Text(NamedTuple):
-    """What is read of a question's context, and where its parts stand in it, in characters (start, end)."""
+    """What is read of a question's context, and where its sentences stand in it, in characters (start, end)."""
 
     text: str
-    paragraphs: list[tuple[int, int]]
     sentences: dict[tuple[str, int], tuple[int, int]]  # by title and index
 
 
 def text_of(question: Question) -> Text:
     """The Text of a question: each paragraph is its title, a line's end, its sentences and a line's end."""
-    parts, at, paragraphs, places = [], 0, [], {}
+    parts, at, places = [], 0, {}
     for title, sentences in question.context:
-        begin = at
         for number, part in enumerate([f"{title}\n", *sentences, "\n"], start=-1):
             if 0 <= number < len(sentences):
                 places.setdefault((title, number), (at, at + len(part)))
             parts.append(part)
             at += len(part)
-        paragraphs.append((begin, at))
-    return Text("".join(parts), paragraphs, places)
+    return Text("".join(parts), places)
 
 
 def place_of_answer(question: Question, text: Text) -> tuple[int, int] | None:

@@ -58,7 +58,7 @@ def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -
     """Kind, first and last place of the answer's tokens among all K N; the places of yes and no are 0."""
     if question.answer in KINDS:
         return 1 + KINDS.index(question.answer), 0, 0
-    characters = None if question.answer is None else place_of_answer(question, text)
+    characters = place_of_answer(question, text)
     if characters is None:
         return None
     begin, end = (len(text.text[:at].encode()) for at in characters)

@@ -10,17 +10,14 @@ as a city answers one question and a year another. A quarter of the questions, "
 are short so that windows can be. questions.py reads the files, reader.py answers them.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from accelerated.applications.questions import Question, as_entry
+from accelerated.applications.questions import Question
 from accelerated.data.sources import standard_library
 from accelerated.data.windows import SPLITS
-from accelerated.program.files import written_whole
 
 THINGS = ("key", "file", "list", "name", "value", "message", "string", "object")
 PLACES = {  # {holder: its places}
@@ -70,9 +67,3 @@ def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] 
     """Questions of two hops; a seed gives the same ones."""
     rng = np.random.default_rng(seed)
     return [two_hops(str(number), lines, between, rng) for number in range(count)]
-
-
-def write(questions: Sequence[Question], path: Path) -> None:
-    """Write questions to a file in HotpotQA's format."""
-    with written_whole(path, "give another file") as temporary:
-        temporary.write_text(json.dumps([as_entry(question) for question in questions]) + "\n")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from accelerated.applications import reader, two_hops
-from accelerated.applications.questions import as_entry
 from accelerated.applications.roberta import Roberta
 from accelerated.applications.roberta_tokens import of_bpe
 from accelerated.data.tokenizers import byte_of_symbol, tokenizer_of_ranks
@@ -109,7 +108,7 @@ def hotpotqa(tmp_path):
     (tmp_path / "roberta" / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
     (tmp_path / "roberta" / "merges.txt").write_text("#version: 0.2\n")
     for split, count in (("train", 9), ("dev", 5)):
-        made = [as_entry(question) for question in two_hops.drawn(count, ["A line."], 0, (0, 1))]
+        made = [{"_id": question.name} | question._asdict() for question in two_hops.drawn(count, ["A line."], 0, (0, 1))]
         if split == "train":
             made[0]["answer"] = "not in the text"
         (tmp_path / f"{split}.json").write_text(json.dumps([entry | {"type": "bridge", "level": "hard"} for entry in made]))
