@@ -67,7 +67,7 @@ def test_rows_of_a_table_train_as_long_on_the_same_text(name, scale):
     if name in ("text", "compressive-3", *RECALL):
         return
     assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in found}) == 1
-    if name == "pretrained_recurrence-1-2":  # with an overlap it takes more steps
+    if name in ("pretrained_recurrence-1-2", "pretrained_recurrence-modules"):  # with an overlap it takes more steps
         tokens = [s.training.steps * (s.model_config.segment - s.model_config.overlap) for s in found]
         assert max(tokens) < 1.002 * min(tokens)
     else:

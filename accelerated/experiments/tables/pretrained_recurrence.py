@@ -1,10 +1,10 @@
-"""Adding Recurrence to Pretrained Transformers: Tables 1 and 2 by overlap, Figures 4 and 5 by window and FLOPs, topics."""
+"""Adding Recurrence to Pretrained Transformers: Tables 1 and 2 by overlap, Figures 4 and 5 by window, other modules, topics."""
 
 import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerated.experiments.page import mean_and_spread, mean_of, results, wrapped
 from accelerated.experiments.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
@@ -12,11 +12,12 @@ from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap
+LAYERS = {"small": 4, "gpu": 8}
 PRETRAINING = {
-    "small": f"--model pretrained_recurrence {SMALL} --layers 4 --max-positions 128 --segment 128 --vectors 0 --batch 32 "
-    "--steps 2000 --warmup 200 --learning-rate 0.004",
-    "gpu": f"--model pretrained_recurrence {GPU} --layers 8 --max-positions 512 --segment 512 --vectors 0 --batch 64 "
-    "--steps 2000 --warmup 200 --learning-rate 0.001",
+    "small": f"--model pretrained_recurrence {SMALL} --layers {LAYERS['small']} --max-positions 128 --segment 128 --vectors 0 "
+    "--batch 32 --steps 2000 --warmup 200 --learning-rate 0.004",
+    "gpu": f"--model pretrained_recurrence {GPU} --layers {LAYERS['gpu']} --max-positions 512 --segment 512 --vectors 0 "
+    "--batch 64 --steps 2000 --warmup 200 --learning-rate 0.001",
 }
 STEPS = {"small": 600, "gpu": 300}  # of fine-tuning
 FINE_TUNING = {
@@ -41,7 +42,7 @@ MEASURES = (
 )
 
 
-def scales(sizes: dict[str, dict[str, int]], grid: tuple[str, ...] = FINE_RATES) -> dict[str, Scale]:
+def scales(sizes: dict[str, dict[str, Any]], grid: tuple[str, ...] = FINE_RATES) -> dict[str, Scale]:
     """The scales of a table, from the sizes of each."""
     return {name: Scale(FINE_TUNING[name], MODULE[name] | sizes[name], grid, PRETRAINING[name]) for name in PRETRAINING}
 
@@ -95,6 +96,7 @@ TABLES_1_AND_2 = Table(
     scales=scales({"small": sizes_with_overlap("small", 60, 16), "gpu": sizes_with_overlap("gpu", 300, 28)}),
 )  # fmt: skip
 
+WINDOW_RATES = (*FINE_RATES, "--learning-rate 0.003")  # small windows take a higher one
 WINDOWS = {"small": (16, 32, 64, 128), "gpu": (64, 128, 256, 512)}
 TOKENS = {"small": 1024, "gpu": 8192}  # of a segment in all lanes: every row reads as many
 PLACES = ("T / 8", "T / 4", "T / 2", "T")  # the windows, of which T is that of pretraining
@@ -107,6 +109,13 @@ def sizes_of_windows(scale: str) -> dict[str, int]:
         found |= {place: window, f"lanes of {place}": TOKENS[scale] // window}
         found |= {f"{name} of {place}": overlap for name, overlap in overlaps_of_window(window).items()}
     return found
+
+
+def sizes_of_modules(scale: str) -> dict[str, Any]:
+    """The smallest window of a scale, with its lanes, overlaps and steps, and the layers of its model."""
+    window, layers = WINDOWS[scale][0], LAYERS[scale]
+    own = sizes_with_overlap(scale, window, TOKENS[scale] // window)
+    return own | {"every layer": ",".join(map(str, range(1, layers + 1))), "last layer": layers}
 
 
 class Point(NamedTuple):
@@ -178,9 +187,37 @@ FIGURES = Table(
         *(Ordering(f"it helps more with windows of {a} than of {b}", f"GPT-2, {b} - recurrent, {b}",
                    f"GPT-2, {a} - recurrent, {a}") for a, b in pairwise(PLACES)),
     ),
-    scales=scales({name: sizes_of_windows(name) for name in WINDOWS}, (*FINE_RATES, "--learning-rate 0.003")),
+    scales=scales({name: sizes_of_windows(name) for name in WINDOWS}, WINDOW_RATES),
     results=windows_and_line,
     draw=draw_windows,
+)  # fmt: skip
+
+MODULES = {  # {row: options beside those of the paper's module}
+    "as published": "", "max pooling": "--pooling max", "attention pooling": "--pooling attention",
+    "four vectors": "--vectors 4", "at all layers": "--insertion-layers {every layer}",
+    "at the last layer": "--insertion-layers {last layer}",
+}  # fmt: skip
+POOLED = "overlap --split test --overlaps {o} {positions}"
+OTHERS = Table(
+    title="Adding Recurrence to Pretrained Transformers, 3.1 and 4.2: other modules",
+    about="""Is another way to carry a window's text to the next one better than the mean of its positions, inserted as one vector
+    at the second layer? The paper tried those of 3.1 and found none significantly better; in its note 4 one of the last layers
+    is slightly worse. And with overlapping windows, must a model be trained as it is read? In the last row but one it is. The
+    last row is the published model, trained without overlap; read with it, it pools only what the next window does not read
+    again, which in the paper's note 3 is slightly worse. Windows are the smallest of Figure 4, where the vector is worth most;
+    all rows read as many new tokens.""",
+    rows=(
+        *(Row(name, f"{OF_T} {RECURRENT} {options}", sizes={"o": "0", "positions": ""}) for name, options in MODULES.items()),
+        Row("overlap, trained with it", f"{OF_T} {RECURRENT} --overlap {{o50}} --steps {{steps at o50}}",
+            sizes={"o": "{o50}", "positions": ""}),
+        Row("overlap, other positions", f"{OF_T} {RECURRENT}", sizes={"o": "{o50}", "positions": "--pool advance"}),
+    ),
+    measures=tuple(measure._replace(report=POOLED) for measure in MEASURES),
+    orderings=(
+        *(Ordering(f"{name} is no better", "as published", name) for name in MODULES if name != "as published"),
+        Ordering("with overlap, training as it is read is better", "overlap, trained with it", "overlap, other positions"),
+    ),
+    scales=scales({name: sizes_of_modules(name) for name in WINDOWS}, WINDOW_RATES),
 )  # fmt: skip
 
 TOPIC_WORDS = "topics --split test --contexts 1000 --tokens 60"
@@ -233,5 +270,5 @@ TOPICS = Table(
 
 TABLES = {
     "pretrained_recurrence-1-2": TABLES_1_AND_2, "pretrained_recurrence-4-5": FIGURES,
-    "pretrained_recurrence-topics": TOPICS,
+    "pretrained_recurrence-modules": OTHERS, "pretrained_recurrence-topics": TOPICS,
 }  # fmt: skip
