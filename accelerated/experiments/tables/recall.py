@@ -90,7 +90,7 @@ OF_CAPACITY = tuple(
 )
 OF_TASKS = tuple(Cell(label, config) for label, config in TASKS.items())
 LANES = 16  # read at a time
-RECALL_RATES = ("--learning-rate 0.0015", "--learning-rate 0.004")
+RECALL_RATES = ("--learning-rate 0.0006", "--learning-rate 0.0015", "--learning-rate 0.004")
 
 
 def documents_to_read(config: RecallConfig) -> int:
