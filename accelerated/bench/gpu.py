@@ -108,20 +108,27 @@ class Measured(NamedTuple):
 
 def measured(makers: dict[str, Callable[[], Variant]], setting: Setting, share: float) -> dict[str, Measured]:
     """{name: Measured}; variants take turns until `share` of the page's time is used up. A failure is no crash."""
-    deadline, variants, found = time.perf_counter() + share * setting.seconds, [], {}
+    deadline, device, variants, failed = time.perf_counter() + share * setting.seconds, setting.device, [], {}
+
+    def attempt(name: str, step: Callable[[], Any]) -> Any:
+        """What a call of a variant returns; None if the variant has failed, or fails now."""
+        try:
+            return None if name in failed else step()
+        except Exception as error:
+            failed[name] = Measured([], 0, None, first_line(error))
+            free(device)
+
     for name, make in makers.items():
-        found[name] = Measured([], 0, None, "no time was left")
-        if time.perf_counter() < deadline:
-            try:
-                variant = make()._replace(name=name)
-                variant.step()
-                variants.append(variant)
-            except Exception as error:
-                found[name] = Measured([], 0, None, first_line(error))
-                free(setting.device)
-    peaks = {variant.name: timing.peak_memory(variant.step, setting.device) for variant in variants}
-    times = timing.time_in_turn(variants, REPEATS, setting.device, deadline - time.perf_counter())
-    return found | {v.name: Measured(times[v.name], peaks[v.name], v.flops) for v in variants}
+        if time.perf_counter() >= deadline:
+            failed[name] = Measured([], 0, None, "no time was left")
+        elif variant := attempt(name, make):
+            variants.append(variant._replace(name=name, step=partial(attempt, name, variant.step)))
+            variants[-1].step()
+    variants = [variant for variant in variants if variant.name not in failed]
+    peaks = {variant.name: timing.peak_memory(variant.step, device) for variant in variants}
+    times = timing.time_in_turn(variants, REPEATS, device, deadline - time.perf_counter())
+    found = {v.name: Measured(times[v.name], peaks[v.name], v.flops) for v in variants} | failed
+    return {name: found[name] for name in makers}
 
 
 def free(device: torch.device) -> None:

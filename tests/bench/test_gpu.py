@@ -126,10 +126,13 @@ def test_a_variant_that_fails_is_a_row(setting, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB\nsecond line")
 
     good = lambda: Variant("", lambda: torch.zeros(1000))  # noqa: E731
-    makers = {"made": out_of_memory, "good": good, "run": lambda: Variant("", out_of_memory)}
+    steps = iter([torch.zeros] * 3)  # its first, that of its peak, and a warm-up
+    later = lambda: next(steps)(1000) if steps.__length_hint__() else out_of_memory()  # noqa: E731
+    makers = {"made": out_of_memory, "good": good, "run": lambda: Variant("", out_of_memory), "later": lambda: Variant("", later)}
     found = gpu.measured(makers, setting, 0.1)
+    assert list(found) == list(makers)
     assert found["good"].seconds and found["good"].peak == 1 and not found["good"].error
-    for name in ("made", "run"):
+    for name in ("made", "run", "later"):
         assert found[name].error == "OutOfMemoryError: CUDA out of memory. Tried to allocate 3 GiB"[:60]
         assert not found[name].seconds
     assert gpu.measured(makers, setting, 0.0)["good"].error == "no time was left"
