@@ -168,11 +168,15 @@ def training(setting: Setting) -> Iterator[str]:
 
 
 def compiled(setting: Setting) -> Iterator[str]:
-    """The section on --compile, beside the same step without it."""
+    """The section on --compile, beside the same step without it.
+
+    A CUDA graph is recorded for one segment, and used again after its backward pass: so a step has one segment here.
+    """
+    yield from ("A step of one segment.", "")
     rows = []
     for model in MODELS:
         options = setting.options(model)
-        makers = {name: partial(steps.step_variant, name, options.config, options, name) for name in COMPILERS}
+        makers = {name: partial(steps.step_variant, name, options.config, options, name, 1) for name in COMPILERS}
         found = measured(makers, setting, 0.06)
         for name, each in found.items():
             rows.append(

@@ -23,9 +23,9 @@ from accelerated.training.run import compile_model
 from accelerated.training.settings import TrainingConfig
 
 
-def step_variant(name: str, config: Any, options: Namespace, compiler: str = "none") -> Variant:
-    """A training step of SEGMENTS[model] segments, from a state that has already read as many; compiler is --compile's."""
-    count, device = SEGMENTS[options.model], options.device
+def step_variant(name: str, config: Any, options: Namespace, compiler: str = "none", count: int = 0) -> Variant:
+    """A training step of `count` segments, else SEGMENTS[model], from a state that has read as many; compiler is --compile's."""
+    count, device = count or SEGMENTS[options.model], options.device
     model = random_model(options.model, config, device)
     segments = timing.random_segments(config.vocabulary, config.segment, options.batch, count, device)
     with torch.no_grad(), timing.computing(model, options):

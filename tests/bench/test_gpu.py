@@ -139,6 +139,16 @@ def test_a_variant_that_fails_is_a_row(setting, monkeypatch):
     assert gpu.ratio(found["made"], found["good"]) == "-"
 
 
+def test_a_compiled_step_has_one_segment(setting, monkeypatch):
+    """A CUDA graph of a segment cannot be used again before its backward pass."""
+    counts, draw = [], timing.random_segments
+    monkeypatch.setattr(timing, "random_segments", lambda *sizes: counts.append(sizes[3]) or draw(*sizes))
+    monkeypatch.setattr(
+        gpu, "measured", lambda makers, *_: {n: make() and gpu.Measured([1.0], 0, 0) for n, make in makers.items()}
+    )
+    assert list(gpu.compiled(setting)) and set(counts) == {1} and len(counts) == len(TINY) * len(COMPILERS)
+
+
 def test_the_time_budget_ends_the_repeats(monkeypatch):
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
