@@ -45,7 +45,7 @@ def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages:
     record = {
         "name": name, "scale": scale_name, "date": datetime.date.today().isoformat(), "machine": machine(),
         "torch": torch.__version__.partition("+")[0], "jobs": workshop.jobs, "options": scale.options, "first": scale.first,
-        "grid": list(scale.grid), "rows": rows,
+        "grid": list(scale.grid), "rows": rows, "tuned_by": table.tuned_by[0],
     }  # fmt: skip
     write_page(name, table, record, pages)
 
@@ -56,7 +56,7 @@ def train_rows(table: Table, scale: Scale, workshop: Workshop) -> tuple[dict, di
         workshop.train([first := Trial("the first run", scale.first.format_map(scale.sizes))])
         scale = scale._replace(sizes=scale.sizes | {"first": workshop.folder(first)})
     options = {row.name: filled(join(scale.options, row.options), row, scale) for row in table.rows}
-    chosen = tuned(workshop, options, scale.grid)
+    chosen = tuned(workshop, options, scale.grid, table.tuned_by[1])
     trials = {name: [Trial(name, join(options[name], chosen[name][0]), seed) for seed in SEEDS] for name in options}
     workshop.train(trial for row in trials.values() for trial in row)
     return chosen, trials

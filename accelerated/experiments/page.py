@@ -11,7 +11,7 @@ import textwrap
 
 from accelerated.bench.timing import paired_ratios, spread
 from accelerated.evaluation.overlap import mean_and_range
-from accelerated.experiments.table import Ordering, Table
+from accelerated.experiments.table import LAST_VALIDATION, Ordering, Table
 from accelerated.experiments.trials import SEEDS, settled
 from accelerated.models import MODELS
 from accelerated.program.markdown import markdown_table
@@ -140,7 +140,7 @@ def cost(record: dict) -> str:
     title, text = "## Cost", "No row was tuned: the learning rates are in the settings below."
     if was_tuned := len(choices) > 1:
         title = "## Cost and tuning"
-        text = f"Every row was tuned on seed 0 by its last validation, each over {', '.join(f'`{c}`' for c in choices)}."
+        text = f"Every row was tuned on seed 0 by {tuned_by(record)}, each over {', '.join(f'`{c}`' for c in choices)}."
     columns = {"": names, "parameters": [f"{row['parameters']:,}" for row in rows]}
     if "step_seconds" in rows[0]:
         text += """ Speeds are medians of forward and backward passes of a training step that took turns; times are over the first
@@ -150,6 +150,11 @@ def cost(record: dict) -> str:
         columns["tuned"] = [f"`{row['choice']}`" for row in rows]
     cells = markdown_table([*columns], *zip(*columns.values(), strict=True))
     return "\n\n".join(filter(None, [title, wrapped(text), cells, at_an_end(record)]))
+
+
+def tuned_by(record: dict) -> str:
+    """What chose among a grid, in words; an older record does not say it."""
+    return record.get("tuned_by", LAST_VALIDATION[0])
 
 
 def shared_name(first: str, last: str) -> str:
@@ -179,7 +184,8 @@ def at_an_end(record: dict) -> str:
             beside = row["tuning"][grid[1] if row["choice"] == grid[0] else grid[-2]]
             more = "" if beside is None else f" ({beside - row['tuning'][row['choice']]:.3f})"
             found.append(name + more)
-    text = "Best at an end of the grid, with how much better than the next choice in bits per byte of validation text: "
+    whose = " of validation text" if tuned_by(record) == LAST_VALIDATION[0] else ""
+    text = f"Best at an end of the grid, with how much better than the next choice in bits per byte{whose}: "
     return wrapped(f"{text}{', '.join(found)}.") if found else ""
 
 

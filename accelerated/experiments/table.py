@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from accelerated.experiments.trials import LOG, join
+from accelerated.experiments.trials import LOG, join, last_validation
 
 # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
 SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40"
@@ -53,6 +53,9 @@ class Scale(NamedTuple):
     first: str = ""  # options of a run that rows begin from, as --init {first}
 
 
+LAST_VALIDATION = "its last validation", last_validation
+
+
 class Table(NamedTuple):
     """All that one command measures."""
 
@@ -66,6 +69,7 @@ class Table(NamedTuple):
     timed: bool = True  # whether the rows' training steps are timed in turn
     draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
     results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
+    tuned_by: tuple[str, Callable[[list[dict]], float]] = LAST_VALIDATION  # in words, and in bits per byte of a run's log
 
 
 def of_test(name: str = "bits_per_byte", options: str = "") -> tuple[Callable, str]:

@@ -181,21 +181,28 @@ def last_report(folder: Path) -> dict | None:
     return next((record for record in reversed(read_metrics(folder)) if record.get("final")), None)
 
 
+def last_validation(records: list[dict]) -> float:
+    """The last validation of a run's log in bits per byte, infinite if it diverged; only trained runs have one."""
+    return next(record for record in reversed(records) if record.get("final")).get("validation_bits_per_byte", math.inf)
+
+
 def bits_of(folder: Path) -> float:
-    """The last validation of a run in bits per byte, infinite if it diverged; only trained runs have one."""
-    return last_report(folder).get("validation_bits_per_byte", math.inf)
+    """The last validation of a trained run."""
+    return last_validation(read_metrics(folder))
 
 
-def tuned(workshop: Workshop, rows: dict[str, str], grid: Sequence[str]) -> dict[str, tuple[str, dict[str, float]]]:
+def tuned(
+    workshop: Workshop, rows: dict[str, str], grid: Sequence[str], score: Callable[[list[dict]], float] = last_validation
+) -> dict[str, tuple[str, dict[str, float]]]:
     """{row: (its best choice, {choice: bits per byte on seed 0})} of rows {name: options}, each with every choice of the grid.
 
-    The validation split decides; a tie goes to the earlier choice.
+    The score of a run's log decides; a tie goes to the earlier choice.
     """
     trials = {(name, choice): Trial(name, join(options, choice)) for name, options in rows.items() for choice in grid}
     workshop.train(trials.values())
     found = {}
     for name in rows:
-        bits = {choice: bits_of(workshop.folder(trials[name, choice])) for choice in grid}
+        bits = {choice: score(read_metrics(workshop.folder(trials[name, choice]))) for choice in grid}
         found[name] = min(bits, key=bits.get), bits
     return found
 

@@ -9,7 +9,7 @@ from rehearsal import TWO, Rehearsal
 from accelerated.experiments.measure import measure, settings_of, step_times, train_rows
 from accelerated.experiments.page import page
 from accelerated.experiments.table import Measure, Ordering, Row, Scale
-from accelerated.experiments.trials import Trial, Workshop
+from accelerated.experiments.trials import Trial, Workshop, last_validation
 from accelerated.program.errors import InputError
 
 
@@ -47,6 +47,13 @@ def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
     for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 1"}.items():
         assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
+
+
+def test_a_tables_own_score_chooses(tmp_path):
+    shop = Rehearsal(tmp_path, loss={"--rate 1": 0.5})
+    table = TWO._replace(tuned_by=("whatever is worst", lambda records: -last_validation(records)))
+    chosen, _ = train_rows(table, Scale("--width 8", grid=("--rate 1", "--rate 2")), shop)
+    assert {choice for choice, _ in chosen.values()} == {"--rate 2"}
 
 
 def test_what_drawing_needs_is_missed_before_any_training(tmp_path, monkeypatch):

@@ -113,6 +113,9 @@ def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
     assert "validation text: a (0.250)." in " ".join(page(TWO, record).split())
     b |= {"choice": "--rate 4", "tuning": {"--rate 1": 3.5, "--rate 2": 3.25, "--rate 4": 2.75}}
     assert "validation text: a (0.250), b (0.500)." in " ".join(page(TWO, record).split())
+    by = " ".join(page(TWO, record | {"tuned_by": "its colour"}).split())
+    assert "on seed 0 by its colour, each" in by and "next choice in bits per byte: a (0.250)" in by
+    assert "on seed 0 by its last validation, each" in " ".join(page(TWO, record).split())
     assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 2"]}), "every choice is an end"
     assert "end of the grid" not in page(TWO, record | {"grid": [f"--rate {n} --size {n}" for n in (1, 2, 3)]})
 

@@ -1,6 +1,7 @@
 """Rows differ only in what their table is about; orderings and measures are what their names say."""
 
 import json
+import math
 import re
 
 import pytest
@@ -97,6 +98,15 @@ def test_a_task_of_the_recall_family_is_what_its_options_give():
     assert found == {DISTANCE, CAPACITY, *TASKS.values()}
 
 
+def test_capacity_is_tuned_by_the_end_of_training():
+    """By the last tenth of the updates, whatever a validation on 64 facts says; a run that diverged is never the best."""
+    log = [{"step": step, "loss": 0.5, "bits_per_byte": float(step)} for step in range(1, 21)]
+    log += [{"step": 20, "validation_bits_per_byte": 9.0}, {"step": 20, "final": True, "validation_bits_per_byte": 9.0}]
+    score = TABLES["recall-capacity"].tuned_by[1]
+    assert score(log) == 19.5 and score([*log, {"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
+    assert score([{"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
+
+
 def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_times_as_much():
     rows = {row.name: row for name in RECALL for row in TABLES[name].rows}
     for method in METHODS:
@@ -104,7 +114,9 @@ def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_t
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
         for facts in (2, 4, 8, 16, 32, 64):
             usual, large = (rows.get(f"{method}: {facts} facts{more}") for more in ("", ", large"))
-            assert (large is None) == (method in ("Slide", "GPT-2")) and usual.sizes["asked"] == f"--recall-pairs {facts}"
+            assert (large is None) == (method in ("Slide", "Memorizing", "GPT-2")) and usual.sizes[
+                "asked"
+            ] == f"--recall-pairs {facts}"
             if large:
                 assert large.sizes == usual.sizes
                 changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
