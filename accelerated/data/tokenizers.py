@@ -96,18 +96,38 @@ def whole_characters(text: bytes) -> int:
     return len(text) - len(cut_off)
 
 
-class BpeTokenizer:
-    """Byte-level BPE by a tiktoken encoding; text never becomes a special token."""
+class SpelledTokenizer:
+    """Ids that each stand for a spelling. BPE, sentencepiece and words each name their file and have contents()."""
 
     spells_text = True
+    file: str  # in the run folder
+
+    def __init__(self, name: str, spellings: list[bytes], fingerprint: str):
+        self.name, self.spellings, self.fingerprint = name, spellings, fingerprint
+        self.vocabulary = len(spellings)
+        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
+        self.token_bytes = np.array([len(text) for text in spellings])
+
+    def decode(self, ids: np.ndarray) -> bytes:
+        """Convert ids to bytes."""
+        return b"".join(self.spellings[int(token)] for token in ids)
+
+    def save(self, run: Path) -> None:
+        """Write the file to a run folder."""
+        with written_whole(Path(run) / self.file, "give another --out") as path:
+            path.write_bytes(self.contents())
+
+
+class BpeTokenizer(SpelledTokenizer):
+    """Byte-level BPE by a tiktoken encoding; text never becomes a special token."""
+
+    file = RANKS
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
-        self.name, self.encoding, self.vocabulary = name, encoding, encoding.n_vocab
-        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        self.spellings = [self._spelling(token) for token in range(self.vocabulary)]
-        self.token_bytes = np.array([len(text) for text in self.spellings])
-        spelled = hashlib.sha256(b"\0".join(base64.b64encode(text) for text in self.spellings))
-        self.fingerprint = hashlib.sha256(spelled.digest() + encoding._pat_str.encode()).hexdigest()
+        self.encoding = encoding
+        spellings = [self._spelling(token) for token in range(encoding.n_vocab)]
+        spelled = hashlib.sha256(b"\0".join(base64.b64encode(text) for text in spellings))
+        super().__init__(name, spellings, hashlib.sha256(spelled.digest() + encoding._pat_str.encode()).hexdigest())
 
     def _spelling(self, token):
         try:
@@ -126,14 +146,9 @@ class BpeTokenizer:
         ]
         return np.concatenate([np.empty(0, np.int64), *ids]).astype(self.dtype)
 
-    def decode(self, ids: np.ndarray) -> bytes:
-        """Convert ids to bytes."""
-        return b"".join(self.spellings[int(token)] for token in ids)
-
-    def save(self, run: Path) -> None:
-        """Write the ranks to a run folder."""
-        with written_whole(Path(run) / RANKS, "give another --out") as path:
-            path.write_bytes(show_ranks(self.spellings))
+    def contents(self) -> bytes:
+        """A file of ranks."""
+        return show_ranks(self.spellings)
 
     def last_cut(self, text: bytes) -> int:
         """The end of the last whole word: tiktoken always starts a new piece there."""
@@ -148,25 +163,23 @@ def sentencepiece_package() -> ModuleType:
     return optional_package("sentencepiece", "a .model needs", "pieces")
 
 
-class SentencePieceTokenizer:
+class SentencePieceTokenizer(SpelledTokenizer):
     """The pieces of a sentencepiece model, such as T5's for PG-19; needs the extra pieces.
 
     It normalises text as its model says: T5's makes all white space one blank, and has one token for unknown characters.
     """
 
-    spells_text = True
+    file = PIECES
 
     def __init__(self, name: str, model: bytes):
         package = sentencepiece_package()
-        self.name, self.model, self.fingerprint = name, model, hashlib.sha256(model).hexdigest()
+        self.model = model
         try:
             self.processor = package.SentencePieceProcessor(model_proto=model)
-            self.vocabulary = len(self.processor)  # an empty file has none, and says so only now
+            tokens = range(len(self.processor))  # an empty file has none, and says so only now
         except RuntimeError:
             raise InputError(f"--tokenizer {name} is damaged or not a sentencepiece model; give another file") from None
-        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        self.spellings = [self._spelling(token) for token in range(self.vocabulary)]
-        self.token_bytes = np.array([len(text) for text in self.spellings])
+        super().__init__(name, [self._spelling(token) for token in tokens], hashlib.sha256(model).hexdigest())
         self.can_be_cut = self._can_be_cut()
 
     def _can_be_cut(self):
@@ -189,10 +202,6 @@ class SentencePieceTokenizer:
         text = text if isinstance(text, str) else text.decode(errors="replace")
         return np.array(self.processor.encode(text), self.dtype)
 
-    def decode(self, ids: np.ndarray) -> bytes:
-        """Convert ids to bytes."""
-        return b"".join(self.spellings[int(token)] for token in ids)
-
     def last_cut(self, text: bytes) -> int:
         """The start of the last white space, where the model begins a new piece."""
         found = BEFORE_A_WORD.match(text) if self.can_be_cut else None
@@ -200,27 +209,22 @@ class SentencePieceTokenizer:
             return found.end()
         return whole_characters(text) if len(text) >= LONGEST_PIECE else 0
 
-    def save(self, run: Path) -> None:
-        """Write the model to a run folder."""
-        with written_whole(Path(run) / PIECES, "give another --out") as path:
-            path.write_bytes(self.model)
+    def contents(self) -> bytes:
+        """The model's file."""
+        return self.model
 
 
-class WordTokenizer:
+class WordTokenizer(SpelledTokenizer):
     """The words of a closed vocabulary: what stands between white space, and each line's end. All other words are <unk>.
 
     White space is not kept: every word is spelled with one blank before it, as WikiText's files have it.
     """
 
-    spells_text = True
+    file = VOCABULARY
 
     def __init__(self, name: str, words: list[str]):
-        self.name, self.words, self.vocabulary = name, words, len(words)
-        self.fingerprint = hashlib.sha256(show_words(words)).hexdigest()
-        self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        self.ids = {word: number for number, word in enumerate(words)}
-        self.spellings = [b" " + word.encode() for word in words]
-        self.token_bytes = np.array([len(text) for text in self.spellings])
+        super().__init__(name, [b" " + word.encode() for word in words], hashlib.sha256(show_words(words)).hexdigest())
+        self.words, self.ids = words, {word: number for number, word in enumerate(words)}
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids; a word with bytes that are not UTF-8 is unknown."""
@@ -228,14 +232,9 @@ class WordTokenizer:
         unknown = self.ids[UNKNOWN]
         return np.array([self.ids.get(word, unknown) for word in WORD.findall(text)], self.dtype)
 
-    def decode(self, ids: np.ndarray) -> bytes:
-        """Convert ids to bytes."""
-        return b"".join(self.spellings[int(token)] for token in ids)
-
-    def save(self, run: Path) -> None:
-        """Write the vocabulary to a run folder."""
-        with written_whole(Path(run) / VOCABULARY, "give another --out") as path:
-            path.write_bytes(show_words(self.words))
+    def contents(self) -> bytes:
+        """A vocabulary's file."""
+        return show_words(self.words)
 
     def last_cut(self, text: bytes) -> int:
         """After the last line's end or blank."""
@@ -266,7 +265,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
-def tokenizer_of_file(path: str | Path) -> BpeTokenizer | SentencePieceTokenizer:
+def tokenizer_of_file(path: str | Path) -> SpelledTokenizer:
     """The tokenizer of a sentencepiece model, or of a ranks file: each line is a token in base64, a space and its rank."""
     try:
         content = Path(path).read_bytes()
@@ -300,7 +299,7 @@ def read_ranks(text: bytes, name: str) -> dict[bytes, int]:
     return ranks
 
 
-def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
+def open_tokenizer(name: str) -> ByteTokenizer | SpelledTokenizer:
     """The tokenizer that --tokenizer names: one of ENCODINGS, or a file."""
     if name in ("bytes", MU_LAW):
         return ByteTokenizer() if name == "bytes" else MuLawTokenizer()
@@ -318,7 +317,7 @@ def open_tokenizer(name: str) -> ByteTokenizer | BpeTokenizer:
     return BpeTokenizer(name, encoding)
 
 
-def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | BpeTokenizer | SentencePieceTokenizer | WordTokenizer:
+def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | SpelledTokenizer:
     """The tokenizer of a run folder with this DataConfig; raises InputError unless the file is in the form in which it was saved.
 
     A damaged file that is still in that form has another fingerprint than the run's checkpoint says.
