@@ -10,10 +10,11 @@ import torch
 from scripts import evaluate, train
 from torch import nn
 
-from accelerated.block_recurrent import BlockRecurrent
+from accelerated.block_recurrent import BlockRecurrent, LSTMGate
 from accelerated.compressive import Compressive
 from accelerated.experiments import ablations, experiment
 
+RATES = {name: own.rates[-1] for name, own in ablations.ABLATIONS.items()}
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
 
@@ -72,8 +73,8 @@ def test_without_normalization_scores_are_dot_products():
     torch.testing.assert_close(published.layers[0].project(x)[0].norm(dim=-1), torch.ones(2, 2, 4).double(), atol=1e-5, rtol=0)
 
 
-def cell_and_its_input(gate):
-    published, changed = block_recurrent_pair(ablations.add_gate, recurrent_layers=(1,), configuration="dual", gate=gate)
+def cell_and_its_input(gate, change=ablations.add_gate, configuration="dual"):
+    published, changed = block_recurrent_pair(change, recurrent_layers=(1,), configuration=configuration, gate=gate)
     cells = [model.layers[0].state for model in (published, changed)]
     states = torch.randn(2, 3, 8, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 2, 8, 4, dtype=torch.float64)
@@ -116,9 +117,22 @@ def test_the_second_gate_reads_states_that_the_first_one_changed(gate):
     torch.testing.assert_close(asked[0], changed.attention_gate(states, ablations.merge_heads(own)))
 
 
+def test_gates_without_constants_begin_as_the_published_ones_with_biases_of_another_scale():
+    published, changed, *given = cell_and_its_input("lstm", ablations.drop_constants, "single")
+    torch.testing.assert_close(updated(changed, *given), updated(published, *given))
+    for ours, theirs in zip(gates_of(changed), gates_of(published), strict=True):
+        torch.testing.assert_close(ours.bias_i, theirs.bias_i - 1)
+        torch.testing.assert_close(ours.bias_f, theirs.bias_f + 1)
+        torch.testing.assert_close(ours.bias_z, theirs.bias_z)
+
+
+def gates_of(cell):
+    return [module for module in cell.modules() if isinstance(module, LSTMGate)]
+
+
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """The three ablations with models that train in a moment."""
+    """The ablations with models that train in a moment."""
     letters = np.random.default_rng(0).choice(list("etaoin shrdlu"), size=9000)  # so that no split is as another
     (tmp_path / "text.txt").write_text("".join(letters))
     common = f"--data {tmp_path}/text.txt --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
@@ -126,10 +140,13 @@ def small(monkeypatch, tmp_path):
         "compression-loss": "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2 --dropout 0",
         "normalization": "--model block_recurrent --recurrent-layers none --window 8 --segment 8 --dropout 0",
         "third-gate": "--model block_recurrent --recurrent-layers 1 --window 8 --segment 16 --states 3 --configuration dual",
+        "gates": "--model block_recurrent --recurrent-layers 1 --window 8 --segment 16 --gate lstm --optimizer adafactor",
+        "clipping": "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2 --clip 0.1",
     }
     for name, words in options.items():
         monkeypatch.setitem(ablations.ABLATIONS, name, ablations.ABLATIONS[name]._replace(options=f"{common} --batch 2 {words}"))
     monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)
+    torch.set_default_dtype(torch.float32)  # as the command has it
 
 
 def test_both_ways_of_a_seed_read_the_same_text_from_the_same_start(small, monkeypatch):
@@ -142,25 +159,34 @@ def test_both_ways_of_a_seed_read_the_same_text_from_the_same_start(small, monke
     monkeypatch.setattr(ablations, "gradient_norms", watched)
     for name in ablations.ABLATIONS:
         for way in ablations.WAYS:
-            ablations.trained(f"{name}-{way}-0.018", 5)
+            ablations.trained(f"{name}-{way}-{RATES[name]}", 5)
         (first, text), (second, other) = seen[-2:]
         assert torch.equal(first, second) and all(map(torch.equal, text, other)), name
-        ablations.trained(f"{name}-published-0.018", 6)
+        ablations.trained(f"{name}-published-{RATES[name]}", 6)
         assert not torch.equal(first, seen[-1][0]), name
 
 
 @pytest.mark.parametrize("name", list(ablations.ABLATIONS))
 def test_as_published_it_is_trained_as_train_py_does(small, tmp_path, capsys, name):
     own = ablations.ABLATIONS[name]
-    run = ablations.trained(f"{name}-published-0.018", 3)
-    train(*own.options.split(), "--learning-rate", 0.018, "--seed", 3, "--sample", 0, "--log-every", 1, "--out", tmp_path / "run")
+    run = ablations.trained(f"{name}-published-{RATES[name]}", 3)
+    given = {"learning-rate": RATES[name], "seed": 3, "sample": 0, "log-every": 1, "out": tmp_path / "run"}
+    train(*own.options.split(), *(word for option, value in given.items() for word in (f"--{option}", value)))
     capsys.readouterr()
     evaluate("score", tmp_path / "run", "--split", "test", "--json")
-    assert run["bits_per_byte"] == pytest.approx(json.loads(capsys.readouterr().out)["bits_per_byte"], abs=1e-6)
+    assert run["bits_per_byte"] == pytest.approx(json.loads(capsys.readouterr().out)["bits_per_byte"], abs=1e-9)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
     assert run["largest_norm"] == pytest.approx(max(norms[2:]), rel=1e-4)
     assert run["median_norm"] == pytest.approx(sum(norms[2:]) / 2, rel=1e-4), "of the two last of four steps"
+
+
+def test_only_the_changed_way_has_the_options_that_it_adds(small, monkeypatch):
+    limits, real = [], ablations.optimization.average_and_clip
+    monkeypatch.setattr(ablations.optimization, "average_and_clip", lambda *given: limits.append(given[2]) or real(*given))
+    for way in ablations.WAYS:
+        ablations.trained(f"clipping-{way}-0.018", 0)
+    assert limits == [0.1] * 4 + [0.0] * 4
 
 
 def test_a_model_is_trained_with_its_rate_and_without_a_score_if_it_diverges(small, monkeypatch):
