@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -20,6 +21,7 @@ from accelerated.experiments.tables.recall import (
     RIGHT,
     TASKS,
     documents_to_read,
+    draw_accuracies,
     draw_family,
 )
 from accelerated.experiments.trials import Trial, join
@@ -151,6 +153,27 @@ def test_the_picture_of_recall_has_the_cells_of_all_its_tables_but_large_states(
     draw_family(tmp_path)
     own = {"distance 1": [0.5], "2 facts": [0.5], "copying": [0.5]}
     assert drawn == [({"Slide": own, "GPT-2": own}, "recall.svg")] and list(drawn[0][0]["Slide"]) == list(own)
+
+
+def test_a_cell_is_coloured_from_its_own_tasks_guess_to_all_right(monkeypatch, tmp_path):
+    shades = []
+    monkeypatch.setattr("matplotlib.axes.Axes.imshow", lambda axes, given, **others: shades.extend(given))
+    monkeypatch.setattr("matplotlib.figure.Figure.colorbar", lambda *given, **others: MagicMock())
+    found = {"Slide": {"distance 1": [0.1, 1.0], "2 facts": [0.5], "copying": [0.0]}, "GPT-2": {"2 facts": [0.75]}}
+    draw_accuracies(found, tmp_path / "recall.svg")
+    assert shades[0] == pytest.approx([0.5, 0.0, 0.0])
+    assert shades[1] == pytest.approx([math.nan, 0.5, math.nan], nan_ok=True)
+    picture = (tmp_path / "recall.svg").read_text()
+    assert all(f"<!-- {number} -->" in picture for number in (55, 50, 0, 75)) and "nan" not in picture
+
+
+def test_facts_known_are_those_that_a_guess_would_not_answer():
+    """Of n facts a model that knows k and guesses the others answers (n + k) / 2n."""
+    right = {"Slide: 2 facts": [1.0], "Slide: 64 facts": [0.5, 0.625], "GPT-2: 2 facts": [0.25], "GPT-2: 2 facts, large": [1.0]}
+    rows = [{"name": name, "measured": {RIGHT.title: values}} for name, values in right.items()]
+    table = TABLES["recall-capacity"]
+    lines = table.results(table, {"rows": rows}).splitlines()
+    assert lines[-2:] == ["| Slide | 8 |  |", "| GPT-2 | 0 | 2 |"] and "| 64 facts | 56.2 (50.0 .. 62.5) |" in lines
 
 
 def test_the_share_of_contexts_that_are_nearer_is_counted_seed_by_seed():

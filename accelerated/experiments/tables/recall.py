@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
-from accelerated.experiments.page import mean_and_spread, mean_of
+from accelerated.experiments.page import mean_and_spread, mean_of, wrapped
 from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
@@ -69,8 +69,8 @@ TASKS = {
     "rewriting": task(rewrites=8),
     "binding": task(shared_values=True),
     "copying": task(task="copying", pairs=8, questions=8),
-    "one fact": task(task="one_fact", pairs=8),
-    "two facts": task(task="two_facts", pairs=12),
+    "bAbI 1": task(task="one_fact", pairs=8),
+    "bAbI 2": task(task="two_facts", pairs=12),
 }
 
 
@@ -91,6 +91,7 @@ OF_CAPACITY = tuple(
     for number in FACTS
 )
 OF_TASKS = tuple(Cell(label, config) for label, config in TASKS.items())
+CHANCE = {cell.label: cell.task.chance for cell in OF_DISTANCE + OF_CAPACITY + OF_TASKS}  # of a guess
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0006", "--learning-rate 0.0015", "--learning-rate 0.004")
 CAPACITY_RATES = ("--learning-rate 0.0003", *RECALL_RATES, "--learning-rate 0.010")  # with three some were best at an end
@@ -163,6 +164,22 @@ def results(table: Table, record: dict) -> str:
     return "\n\n".join(parts)
 
 
+def capacity_results(table: Table, record: dict) -> str:
+    """The accuracies, and how many facts each method knows at most with each state, if it guesses the others."""
+    found = accuracies(record)
+
+    def known(method: str, state: str) -> str:
+        asked = {number: f"{number} facts{state}" for number in FACTS}
+        means = {number: mean_of(found[method].get(cell, [])) for number, cell in asked.items()}
+        return f"{max(number * above_guess(mean, CAPACITY.chance) for number, mean in means.items()):.0f}".replace("nan", "")
+
+    cells = ([method, *(known(method, state) for state in STATES)] for method in found)
+    formula = """Facts that a method knows at most, if it guesses the others: the largest n (2 a - 1) over the numbers of facts n,
+    with a the mean of its right answers."""
+    most = markdown_table(["facts known at most", "the usual state", "four times as large"], *cells)
+    return f"{results(table, record)}\n\n{wrapped(formula)}\n\n{most}"
+
+
 def draw_tasks(record: dict, path: Path) -> None:
     """Draw methods by the tasks of a record, coloured by accuracy, and the picture of the whole family anew."""
     draw_accuracies(accuracies(record), path)
@@ -182,24 +199,29 @@ def draw_family(pages: Path) -> None:
 
 
 def draw_accuracies(found: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """Draw methods by tasks, coloured by accuracy."""
+    """Draw methods by tasks: accuracies as numbers, coloured from a guess's to 1."""
     tasks = list(dict.fromkeys(asked for own in found.values() for asked in own))
     figure = figure_class()(figsize=(0.62 * len(tasks) + 2.4, 0.42 * len(found) + 1.8), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     means = [[mean_of(own.get(asked, [])) for asked in tasks] for own in found.values()]
-    image = axes.imshow(means, cmap="viridis", vmin=0, vmax=1, aspect="auto")
+    shades = [[above_guess(mean, CHANCE[asked]) for mean, asked in zip(line, tasks, strict=True)] for line in means]
+    image = axes.imshow(shades, cmap="viridis", vmin=0, vmax=1, aspect="auto")
     for y, line in enumerate(means):
         for x, mean in enumerate(line):
             if mean == mean:  # not NaN: the method has no such cell
-                axes.text(
-                    x, y, f"{100 * mean:.0f}", ha="center", va="center", fontsize=8, color="black" if mean > 0.6 else "white"
-                )
+                colour = "black" if shades[y][x] > 0.6 else "white"
+                axes.text(x, y, f"{100 * mean:.0f}", ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(found)), found)
     axes.set_title("Right answers, percent, mean of three seeds")
     axes.spines[:].set_visible(False)
-    figure.colorbar(image, ax=axes, label="right")
+    figure.colorbar(image, ax=axes).set_ticks([0, 1], labels=["a guess", "all right"])
     save_figure(figure, path)
+
+
+def above_guess(accuracy: float, chance: float) -> float:
+    """How far an accuracy is on the way from a guess's to 1; below a guess 0."""
+    return max(0.0, (accuracy - chance) / (1 - chance)) if accuracy == accuracy else accuracy
 
 
 def draw_lines(axes: Any, record: dict, asked: dict[int, str], guess: int) -> None:
@@ -246,7 +268,7 @@ RECALL_SIZES = "--dropout 0 --validation-segments 0 --data recall"
 
 def recall_table(
     title: str, about: str, cells: tuple[Cell, ...], draw: Callable[[dict, Path], None],
-    grid: tuple[str, ...] = RECALL_RATES, **others: Any,
+    grid: tuple[str, ...] = RECALL_RATES, results: Callable[[Table, dict], str] = results, **others: Any,
 ) -> Table:  # fmt: skip
     """A table of right answers; the methods' costs are those of ON_TEXT."""
     scales = {
@@ -284,6 +306,7 @@ RECALL = {
         OF_CAPACITY,
         draw_capacity,
         CAPACITY_RATES,
+        capacity_results,
         tuned_by=("the loss on the last tenth of its documents, which have 1 to 64 facts and are read once", last_losses),
     ),
     "recall-tasks": recall_table(
@@ -292,9 +315,9 @@ RECALL = {
         nothing; a guess is right one time in ten. {COMMON}: those of 2.5 million tokens.
 
         Rewriting: eight times one of the four facts changes on the way; the last value counts. Binding: all keys share one
-        set of values. Copying: eight values that stand anywhere in the filler, in their order. One and two facts: who is
-        where, and where is what somebody took, after bAbI's first two tasks; in the second, the place of the last taker would
-        be right half of the time.""",
+        set of values. Copying: eight values that stand anywhere in the filler, in their order. bAbI 1 and 2: who is where,
+        and where is what somebody took, made after bAbI's first two tasks; in the second, the place of the last taker would be
+        right half of the time.""",
         OF_TASKS,
         draw_tasks,
     ),
