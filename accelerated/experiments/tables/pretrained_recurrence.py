@@ -214,7 +214,7 @@ OTHERS = Table(
     ),
     measures=tuple(measure._replace(report=POOLED) for measure in MEASURES),
     orderings=(
-        *(Ordering(f"{name} is no better", "as published", name) for name in MODULES if name != "as published"),
+        *(Ordering(f"no better: {name}", "as published", name) for name in MODULES if name != "as published"),
         Ordering("with overlap, training as it is read is better", "overlap, trained with it", "overlap, other positions"),
     ),
     scales=scales({name: sizes_of_modules(name) for name in WINDOWS}, WINDOW_RATES),
