@@ -27,7 +27,8 @@ GPU_JOBS = 4  # runs at a time that share a GPU
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
-    lines = "\n".join(f"    {name:<26} {table.title}" for name, table in TABLES.items())
+    width = max(map(len, TABLES))
+    lines = "\n".join(f"    {name:<{width}}  {table.title}" for name, table in TABLES.items())
     parser = OptionParser(
         prog="python -m accelerated.experiments", usage="python -m accelerated.experiments NAME [options]", allow_abbrev=False,
         description=f"{__doc__}\nNAME is one of\n\n{lines}", formatter_class=argparse.RawDescriptionHelpFormatter,
