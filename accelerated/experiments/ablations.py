@@ -185,10 +185,9 @@ ROWS = {
     for name, own in ABLATIONS.items()
     for way, rate in itertools.product(WAYS, own.rates)
 }
-ABOUT = """Five sentences of the papers say that something made learning worse, or was needed, without a number. Here each model
-is trained as its paper describes it and with that one thing changed, on the bytes of the standard library, with the options of
-the papers' tables and at several learning rates. Both ways of a seed begin with the same weights and read the same text in the
-same order."""
+ABOUT = """The papers say of some things that they made learning worse, or were needed, without a number. Here a model is trained
+as its paper describes it and with that one thing changed, on the bytes of the standard library, with the options of the papers'
+tables and at several learning rates. Both ways of a seed begin with the same weights and read the same text in the same order."""
 
 
 def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterator[float]:
@@ -253,12 +252,13 @@ def result(record: dict, name: str) -> str:
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
+    when = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
     the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds. The methods
     are in their chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
     parts = ["# What the papers tried and left", wrapped(ABOUT), "```bash\npython -m accelerated.experiments.ablations\n```"]
-    parts.append(wrapped(measured))
-    for name, ablation in ABLATIONS.items():
+    parts.append(wrapped(when))
+    measured = {ROWS[row][0] for row in record["runs"]}
+    for name, ablation in ((name, own) for name, own in ABLATIONS.items() if name in measured):
         parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ablation.words}."), result(record, name)]
     return "\n\n".join(parts) + "\n"
 
