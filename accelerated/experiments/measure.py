@@ -118,12 +118,9 @@ def machine() -> str:
 
 def write_page(name: str, table: Table, record: dict, pages: Path) -> None:
     """Write a table's record and page, and its picture if it has one."""
-    name = stem(name, record["scale"])
-    for path, text in (
-        (pages / f"{name}.json", json.dumps(record, indent=1) + "\n"),
-        (pages / f"{name}.md", page(table, record)),
-    ):
-        with written_whole(path, "give another --out") as temporary:
+    scale = record["scale"]
+    for kind, text in (("json", json.dumps(record, indent=1) + "\n"), ("md", page(table, record))):
+        with written_whole(pages / f"{stem(name, scale)}.{kind}", "give another --out") as temporary:
             temporary.write_text(text)
     if table.draw:
-        table.draw(record, pages / f"{name}.svg")
+        table.draw(record, pages / f"{stem(table.picture or name, scale)}.svg")

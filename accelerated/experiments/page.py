@@ -74,7 +74,7 @@ def stem(name: str, scale: str) -> str:
 
 def picture(table: Table, record: dict) -> str:
     """The line that shows the page's picture."""
-    return f"![{table.title}]({stem(record['name'], record['scale'])}.svg)"
+    return f"![{table.title}]({stem(table.picture or record['name'], record['scale'])}.svg)"
 
 
 def results(table: Table, record: dict) -> str:

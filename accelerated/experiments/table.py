@@ -68,6 +68,7 @@ class Table(NamedTuple):
     prepare: Callable[[], None] | None = None  # makes the data that rows read
     timed: bool = True  # whether the rows' training steps are timed in turn
     draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
+    picture: str = ""  # what it is called, if not as the table
     results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
     tuned_by: tuple[str, Callable[[list[dict]], float]] = LAST_VALIDATION  # in words, and in bits per byte of a run's log
 

@@ -24,7 +24,7 @@ def test_unknown_names_and_scales_are_one_line(tmp_path, monkeypatch):
 
 
 def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
-    words = ["recall-tasks", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    words = ["recall-copying", "--out", str(tmp_path), "--runs", str(tmp_path)]
     for more, expected in (([], os.cpu_count()), (["--scale", "gpu"], GPU_JOBS), (["--scale", "gpu", "--jobs", "3"], 3)):
         assert parse_options([*words, *more]).jobs == expected
     with pytest.raises(InputError, match="--jobs 0 must be at least 1"):

@@ -93,16 +93,17 @@ def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
     }
     (tmp_path / f"{name}.json").write_text(json.dumps(record))
     if table.draw:
-        table.draw(record, tmp_path / f"{name}.svg")
-    pictures = {name} if table.draw else set()
+        table.draw(record, tmp_path / f"{table.picture or name}.svg")
+    pictures = {table.picture or name} if table.draw else set()
     assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures
     drawn = pictures | ({"recall"} if name in RECALL else set())
     assert {file.stem for file in tmp_path.glob("*.svg")} == drawn, "what a page shows is drawn"
     gpu = tmp_path / "gpu"
     gpu.mkdir()
     write_page(name, table, record | {"scale": "gpu"}, gpu)
-    assert {file.stem for file in gpu.iterdir()} == {f"{name}-gpu"}, "the family's picture is of small tables"
-    assert not table.draw or f"({name}-gpu.svg)" in (gpu / f"{name}-gpu.md").read_text()
+    assert {file.name for file in gpu.iterdir()} == {f"{name}-gpu.json", f"{name}-gpu.md", *(f"{own}-gpu.svg" for own in drawn)}
+    seen = re.findall(r"\((\S+)\.svg\)", (gpu / f"{name}-gpu.md").read_text())
+    assert seen == [f"{own}-gpu" for own in pictures], "of its own scale"
 
 
 def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():

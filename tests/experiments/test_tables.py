@@ -147,12 +147,14 @@ def test_the_picture_of_recall_has_the_cells_of_all_its_tables_but_large_states(
         "accelerated.experiments.tables.recall.draw_accuracies", lambda found, path: drawn.append((found, path.name))
     )
     both = ["2 facts", "2 facts, large"]
-    for name, cells in (("recall-tasks", ["copying"]), ("recall-distance", ["distance 1"]), ("recall-capacity", both)):
-        rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [0.5]}} for m in ("Slide", "GPT-2") for asked in cells]
-        (tmp_path / f"{name}.json").write_text(json.dumps({"rows": rows}))
-    draw_family(tmp_path)
-    own = {"distance 1": [0.5], "2 facts": [0.5], "copying": [0.5]}
-    assert drawn == [({"Slide": own, "GPT-2": own}, "recall.svg")] and list(drawn[0][0]["Slide"]) == list(own)
+    for name, cells in (("recall-copying", ["copying"]), ("recall-distance", ["distance 1"]), ("recall-capacity", both)):
+        for scale, right in (("", 0.5), ("-gpu", 0.75)):
+            rows = [{"name": f"{m}: {asked}", "measured": {RIGHT.title: [right]}} for m in ("Slide", "GPT-2") for asked in cells]
+            (tmp_path / f"{name}{scale}.json").write_text(json.dumps({"rows": rows}))
+    for scale, right in (("small", 0.5), ("gpu", 0.75)):
+        draw_family({"scale": scale}, tmp_path / "recall.svg")
+        own = {"distance 1": [right], "2 facts": [right], "copying": [right]}
+        assert drawn.pop() == ({"Slide": own, "GPT-2": own}, "recall.svg") and not drawn
 
 
 def test_a_cell_is_coloured_from_its_own_tasks_guess_to_all_right(monkeypatch, tmp_path):

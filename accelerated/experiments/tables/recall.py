@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
-from accelerated.experiments.page import mean_and_spread, mean_of, wrapped
+from accelerated.experiments.page import mean_and_spread, mean_of, stem, wrapped
 from accelerated.experiments.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.experiments.trials import join
 from accelerated.program.errors import option_name
@@ -67,10 +67,10 @@ CAPACITY = task(pairs=64, values=2, vary_pairs=True)
 FACTS = (2, 4, 8, 16, 32, 64)  # asked of it
 TASKS = {
     "rewriting": task(rewrites=8),
-    "binding": task(shared_values=True),
     "copying": task(task="copying", pairs=8, questions=8),
     "bAbI 1": task(task="one_fact", pairs=8),
     "bAbI 2": task(task="two_facts", pairs=12),
+    "binding": task(shared_values=True),
 }
 
 
@@ -85,13 +85,15 @@ class Cell(NamedTuple):
 
 OF_DISTANCE = tuple(Cell(f"distance {far:,}", DISTANCE, asked=f"--recall-distance {far * SEGMENT}") for far in DISTANCES)
 STATES = "", ", large"
+FAMILY = "recall"  # the picture of all tables
 OF_CAPACITY = tuple(
     Cell(f"{number} facts{state}", CAPACITY, size, f"--recall-pairs {number}")
     for size, state in enumerate(STATES)
     for number in FACTS
 )
-OF_TASKS = tuple(Cell(label, config) for label, config in TASKS.items())
-CHANCE = {cell.label: cell.task.chance for cell in OF_DISTANCE + OF_CAPACITY + OF_TASKS}  # of a guess
+CHANCE = {cell.label: cell.task.chance for cell in OF_DISTANCE + OF_CAPACITY} | {
+    k: v.chance for k, v in TASKS.items()
+}  # of a guess
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0006", "--learning-rate 0.0015", "--learning-rate 0.004")
 CAPACITY_RATES = ("--learning-rate 0.0003", *RECALL_RATES, "--learning-rate 0.010")  # with three some were best at an end
@@ -164,6 +166,12 @@ def results(table: Table, record: dict) -> str:
     return "\n\n".join(parts)
 
 
+def results_of_task(table: Table, record: dict) -> str:
+    """The accuracy of each method in the only task of a record."""
+    lines = ([method, *map(percent, own.values())] for method, own in accuracies(record).items())
+    return markdown_table(["method", "right answers, percent"], *lines)
+
+
 def capacity_results(table: Table, record: dict) -> str:
     """The accuracies, and how many facts each method knows at most with each state, if it guesses the others."""
     found = accuracies(record)
@@ -180,22 +188,25 @@ def capacity_results(table: Table, record: dict) -> str:
     return f"{results(table, record)}\n\n{wrapped(formula)}\n\n{most}"
 
 
-def draw_tasks(record: dict, path: Path) -> None:
-    """Draw methods by the tasks of a record, coloured by accuracy, and the picture of the whole family anew."""
-    draw_accuracies(accuracies(record), path)
-    draw_family(path.parent)
-
-
-def draw_family(pages: Path) -> None:
-    """Draw recall.svg: methods, with their usual states, by the tasks of all tables of recall whose records are in the folder."""
+def draw_family(record: dict, path: Path) -> None:
+    """Draw methods, with their usual states, by the tasks of all tables of recall whose records of this scale are beside it."""
     found: dict[str, dict[str, list[float]]] = {}
-    for path in (pages / f"{name}.json" for name in RECALL):
-        if path.exists():
-            for method, own in accuracies(json.loads(path.read_text())).items():
+    for own_path in (path.with_name(f"{stem(name, record['scale'])}.json") for name in RECALL):
+        if own_path.exists():
+            for method, own in accuracies(json.loads(own_path.read_text())).items():
                 own = {asked: values for asked, values in own.items() if not asked.endswith(STATES[1])}
                 found.setdefault(method, {}).update(own)
-    if found:  # none of a small scale
-        draw_accuracies(found, pages / "recall.svg")
+    draw_accuracies(found, path)
+
+
+def draw_with_family(draw: Callable[[dict, Path], None]) -> Callable[[dict, Path], None]:
+    """What draws a table's own picture, and the family's anew."""
+
+    def both(record: dict, path: Path) -> None:
+        draw(record, path)
+        draw_family(record, path.with_name(f"{stem(FAMILY, record['scale'])}.svg"))
+
+    return both
 
 
 def draw_accuracies(found: dict[str, dict[str, list[float]]], path: Path) -> None:
@@ -238,18 +249,17 @@ def draw_lines(axes: Any, record: dict, asked: dict[int, str], guess: int) -> No
 
 
 def draw_capacity(record: dict, path: Path) -> None:
-    """Draw accuracy against the number of facts, with the usual states and the large ones, and the family's picture anew."""
+    """Draw accuracy against the number of facts, with the usual states and the large ones."""
     figure = figure_class()(figsize=(10, 4.2), dpi=150, layout="constrained")
     for axes, state, title in zip(figure.subplots(1, 2), STATES, ("The usual state", "Four times as large"), strict=True):
         draw_lines(plain_axes(axes), record, {number: f"{number} facts{state}" for number in FACTS}, 50)
         axes.set(xlabel="facts that a document begins with", title=title, ylim=(40, 102))
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
     save_figure(figure, path)
-    draw_family(path.parent)
 
 
 def draw_distances(record: dict, path: Path) -> None:
-    """Draw accuracy against distance, a line for each method, and the picture of the whole family anew."""
+    """Draw accuracy against distance, a line for each method."""
     figure, axes = new_figure()
     draw_lines(axes, record, {distance: f"distance {distance:,}" for distance in DISTANCES}, 10)
     axes.set_xlabel("segments of 16 tokens between the facts and the first question")
@@ -258,7 +268,6 @@ def draw_distances(record: dict, path: Path) -> None:
     axes.set_title("Four facts, asked for later")
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
-    draw_family(path.parent)
 
 
 COMMON = """All have one width, read in segments of 16 tokens (Block-Recurrent and Slide in four blocks of 16, Memorizing in
@@ -286,6 +295,29 @@ def last_losses(records: list[dict]) -> float:
     return statistics.mean(bits for step, bits in found if step > 0.9 * found[-1][0])
 
 
+ABOUT_TASKS = {  # title and what is asked
+    "rewriting": (
+        "What a memory does with a change",
+        "Four facts open a document; eight times in the filler one of them changes. The last value counts.",
+    ),
+    "copying": (
+        "What a memory picks from filler",
+        "Eight values stand anywhere in the filler of a document, and are asked for in their order (selective copying).",
+    ),
+    "bAbI 1": (
+        "One fact of a story",
+        "Who is where: people walk from place to place in a story with filler between, made after bAbI's first task.",
+    ),
+    "bAbI 2": (
+        "Two facts of a story",
+        """Where is what somebody took: people walk and take things, made after bAbI's second task. An answer needs two facts;
+            the place where the last of those who took something is now would be right half of the time.""",
+    ),
+    "binding": (
+        "Whether a memory binds values to keys",
+        "Four facts open a document, and all keys share one set of values: which values there were is not enough.",
+    ),
+}
 RECALL = {
     "recall-distance": recall_table(
         "How far a memory reaches",
@@ -295,7 +327,7 @@ RECALL = {
         questions, two tokens apart; at distance 1 the first of them are still within reach of Slide's attention. A guess is
         right one time in ten. {COMMON}: {documents_to_read(DISTANCE):,}, 8 million tokens.""",
         OF_DISTANCE,
-        draw_distances,
+        draw_with_family(draw_distances),
     ),
     "recall-capacity": recall_table(
         "How much a memory holds",
@@ -304,23 +336,25 @@ RECALL = {
         state has four times the rows that hold facts; Memorizing's usual one holds a whole document. A guess is right one time
         in two. {COMMON}: {documents_to_read(CAPACITY):,}, 4 million tokens.""",
         OF_CAPACITY,
-        draw_capacity,
+        draw_with_family(draw_capacity),
         CAPACITY_RATES,
         capacity_results,
         tuned_by=("the loss on the last tenth of its documents, which have 1 to 64 facts and are read once", last_losses),
     ),
-    "recall-tasks": recall_table(
-        "What a memory can be asked",
-        f"""Facts are asked for after 4 segments of filler, in training after up to 4. Every method learns each task from
-        nothing; a guess is right one time in ten. {COMMON}: those of 2.5 million tokens.
+    **{
+        f"recall-{label.lower().replace(' ', '-')}": recall_table(
+            title,
+            f"""{about}
 
-        Rewriting: eight times one of the four facts changes on the way; the last value counts. Binding: all keys share one
-        set of values. Copying: eight values that stand anywhere in the filler, in their order. bAbI 1 and 2: who is where,
-        and where is what somebody took, made after bAbI's first two tasks; in the second, the place of the last taker would be
-        right half of the time.""",
-        OF_TASKS,
-        draw_tasks,
-    ),
+            The questions come after 4 segments of filler, in training after up to 4. Every method is trained from nothing; a
+            guess is right one time in ten. {COMMON}: {documents_to_read(TASKS[label]):,}, 2.5 million tokens.""",
+            (Cell(label, TASKS[label]),),
+            draw_family,
+            picture=FAMILY,
+            results=results_of_task,
+        )
+        for label, (title, about) in ABOUT_TASKS.items()
+    },
 }
 
 TEXT = {  # options and sizes
