@@ -91,9 +91,8 @@ OF_CAPACITY = tuple(
     for size, state in enumerate(STATES)
     for number in FACTS
 )
-CHANCE = {cell.label: cell.task.chance for cell in OF_DISTANCE + OF_CAPACITY} | {
-    k: v.chance for k, v in TASKS.items()
-}  # of a guess
+OF_TASKS = {label: Cell(label, config) for label, config in TASKS.items()}
+CHANCE = {cell.label: cell.task.chance for cell in (*OF_DISTANCE, *OF_CAPACITY, *OF_TASKS.values())}  # of a guess
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0006", "--learning-rate 0.0015", "--learning-rate 0.004")
 CAPACITY_RATES = ("--learning-rate 0.0003", *RECALL_RATES, "--learning-rate 0.010")  # with three some were best at an end
@@ -348,7 +347,7 @@ RECALL = {
 
             The questions come after 4 segments of filler, in training after up to 4. Every method is trained from nothing; a
             guess is right one time in ten. {COMMON}: {documents_to_read(TASKS[label]):,}, 2.5 million tokens.""",
-            (Cell(label, TASKS[label]),),
+            (OF_TASKS[label],),
             draw_family,
             picture=FAMILY,
             results=results_of_task,
