@@ -95,7 +95,8 @@ OF_TASKS = {label: Cell(label, config) for label, config in TASKS.items()}
 CHANCE = {cell.label: cell.task.chance for cell in (*OF_DISTANCE, *OF_CAPACITY, *OF_TASKS.values())}  # of a guess
 LANES = 16  # read at a time
 RECALL_RATES = ("--learning-rate 0.0006", "--learning-rate 0.0015", "--learning-rate 0.004")
-CAPACITY_RATES = ("--learning-rate 0.0003", *RECALL_RATES, "--learning-rate 0.010")  # with three some were best at an end
+TASK_RATES = (*RECALL_RATES, "--learning-rate 0.010")  # with three some were best at an end
+CAPACITY_RATES = ("--learning-rate 0.0003", *TASK_RATES)
 
 
 def documents_to_read(config: RecallConfig) -> int:
@@ -349,6 +350,7 @@ RECALL = {
             guess is right one time in ten. {COMMON}: {documents_to_read(TASKS[label]):,}, 2.5 million tokens.""",
             (OF_TASKS[label],),
             draw_family,
+            TASK_RATES,
             picture=FAMILY,
             results=results_of_task,
         )
