@@ -211,7 +211,7 @@ class Layer(nn.Module):
     def mix(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
         a = self.norm(self.dropout(functional.linear(merge_heads(attended), self.output)) + h)
-        hidden = functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias).relu_()  # (B, N, F)
+        hidden = torch.relu(functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
         return self.mlp_norm(self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a)
 
     def dropout(self, x: torch.Tensor) -> torch.Tensor:

@@ -204,7 +204,7 @@ class FeedForward(nn.Module):
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, N, D) from x (B, N, D)."""
-        hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias).relu_()  # (B, N, F)
+        hidden = torch.relu(functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
         return functional.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias), self.dropout, self.training)
 
 
