@@ -236,3 +236,14 @@ def test_what_choosing_says_of_distances_is_what_was_measured():
             right = 100 * mean_of(measured[method][f"distance {distance}"])
             assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
     assert measured["recurrent GPT-2"] == measured["GPT-2"], "they share a row"
+
+
+def test_what_recall_says_of_other_tasks_is_what_was_measured():
+    head, _, *lines = re.search(r"\| \| \[facts that change.*\n(?:\|.*\n)+", (RESULTS / "recall.md").read_text())[0].splitlines()
+    said = {method: cells for _, method, *cells, _ in (re.split(r" *\| *", line) for line in lines)}
+    tables = re.findall(r"\((recall-[a-z0-9-]+)\.md\)", head)
+    assert {*tables} == {path.stem for path in RESULTS.glob("recall-*.json")} - {"recall-distance", "recall-capacity"}
+    for at, name in enumerate(tables):
+        measured = accuracies(json.loads((RESULTS / f"{name}.json").read_text()))
+        right = {method: f"{100 * mean_of(*own.values()):.1f}" for method, own in measured.items()}
+        assert {method: cells[at] for method, cells in said.items()} == right, name
