@@ -93,6 +93,8 @@ def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[s
         # in the order of rows and seeds
         record["runs"] = {name: dict(sorted(trained[name].items(), key=by_number)) for name in experiment.rows if name in trained}
         record["date"] = datetime.date.today().isoformat()
+        if machine() not in record["machine"]:
+            record["machine"] += f" and {machine()}"
         with written_whole(paths["json"], ADVICE) as path:
             path.write_text(json.dumps(record) + "\n")
         Progress.say(f"{row}, seed {seed}: {experiment.said(run)}")

@@ -61,6 +61,13 @@ def test_what_was_trained_is_kept_and_not_trained_again(trained, tmp_path, monke
     assert list(record["runs"]) == ["rate-1", "rate-4", "lstm"] and list(record["runs"]["rate-1"]) == ["2", "10"]
 
 
+def test_a_record_names_every_machine_that_trained_for_it(trained, tmp_path, monkeypatch):
+    for name, row in (("2 cores of A", "lstm"), ("2 cores of B", "rate-4"), ("2 cores of A", "rate-1")):
+        monkeypatch.setattr(experiment, "machine", lambda name=name: name)
+        agents.main(["--rows", row, "--seeds", "0", "--updates", "50", "--out", str(tmp_path)])
+    assert "2 cores of A and 2 cores of B, torch" in (tmp_path / "compressive-figure-5.md").read_text().replace("\n", " ")
+
+
 def test_input_that_cannot_work_is_one_line_and_changes_nothing(trained, tmp_path):
     path = tmp_path / "compressive-figure-5.json"
     agents.main([*OPTIONS, "--out", str(tmp_path)])
