@@ -13,7 +13,7 @@ import torch
 
 from accelerated.bench.horizons import rollout_variant
 from accelerated.bench.timing import time_in_turn
-from accelerated.experiments.page import page, stem
+from accelerated.experiments.page import names_and_rows, page, stem
 from accelerated.experiments.table import Measure, Row, Scale, Table, filled, shown
 from accelerated.experiments.trials import SEEDS, Trial, Workshop, join, tuned
 from accelerated.models import MODELS
@@ -27,7 +27,10 @@ ROUNDS = 15  # in which the rows' training steps take turns
 
 
 def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages: Path) -> None:
-    """Train, evaluate and time what is missing of a table, and write its record NAME.json and its page NAME.md into pages."""
+    """Train, evaluate and time what is missing of a table; write its record NAME.json and its page NAME.md into pages.
+
+    Then say which folders hold each row's runs, for eval.py.
+    """
     scale = table.scales[scale_name]
     if table.draw:
         figure_class()  # says now if matplotlib is missing
@@ -48,6 +51,8 @@ def measure(name: str, table: Table, scale_name: str, workshop: Workshop, pages:
         "grid": list(scale.grid), "rows": rows, "tuned_by": table.tuned_by[0],
     }  # fmt: skip
     write_page(name, table, record, pages)
+    for label, row in zip(*names_and_rows(record), strict=True):
+        workshop.say(f"{label}: {' '.join(str(workshop.folder(trial)) for trial in trials[row['name']])}")
 
 
 def train_rows(table: Table, scale: Scale, workshop: Workshop) -> tuple[dict, dict[str, list[Trial]]]:

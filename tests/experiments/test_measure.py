@@ -82,10 +82,12 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
         prepare=lambda: text.write_text(content),
     )  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=lambda line: None), tmp_path)
+    said = []
+    measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=said.append), tmp_path)
     record = json.loads((tmp_path / "a-table.json").read_text())
     a, b = record["rows"]
-    assert len(os.listdir(tmp_path / "runs")) == 1, "rows with the same options share a run"
+    [run] = os.listdir(tmp_path / "runs")  # rows with the same options share it
+    assert said[-1] == f"a .. b: {tmp_path / 'runs' / run}", "a user finds it for eval.py"
     assert a["measured"]["training"] == b["measured"]["training"] and a["parameters"] == b["parameters"] > 0
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert a["options"] == "--window 8 --segment 8" and len(a["step_seconds"]) > 3
