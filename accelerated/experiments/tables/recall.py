@@ -70,7 +70,6 @@ TASKS = {
     "copying": task(task="copying", pairs=8, questions=8),
     "bAbI 1": task(task="one_fact", pairs=8),
     "bAbI 2": task(task="two_facts", pairs=12),
-    "binding": task(shared_values=True),
 }
 
 
@@ -312,10 +311,6 @@ ABOUT_TASKS = {  # title and what is asked
         "Two facts of a story",
         """Where is what somebody took: people walk and take things, made after bAbI's second task. An answer needs two facts;
             the place where the last of those who took something is now would be right half of the time.""",
-    ),
-    "binding": (
-        "Whether a memory binds values to keys",
-        "Four facts open a document, and all keys share one set of values: which values there were is not enough.",
     ),
 }
 RECALL = {
