@@ -305,7 +305,8 @@ ABOUT_TASKS = {  # title and what is asked
     ),
     "bAbI 1": (
         "One fact of a story",
-        "Who is where: people walk from place to place in a story with filler between, made after bAbI's first task.",
+        """Who is where: people walk from place to place in a story with filler between, made after bAbI's first task. The place
+            that was named last would be right a third of the time.""",
     ),
     "bAbI 2": (
         "Two facts of a story",
