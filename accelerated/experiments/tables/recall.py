@@ -310,8 +310,8 @@ ABOUT_TASKS = {  # title and what is asked
     ),
     "bAbI 2": (
         "Two facts of a story",
-        """Where is what somebody took: people walk and take things, made after bAbI's second task. An answer needs two facts;
-            the place where the last of those who took something is now would be right half of the time.""",
+        """Where is what somebody took: people walk and take things, made after bAbI's second task. An answer needs two facts.
+            The place that was named last would be right a quarter of the time, the place of whoever took something last 45%.""",
     ),
 }
 RECALL = {
