@@ -239,7 +239,7 @@ def test_what_choosing_says_of_distances_is_what_was_measured():
 
 
 def test_what_recall_says_of_other_tasks_is_what_was_measured():
-    head, _, *lines = re.search(r"\| \| \[facts that change.*\n(?:\|.*\n)+", (RESULTS / "recall.md").read_text())[0].splitlines()
+    head, _, *lines = re.search(r"\| \| \[change.*\n(?:\|.*\n)+", (RESULTS / "recall.md").read_text())[0].splitlines()
     said = {method: cells for _, method, *cells, _ in (re.split(r" *\| *", line) for line in lines)}
     tables = re.findall(r"\((recall-[a-z0-9-]+)\.md\)", head)
     assert {*tables} == {path.stem for path in RESULTS.glob("recall-*.json")} - {"recall-distance", "recall-capacity"}
