@@ -239,9 +239,12 @@ def test_what_choosing_says_of_distances_is_what_was_measured():
 
 
 def test_what_recall_says_of_other_tasks_is_what_was_measured():
-    head, _, *lines = re.search(r"\| \| \[change.*\n(?:\|.*\n)+", (RESULTS / "recall.md").read_text())[0].splitlines()
-    said = {method: cells for _, method, *cells, _ in (re.split(r" *\| *", line) for line in lines)}
-    tables = re.findall(r"\((recall-[a-z0-9-]+)\.md\)", head)
+    part = (RESULTS / "recall.md").read_text().partition("**What else.**")[2].partition("**By a preset.**")[0]
+    columns, _, *lines = [re.split(r" *\| *", line)[1:-1] for line in part.splitlines() if line.startswith("|")]
+    said = {method: cells for method, *cells in lines}
+    links = re.findall(r"^- \*\*\[(.+)\]\((recall-.+)\.md\)\*\*", part, re.MULTILINE)  # a bullet for each column
+    assert [title.lower() for title, _ in links] == columns[1:]
+    tables = [name for _, name in links]
     assert {*tables} == {path.stem for path in RESULTS.glob("recall-*.json")} - {"recall-distance", "recall-capacity"}
     for at, name in enumerate(tables):
         measured = accuracies(json.loads((RESULTS / f"{name}.json").read_text()))
