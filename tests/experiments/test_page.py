@@ -5,9 +5,11 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rehearsal import TWO, record_of
 
+from accelerated.data.recall import GOES, TAKES, RecallDocuments
 from accelerated.experiments.__main__ import TABLES
 from accelerated.experiments.measure import write_page
 from accelerated.experiments.page import (
@@ -24,7 +26,7 @@ from accelerated.experiments.page import (
 )
 from accelerated.experiments.table import CARRIED, CLEARED, Ordering, Scale, filled, shown
 from accelerated.experiments.tables.pretrained_recurrence import DIVERGENCES
-from accelerated.experiments.tables.recall import RECALL, accuracies
+from accelerated.experiments.tables.recall import RECALL, TASKS, accuracies
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -250,3 +252,23 @@ def test_what_recall_says_of_other_tasks_is_what_was_measured():
         measured = accuracies(json.loads((RESULTS / f"{name}.json").read_text()))
         right = {method: f"{100 * mean_of(*own.values()):.1f}" for method, own in measured.items()}
         assert {method: cells[at] for method, cells in said.items()} == right, name
+
+
+def named_blindly(label):
+    """How often the place that was named last, and that of who took something last, is right in a task's test split."""
+    documents, right = RecallDocuments(TASKS[label], "test"), []
+    for document in map(documents.__getitem__, range(len(documents))):
+        text, answers, place_of, taker = document.inputs.tolist(), document.targets[document.scored], {}, None
+        for person, verb, thing in zip(text, text[1:], text[2:], strict=False):
+            if verb == GOES:
+                place_of[person] = last = thing
+            taker = person if verb == TAKES else taker
+        right.append([(answers == place).mean() for place in (last, place_of.get(taker))])
+    return [f"{100 * mean:.1f}" for mean in np.mean(right, 0)]
+
+
+def test_what_recall_says_of_places_that_are_named_blindly_is_so():
+    text = " ".join((RESULTS / "recall.md").read_text().split())
+    [one, two] = re.findall(r"the place that was named last,? .*?right in (\S+)%", text)
+    [taker] = re.findall(r"the place of whoever took something last in (\S+)%", text)
+    assert [one] == named_blindly("bAbI 1")[:1] and [two, taker] == named_blindly("bAbI 2")
