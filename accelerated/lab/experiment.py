@@ -1,0 +1,118 @@
+"""An experiment with a command of its own: rows that are trained with several seeds, kept in a record as soon as they are.
+
+Every row is trained with seeds 0, 1 and 2, one at a time. The same command continues after an interruption; only what was being
+trained begins anew. The page is written at the end.
+"""
+
+import argparse
+import datetime
+import json
+import signal
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from accelerated.lab.tables.measure import machine
+from accelerated.lab.trials import SEEDS
+from accelerated.program.errors import InputError, check_choice
+from accelerated.program.files import disk_errors, locked, written_whole
+from accelerated.program.progress import Progress
+from accelerated.training.options import OptionParser
+
+ADVICE = "give another --out"
+
+
+class Experiment(NamedTuple):
+    """What a command trains; a run is whatever `train` returns, and goes to the record as JSON."""
+
+    name: str  # of the record and its pages
+    rows: Sequence[str]
+    settings: dict  # that all runs of a record have in common
+    train: Callable[[str, int], dict]  # a row with a seed
+    said: Callable[[dict], str]  # what came out of a run, in a line
+    page: Callable[[dict], str]  # of a record, in Markdown
+    draw: Callable[[dict, Path], None] | None = None  # a record's picture
+
+
+def experiment_parser(program: str, about: str, rows: Sequence[str]) -> OptionParser:
+    """A parser with the options of every experiment: its rows, the seeds and the folder."""
+    names = textwrap.fill(", ".join(rows), 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    parser = OptionParser(
+        prog=f"python -m accelerated.lab.tables.{program}", allow_abbrev=False, description=f"{about}\nRows are\n\n{names}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--rows", nargs="+", default=list(rows), metavar="NAME", help="(default all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
+    parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
+    return parser
+
+
+def parsed(parser: OptionParser, argv: list[str], rows: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; raises InputError for a row or a seed that cannot be, or an --out that cannot be written."""
+    options = parser.parse(argv)
+    for row in options.rows:
+        check_choice("--rows", row, rows, InputError)
+    if min(options.seeds) < 0:
+        raise InputError(f"--seeds {min(options.seeds)} must be at least 0")
+    with disk_errors(options.out, ADVICE):
+        options.out.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+def read_record(path: Path, settings: dict) -> dict:
+    """The record of earlier runs, or an empty one; raises InputError if they were trained otherwise."""
+    fresh = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    try:
+        record = json.loads(path.read_text())
+        found = record["settings"]
+    except FileNotFoundError:
+        return fresh
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
+    if found != settings:
+        raise InputError(f"{path} has runs of other settings, {found} and not {settings}; {ADVICE}, or the same options")
+    return record
+
+
+def by_number(own: tuple[str, dict]) -> int:
+    """The seed of a (seed, run), to sort by."""
+    return int(own[0])
+
+
+def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[str], folder: Path) -> None:
+    """Train the runs that the record lacks; write the record after each, and at the end the picture and the page."""
+    paths = {kind: folder / f"{experiment.name}.{kind}" for kind in ("json", "md", "svg")}
+    record = read_record(paths["json"], experiment.settings)
+    for seed, row in [(s, row) for s in seeds for row in rows if str(s) not in record["runs"].get(row, {})]:
+        run = experiment.train(row, seed)
+        trained = record["runs"]
+        trained.setdefault(row, {})[str(seed)] = run
+        # in the order of rows and seeds
+        record["runs"] = {name: dict(sorted(trained[name].items(), key=by_number)) for name in experiment.rows if name in trained}
+        record["date"] = datetime.date.today().isoformat()
+        if machine() not in record["machine"]:
+            record["machine"] += f" and {machine()}"
+        with written_whole(paths["json"], ADVICE) as path:
+            path.write_text(json.dumps(record) + "\n")
+        Progress.say(f"{row}, seed {seed}: {experiment.said(run)}")
+    if record["runs"]:
+        if experiment.draw is not None:
+            experiment.draw(record, paths["svg"])
+        with written_whole(paths["md"], ADVICE) as path:
+            path.write_text(experiment.page(record))
+
+
+def conduct(experiment: Experiment, options: argparse.Namespace) -> None:
+    """Train what is missing, and write what came out; one process at a time for a folder."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    torch.set_num_threads(1)  # models so small are slower with more
+    said = f"another process trains for {options.out / experiment.name}.md; wait until it ends, or {ADVICE}"
+    try:
+        with locked(options.out / f"{experiment.name}.lock", said):
+            train_missing(experiment, options.seeds, options.rows, options.out)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("what was trained is kept; continue with the same command") from None
+    print(f"wrote {options.out / experiment.name}.md and .json")

@@ -1,0 +1,130 @@
+"""eval.py frequency: perplexity of words by how often they occur in the training split (Compressive Transformers, Table 7)."""
+
+import argparse
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from accelerated.data.corpus import load_corpus
+from accelerated.data.lanes import Joined
+from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
+from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
+from accelerated.program.errors import InputError
+from accelerated.program.progress import Progress
+from accelerated.training.log import new_figure, save_figure
+
+PIECE = 1 << 20  # tokens of a document that are decoded at a time
+# The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
+FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
+
+
+class FrequencyRow(NamedTuple):
+    """The words in one of FREQUENCIES, by their occurrences in the training split."""
+
+    name: str
+    nats: float  # summed -log p of the words' scored tokens
+    words: int  # words with a scored token; each occurrence counts
+    tokens: int  # scored tokens
+    perplexity: float  # per word; NaN if words is 0
+
+
+def ids_of(document: Document) -> np.ndarray:
+    """All tokens of a document, (n,); empty if there is nothing to predict."""
+    return np.concatenate([document.inputs[:1], document.targets])
+
+
+def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.ndarray]:
+    """Return (the document's words, the index of the word that each of its n tokens belongs to, (n,) int64).
+
+    A word is a run of bytes that are not white space. A token belongs to the word of its first byte that is not white space. A
+    token of only white space belongs to the next word, or at the end to the last. A word that begins inside the previous word's
+    last token may have no token. A text of only white space is one empty word.
+    """
+    ids = ids_of(document)
+    text, lengths = tokenizer.decode(ids), tokenizer.token_bytes[ids]
+    written = ~np.isin(np.frombuffer(text, np.uint8), np.frombuffer(WHITE_SPACE, np.uint8))
+    ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # ends of words that white space follows
+    words = text.split() or [b""]
+    owners = np.searchsorted(ends, np.cumsum(lengths) - lengths, side="right")  # the first word to end after the token begins
+    return words, np.minimum(owners, len(words) - 1)
+
+
+def distinct_words(documents: Sequence, tokenizer: object) -> set[bytes]:
+    """The set of words in documents."""
+    return {word for document in documents for word in tokenizer.decode(ids_of(document)).split()}
+
+
+def word_counts(documents: Sequence, words: set[bytes], tokenizer: object, size: int = PIECE) -> Counter:
+    """How often each of `words` occurs in documents, which are decoded in pieces of `size` tokens.
+
+    The last word of a piece may continue in the next piece. It is cut if longer than all `words`, so that a text without white
+    space fits in memory.
+    """
+    counts, longest = Counter(), max(map(len, words), default=0)
+    with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
+        for document in documents:
+            rest = tokenizer.decode(document.inputs[:1])
+            for at in range(0, len(document.targets), size):
+                piece = document.targets[at : at + size]
+                text = rest + tokenizer.decode(piece)
+                found = text.split()
+                rest = found.pop()[: longest + 1] if found and text[-1:] not in WHITE_SPACE else b""
+                counts.update(filter(words.__contains__, found))
+                bar.update(len(piece))
+            counts.update(filter(words.__contains__, rest.split()))
+    return counts
+
+
+def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes, int], tokenizer: object) -> list[FrequencyRow]:
+    """A row for each of FREQUENCIES and one for all words (Table 7), from token_nats and the training split's word_counts."""
+    sums, sizes = np.zeros(len(FREQUENCIES)), np.zeros((len(FREQUENCIES), 2), np.int64)  # words, tokens
+    edges = sorted(FREQUENCIES.values())[1:]
+    for losses, document in zip(nats, documents, strict=True):
+        words, owners = words_of(document, tokenizer)
+        owners = owners[1:][document.scored]
+        tokens = np.bincount(owners, minlength=len(words))
+        found = np.array([counts.get(word, 0) for word in words])
+        buckets = len(edges) - np.searchsorted(edges, found, side="right")  # (words,)
+        np.add.at(sums, buckets[owners], losses[document.scored])
+        np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
+    totals, counted = sums.tolist(), sizes.tolist()
+    rows = zip([*FREQUENCIES, "all"], [*totals, sum(totals)], [*counted, sizes.sum(0).tolist()], strict=True)
+    return [FrequencyRow(name, total, *size, Score(total).perplexity(size[0])) for name, total, size in rows]
+
+
+def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
+    """The table of by_frequency's rows."""
+    lines = [f"{'times in training':<18} {'words':>11} {'tokens':>13}   perplexity per word"]
+    return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}" for row in rows]
+
+
+def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
+    """Draw a bar for each of by_frequency's rows, except empty rows and those with infinite perplexity."""
+    figure, axes = new_figure()
+    heights = [row.perplexity if math.isfinite(row.perplexity) else 1.0 for row in rows]
+    bars = axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
+    axes.bar_label(bars, [as_cell(row.perplexity, ",.5g") for row in rows], padding=3)
+    axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
+    axes.set(title="Perplexity by frequency of the word", xlabel="times that the word occurs in the training split")
+    axes.set(ylabel="perplexity per word", yscale="log")
+    axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
+    save_figure(figure, path)
+
+
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """Perplexity per word by how often the word occurs in the training split."""
+    if not run.words()[0]:
+        raise InputError(f"frequency: {run.data} has no words; give other --data")
+    trained, tokenizer = run.settings.data, run.tokenizer
+    training = load_corpus(trained, tokenizer, run.settings.recall, options.data_dir).splits["train"]
+    documents = run.splits[run.split]
+    counts = word_counts(training, distinct_words(documents, tokenizer), tokenizer)
+    nats = token_nats(run.model, run.documents, run.lane_count)
+    nats = Joined(documents).by_document(nats) if run.carry_over else nats
+    rows = by_frequency(nats, documents, counts, tokenizer)
+    if options.plot:
+        draw_frequency(options.plot, rows)
+    return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

@@ -1,0 +1,119 @@
+"""eval.py attention and compression: attention by age of the memory (Figure 2), compression loss by layer (Figure 6)."""
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch.nn import Module
+
+from accelerated.data.windows import lengths_of
+from accelerated.evaluation.score import TrainedRun, read
+from accelerated.program.errors import InputError
+from accelerated.program.progress import Progress
+from accelerated.protocol import keep_lanes
+from accelerated.training.options import changed
+from reference.compressive import Config
+
+BUCKETS = 6  # in each of PARTS
+PARTS = ("compressed memory", "memory", "segment")
+
+
+def segments_to_fill(config: Config) -> int:
+    """How many segments to read until the memories are full, without zeros from the document's start."""
+    compressed = -(-config.compressed_memory * config.compression_rate // config.segment)
+    return -(-config.memory // config.segment) + compressed
+
+
+def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
+    """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
+    need, found = segments_to_fill(model.config), 0
+    full = int(np.maximum(lengths_of(documents) // model.config.segment - need, 0).sum())
+    with Progress("segments with full memories", min(sequences, full), "segment") as bar:
+        for segment, number, state, _ in read(model, documents, lanes, predict=False, show=False):
+            own = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - found].tolist()
+            if own:
+                yield segment.tokens[own].to(state.memory.device), keep_lanes(state, own)
+            found += len(own)
+            bar.update(len(own))
+            if found >= sequences:
+                return
+    if found < 2:
+        raise InputError(
+            f"{'1 segment has' if found else '0 segments have'} full memories, too few to average; expected documents of more "
+            f"than {need + 1:,} segments of {model.config.segment:,} scored tokens; give longer documents (--data) or smaller "
+            f"memories (--memory, --compressed-memory)"
+        )
+
+
+def bucket_edges(size: int) -> list[int]:
+    """The edges of the BUCKETS of a part with `size` rows; widths differ by at most one row."""
+    return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+
+
+@torch.no_grad()
+def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
+    """Each bucket's attention weight for n segments (n, 18): summed over keys, averaged over layers, heads and queries."""
+    sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, like the keys
+    rows = []
+    for tokens, state in full_memories(model, documents, lanes, sequences):
+        buckets = []
+        for part in model.usage(tokens, state)[0].mean(1).split(sizes, dim=1):  # (b, C), (b, M), (b, N)
+            buckets += [part[:, a:b].sum(1) for a, b in itertools.pairwise(bucket_edges(part.shape[1]))]
+        rows.append(torch.stack(buckets, 1))  # (b, 18)
+    return torch.cat(rows)
+
+
+def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
+    """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
+    mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
+    record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights):,} segments"]
+    ages = ["1 (oldest)", *map(str, range(2, BUCKETS)), f"{BUCKETS} (newest)"]
+    lines.append(f"{'sixth of its rows':<18}" + "".join(f"{age:>15}" for age in ages))
+    for index, part in enumerate(PARTS):
+        at = slice(index * BUCKETS, (index + 1) * BUCKETS)
+        record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
+        pairs = zip((mean[at] * 100).tolist(), (error[at] * 100).tolist(), strict=True)
+        cells = "".join(f"{f'{percent:6.2f} ({deviation:.2f})':>15}" for percent, deviation in pairs)
+        lines.append(f"{part:<18}" + (f"{cells}   sum {mean[at].sum() * 100:.1f}" if weights[:, at].any() else " none"))
+    return {"attention": record}, lines
+
+
+@torch.no_grad()
+def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
+    """The attention-reconstruction loss of each layer (L,), averaged over segments; the model's config must ask for it."""
+    total, count = 0.0, 0
+    for tokens, state in full_memories(model, documents, lanes, sequences):
+        losses = model.read(tokens, state).auxiliary.values()
+        total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
+    return total / count
+
+
+def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
+    """The config with the given sizes and attention reconstruction as its auxiliary losses."""
+    config = changed(config, sizes | {"compression_loss": "attention_reconstruction"})
+    if not config.compressed_memory:
+        raise InputError("compression: compressed_memory is 0, so nothing is compressed; give a run with compressed memory")
+    return config
+
+
+def check_untrained(config: Config) -> None:
+    """Raise InputError if config's compression needs training, for a run that was trained without compressed memory."""
+    if config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding":
+        raise InputError(
+            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0, so its compression "
+            f"is untrained; leave the option out, or train with --compressed-memory"
+        )
+
+
+def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """How much attention goes to six ages each of compressed memory, memory and segment."""
+    return bucket_table(attention_by_bucket(run.model, run.documents, run.lane_count, options.sequences))
+
+
+def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """The attention-reconstruction loss of each layer."""
+    losses = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences).tolist()
+    lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
+    return {"attention_reconstruction_loss": losses}, lines

@@ -1,0 +1,1 @@
+"""Speed and memory: python -m accelerated.lab.speed."""

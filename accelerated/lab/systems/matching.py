@@ -1,0 +1,70 @@
+"""Object matching on a small grid (Compressive Transformers, 5.7): take the object that was not in the first room.
+
+    first room   hall         second room
+    S .          S .          S b              S: where the agent enters
+    . a    ->    . .    ->    a .              a: an object of the first room; b: one of the second room alone
+
+The agent is STEPS steps in each of the three: a clock moves it on, so that the distance from what it saw to the choice is known.
+It sees only the cell that it is in. Objects and cells are drawn anew for each episode. A lane's episode ends when the agent takes
+an object in the second room, or after LENGTH steps. agent.py learns it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+SIDE = 2  # cells in a row of a room
+CELLS = SIDE * SIDE
+ENTRANCE = 0
+OBJECTS = 4
+STEPS = 12  # in the first room, in the hall and in the second room
+LENGTH = 3 * STEPS  # of an episode
+MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)])  # (actions, 2), by rows and columns
+TAKE = len(MOVES) - 1  # the action that does not move
+FIRST, HALL, SECOND = range(3)
+OBJECT = 3 * CELLS  # the observation of the first object; those before it are the empty cells of the three places
+NOTHING = OBJECT + OBJECTS  # the observation after the end
+OBSERVATIONS = NOTHING + 1
+
+
+class World(NamedTuple):
+    """An episode in each of B lanes, all at the same step."""
+
+    clock: int  # steps since the beginning
+    cell: np.ndarray  # (B,), where the agent is
+    objects: np.ndarray  # (B, 2): the one in the first room, and the one that is right to take
+    places: np.ndarray  # (B, 3): the first one's cell in the first room, and the cells of both in the second
+    ended: np.ndarray  # (B,)
+
+
+def begin(lanes: int, rng: np.random.Generator) -> World:
+    """Episodes at their first step; objects stand anywhere except where the agent enters."""
+    free = np.delete(np.arange(CELLS), ENTRANCE)
+    objects = rng.permuted(np.tile(np.arange(OBJECTS), (lanes, 1)), axis=1)[:, :2]
+    second = rng.permuted(np.tile(free, (lanes, 1)), axis=1)[:, :2]
+    places = np.column_stack([rng.choice(free, lanes), second])
+    return World(0, np.full(lanes, ENTRANCE), objects, places, np.zeros(lanes, bool))
+
+
+def observe(world: World) -> np.ndarray:
+    """What the agent sees (B,), 0 .. OBSERVATIONS - 1: the empty cell that it is in, the object there, or NOTHING."""
+    room = world.clock // STEPS
+    seen = room * CELLS + world.cell
+    standing = {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}  # (column of places, column of objects)
+    for place, number in standing.get(room, []):
+        seen = np.where(world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen)
+    return np.where(world.ended, NOTHING, seen)
+
+
+def act(world: World, actions: np.ndarray) -> tuple[World, np.ndarray]:
+    """The world after actions (B,), and rewards (B,): 1 for taking the object that was not in the first room, -1 for the other.
+
+    Walls stop the agent. Only objects of the second room can be taken. After the end there are no rewards.
+    """
+    taking = (actions == TAKE) & ~world.ended & (world.clock // STEPS == SECOND)
+    wrong, right = (taking & (world.cell == world.places[:, place]) for place in (1, 2))
+    clock = world.clock + 1
+    place = np.stack(np.divmod(world.cell, SIDE), 1) + MOVES[actions]  # (B, 2)
+    row, column = place.clip(0, SIDE - 1).T
+    cell = row * SIDE + column if clock % STEPS else np.full_like(world.cell, ENTRANCE)
+    return world._replace(clock=clock, cell=cell, ended=world.ended | right | wrong), right * 1.0 - wrong

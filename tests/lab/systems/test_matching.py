@@ -1,0 +1,104 @@
+"""Object matching: it is the game that its page describes, whoever remembers is right, whoever does not is right by chance."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated.lab.systems import agent, matching
+from accelerated.lab.systems.matching import ENTRANCE, HALL, LENGTH, OBJECT, SECOND, SIDE, STEPS, TAKE
+
+
+def play(worlds, choose):
+    """(observations (T, B), rewards (T, B), the last world) of an episode in which choose(world, observation) acts."""
+    seen, rewards = [], []
+    for _ in range(LENGTH):
+        seen.append(matching.observe(worlds))
+        worlds, found = matching.act(worlds, choose(worlds, seen[-1]))
+        rewards.append(found)
+    return np.array(seen), np.array(rewards), worlds
+
+
+def swapped(world):
+    """The world in which the first room's object is the other one; the second room is the same."""
+    return world._replace(objects=world.objects[:, ::-1], places=world.places[:, [0, 2, 1]])
+
+
+def told(world, actions):
+    """What is seen and earned in one lane, by the rules in words; the cell is (row, column)."""
+    (first, other), (room_one, own, right) = world.objects[0], (divmod(place, SIDE) for place in world.places[0])
+    (row, column), over, seen, earned = divmod(ENTRANCE, SIDE), False, [], []
+    for clock, action in enumerate(actions):
+        room = ("first", "hall", "second")[clock // STEPS]
+        if clock % STEPS == 0:
+            row, column = divmod(ENTRANCE, SIDE)
+        here = {("first", room_one): first, ("second", own): first, ("second", right): other}.get((room, (row, column)))
+        seen.append("over" if over else (room, row, column) if here is None else here)
+        takes = action == 4 and room == "second" and here is not None and not over
+        earned.append((1 if here == other else -1) if takes else 0)
+        over = over or takes
+        if action < 4:
+            down, along = [(-1, 0), (1, 0), (0, -1), (0, 1)][action]
+            row, column = min(max(row + down, 0), SIDE - 1), min(max(column + along, 0), SIDE - 1)
+    return seen, earned
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 4), min_size=LENGTH, max_size=LENGTH))
+def test_it_is_the_game_that_its_rules_tell(seed, actions):
+    world = matching.begin(1, np.random.default_rng(seed))
+    found, rewards, _ = play(world, lambda w, _: np.array([actions[w.clock]]))
+    seen, earned = told(world, actions)
+    assert rewards[:, 0].tolist() == earned
+    meanings = dict(zip(found[:, 0].tolist(), seen, strict=True))
+    assert [meanings[token] for token in found[:, 0].tolist()] == seen and len({*seen}) == len({*found[:, 0].tolist()})
+    assert all(token - OBJECT == what for token, what in meanings.items() if isinstance(what, np.integer))
+    assert found.min() >= 0 and found.max() < matching.OBSERVATIONS
+
+
+def test_nothing_is_drawn_more_often_than_it_should_be():
+    world, free = matching.begin(20_000, np.random.default_rng(0)), [1, 2, 3]
+    assert (world.objects[:, 0] != world.objects[:, 1]).all() and (world.places[:, 1] != world.places[:, 2]).all()
+    for values, kinds in ((world.objects, range(matching.OBJECTS)), (world.places, free)):
+        for column in values.T:
+            counts = np.bincount(column, minlength=len(kinds))[list(kinds)]
+            assert counts.sum() == 20_000 and np.abs(counts / 20_000 - 1 / len(kinds)).max() < 0.015
+
+
+def test_lanes_do_not_depend_on_each_other():
+    rng = np.random.default_rng(1)
+    world, actions = matching.begin(50, rng), rng.integers(5, size=(LENGTH, 50))
+    seen, rewards, _ = play(world, lambda w, _: actions[w.clock])
+    for lane in (0, 17):
+        alone = world._replace(**{name: getattr(world, name)[[lane]] for name in ("cell", "objects", "places", "ended")})
+        own, earned, _ = play(alone, lambda w, _: actions[w.clock][[lane]])  # noqa: B023 called at once
+        assert (own[:, 0] == seen[:, lane]).all() and (earned[:, 0] == rewards[:, lane]).all()
+
+
+@given(st.integers(0, 10**6))
+def test_without_memory_nobody_beats_chance(seed):
+    """If the objects change roles, the hall and the second room look the same to whatever acts, and rewards are opposite."""
+    rng = np.random.default_rng(seed)
+    world, policy = matching.begin(20, rng), rng.integers(5, size=(LENGTH, matching.OBSERVATIONS))
+    memoryless = lambda w, seen: policy[w.clock][seen]  # noqa: E731 any function of the clock and of what is seen
+    (seen, rewards, _), (others, opposite, _) = (play(own, memoryless) for own in (world, swapped(world)))
+    assert (seen[HALL * STEPS :] == others[HALL * STEPS :]).all() and (rewards == -opposite).all()
+
+
+@pytest.mark.parametrize(("remembers", "low", "high"), [(True, 1, 1), (False, 0.47, 0.53)])
+def test_whoever_remembers_is_always_right(remembers, low, high):
+    """It walks around the rooms, and takes what it did not see; one that takes whatever it sees is right half of the time."""
+    round_trip, known = np.array([3, 1, 2, 0]), []  # from the entrance: right, down, left, up
+
+    def choose(world, seen):
+        objects = np.where((seen >= OBJECT) & (seen < OBJECT + matching.OBJECTS), seen, -1)
+        known.append(objects if world.clock < STEPS else np.full_like(objects, -2))
+        strange = (objects >= 0) & ~(np.array(known) == objects).any(0)
+        taking = strange if remembers else objects >= 0
+        return np.where(taking & (world.clock // STEPS == SECOND), TAKE, round_trip[world.clock % 4])
+
+    _, rewards, world = play(matching.begin(4000, np.random.default_rng(2)), choose)
+    assert world.ended.all() and low <= (rewards.sum(0) == 1).mean() <= high
+
+
+def test_the_first_room_is_not_in_the_segment_of_the_choice():
+    assert STEPS % agent.SEGMENT == 0 and SECOND * STEPS - STEPS >= agent.SEGMENT
