@@ -1,1 +1,0 @@
-"""Speed and memory: python -m accelerated.bench."""
