@@ -1,15 +1,17 @@
-"""The models, by the names that --model takes."""
+"""The models by the names that --model takes. A name stands for files, which are loaded when they are asked for."""
 
-from accelerated.block_recurrent import BlockRecurrent
-from accelerated.compressive import Compressive
-from accelerated.memformer import Memformer
-from accelerated.memorizing import Memorizing
-from accelerated.pretrained_recurrence import PretrainedRecurrence
+import importlib
+from types import ModuleType
 
-MODELS = {
-    "block_recurrent": BlockRecurrent,
-    "compressive": Compressive,
-    "memformer": Memformer,
-    "memorizing": Memorizing,
-    "pretrained_recurrence": PretrainedRecurrence,
-}
+NAMES = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
+DEFAULT = "block_recurrent"
+
+
+def presets_of(name: str) -> ModuleType:
+    """accelerated/presets/NAME.py: what others must know of a model, its Config and PRESETS among it. It imports no torch."""
+    return importlib.import_module(f"accelerated.presets.{name}")
+
+
+def model_class(name: str) -> type:
+    """The torch.nn.Module of a model, named as its file: Compressive of accelerated/compressive.py."""
+    return getattr(importlib.import_module(f"accelerated.{name}"), name.title().replace("_", ""))

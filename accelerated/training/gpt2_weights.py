@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.program.errors import InputError, option_name, optional_package
 from accelerated.training.folder import SETTINGS, WEIGHTS
-from accelerated.training.settings import GPT2_SIZES
 from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")

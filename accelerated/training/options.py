@@ -26,15 +26,13 @@ from accelerated.data.config import (
     check_data,
     default_data_dir,
 )
+from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, counted, option_name
 from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
 from accelerated.training.log import is_finished, validations_since_best
 from accelerated.training.settings import (
-    CONFIGS,
-    DEFAULT_MODEL,
     GPT2_MODEL,
     PREFIXES,
-    PRESETS,
     TASK_MODEL,
     Settings,
     by_config,
@@ -163,7 +161,7 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 def refuse_unknown(argv: list[str]) -> None:
     """Refuse an option that no model has, before the checkpoint that decides the model is read, which takes seconds."""
-    parsers = [training_parser(preset_settings(model, "tiny")) for model in CONFIGS]
+    parsers = [training_parser(preset_settings(model, "tiny")) for model in NAMES]
     known = {name for parser in parsers for name in parser._option_string_actions}
     for word in argv:
         if word.startswith("--") and word.split("=")[0] not in known:
@@ -184,18 +182,18 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, s
     held = saved and settings_from(saved, path)
     if first.resume:
         return held, saved, checksum
-    implied = held.model if held else GPT2_MODEL if first.init else DEFAULT_MODEL
+    implied = held.model if held else GPT2_MODEL if first.init else DEFAULT
     model = first.model or implied
-    check_choice("--model", model, CONFIGS, InputError)
+    check_choice("--model", model, NAMES, InputError)
     if held and model != implied:
         raise InputError(f"--init {first.init} holds a {implied}; leave --model {model} out, or --init")
     if first.init and model != implied:
         raise InputError(f"--init {first.init} is not a run of train.py; only --model {implied} can start from other weights")
     usual = "recall" if first.data == "recall" else "tiny"
     if first.init:
-        usual = "gpt2" if not held else "fine-tune" if "fine-tune" in PRESETS[model] else usual
+        usual = "gpt2" if not held else "fine-tune" if "fine-tune" in presets_of(model).PRESETS else usual
     preset = first.preset or usual
-    check_choice("--preset", preset, PRESETS[model], InputError)
+    check_choice("--preset", preset, presets_of(model).PRESETS, InputError)
     defaults = preset_settings(model, preset)
     return held._replace(training=defaults.training) if held else defaults, saved, checksum
 
@@ -207,10 +205,10 @@ def training_parser(defaults: Settings) -> OptionParser:
         description="Train a long-memory Transformer, validate it with and without its memory, and sample from it.",
         epilog="Defaults depend on --model, --preset and --data: give these with --help to see other defaults.",
     )  # fmt: skip
-    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(CONFIGS)} (default {DEFAULT_MODEL})")
+    parser.add_argument("--model", default=defaults.model, help=f"one of {', '.join(NAMES)} (default {DEFAULT})")
     parser.add_argument(
         "--preset",
-        help=f"one of {', '.join(PRESETS[defaults.model])} "
+        help=f"one of {', '.join(presets_of(defaults.model).PRESETS)} "
         "(default tiny; recall with --data recall; with --init gpt2, or fine-tune for a run of pretrained_recurrence)",
     )
     parser.add_argument(
@@ -256,8 +254,8 @@ def options_elsewhere(defaults: Settings) -> dict[str, list[str]]:
     """Return {option: models} for options that other models have and this one does not."""
     own = {field.name for field in dataclasses.fields(defaults.model_config)}
     elsewhere: dict[str, list[str]] = {}
-    for name, config in CONFIGS.items():
-        for field in dataclasses.fields(config):
+    for name in NAMES:
+        for field in dataclasses.fields(presets_of(name).Config):
             if field.name not in own:
                 elsewhere.setdefault(option_name(field.name), []).append(name)
     if defaults.model != TASK_MODEL:

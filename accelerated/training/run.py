@@ -22,7 +22,7 @@ from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longe
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
-from accelerated.models import MODELS
+from accelerated.models import model_class
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, nearest_existing
 from accelerated.program.progress import Progress
@@ -265,7 +265,7 @@ def build(settings: Settings, beginning: Beginning, device: torch.device, tokeni
     reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
-    model = MODELS[settings.model](config, training.seed).to(device)
+    model = model_class(settings.model)(config, training.seed).to(device)
     take_weights(model, beginning)
     optimizer, own = make_optimizer(model, training), process.own_lanes(training.batch)
     with computing_in(model, getattr(torch, training.dtype)):
