@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from accelerated.applications import topics
 from accelerated.data.config import CORPORA, DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation import export, frequency, generation, memories, overlap, positions, score, view
+from accelerated.evaluation import export, generation, overlap, positions, score, view
 from accelerated.evaluation.options import REPORTS
-from accelerated.models import MODELS
+from accelerated.lab.reports import frequency, memories, topics
+from accelerated.models import model_class
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters
@@ -79,7 +79,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> score
     settings = settings_from(checkpoint, file)
     device = choose_device(options.device, settings.training.dtype)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
-    model = MODELS[settings.model](evaluated_config(name, options, settings)).to(device)
+    model = model_class(settings.model)(evaluated_config(name, options, settings)).to(device)
     load_parameters(model, checkpoint["parameters"], file, unused=(".compression.", ".memory_gate"))
     for parameter, values in model.state_dict().items():
         if not values.isfinite().all():

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 PAPERS = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
 FILES = (
     *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
-    *("reference/roberta.py", "accelerated/applications/roberta.py"),
+    *("reference/roberta.py", "accelerated/lab/systems/roberta.py"),
     *("reference/rollout.py", "accelerated/protocol.py", "accelerated/replay.py"),
     *(f"accelerated/attention/{name}.py" for name in ("adaptive", "content", "heads", "relative_shift", "retrieval")),
     *(f"accelerated/attention/{name}.py" for name in ("signed_distance", "sliding_window")),
@@ -50,7 +50,7 @@ TESTS = (
     *(f"tests/test_{name}.py" for name in ("contract", "edges", "loss", "protocol", "reach", "replay", "streams", "types")),
     *(f"tests/data/test_{name}.py" for name in ("corpus", "lanes", "windows")),
     *(f"tests/evaluation/test_{name}.py" for name in ("dynamic", "memories", "positions", "score")),
-    *("tests/training/test_optimization.py", "tests/applications/test_roberta.py"),
+    *("tests/training/test_optimization.py", "tests/lab/systems/test_roberta.py"),
 )
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"
 PATIENCE, LEAST = 8, 20.0  # a test may take 8 times its time and 20 s more

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from accelerated.experiments.table import CARRIED, Ordering, Row, Scale, Table
-from accelerated.experiments.trials import Workshop
+from accelerated.lab.tables.table import CARRIED, Ordering, Row, Scale, Table
+from accelerated.lab.trials import Workshop
 
 
 class Rehearsal(Workshop):

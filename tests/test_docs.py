@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelerated.bench.__main__ import parse_options as parse_bench
 from accelerated.evaluation.options import REPORTS, parse, report_parser
-from accelerated.experiments.__main__ import TABLES
-from accelerated.experiments.__main__ import parse_options as parse_experiment
-from accelerated.models import MODELS
+from accelerated.lab.speed.__main__ import parse_options as parse_bench
+from accelerated.lab.tables.__main__ import TABLES
+from accelerated.lab.tables.__main__ import parse_options as parse_experiment
+from accelerated.models import NAMES
 from accelerated.program.recordings import write_recording
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training
@@ -24,7 +24,7 @@ from reference.gradients import parser_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in MODELS]
+CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
@@ -87,7 +87,7 @@ def test_code_that_is_named_exists(page):
     assert not [f"{file}::{name}" for file, name in named if name not in names_in(file)]
     paths = re.findall(r"`((?:accelerated|reference|tests|docs)/[\w./]+)`", text)
     assert not [path for path in paths if not (ROOT / path).exists()]
-    if page.stem in MODELS:
+    if page.stem in NAMES:
         functions = re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)
         assert not [name for name in functions if name not in names_in(f"reference/{page.stem}.py")]
 
@@ -142,7 +142,7 @@ def check_training_options(words):
     for option in {"--resume", "--init"} & set(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
-        known = [["--model", name] for name in MODELS if name in words[at + 1]]
+        known = [["--model", name] for name in NAMES if name in words[at + 1]]
         words[at : at + 2] = known[0] if known else ["--model", "pretrained_recurrence", *gpt2]
     path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
     if path.suffix == ".txt":
@@ -166,9 +166,9 @@ def check_command(line):
         if "--prompt-file" in words:
             write_recording(words[words.index("--prompt-file") + 1], np.zeros(9, np.uint8), 8000)
         parse(words)
-    elif words[:3] == ["python", "-m", "accelerated.bench"]:
+    elif words[:3] == ["python", "-m", "accelerated.lab.speed"]:
         parse_bench(words[3:])
-    elif words[:3] == ["python", "-m", "accelerated.experiments"]:
+    elif words[:3] == ["python", "-m", "accelerated.lab.tables"]:
         parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words[3:]])
     elif words[:2] == ["python", "-m"]:
         assert words[2] in ("pytest", "venv") or (ROOT / f"{words[2].replace('.', '/')}.py").exists(), line
@@ -193,8 +193,8 @@ def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
 @functools.cache
 def known_options():
     """All options of train.py, whatever the model, of eval.py, the references and the bench."""
-    parsers = [training_parser(choose_defaults(first_options(["--model", model]))[0]) for model in MODELS]
-    parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in MODELS]
+    parsers = [training_parser(choose_defaults(first_options(["--model", model]))[0]) for model in NAMES]
+    parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in NAMES]
     return {option for parser in parsers for option in parser._option_string_actions} | {"--repeats", "--overlaps", "--help"}
 
 

@@ -175,7 +175,7 @@ from accelerated.data.config import DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.evaluation.score import evaluate, read
-from accelerated.models import MODELS
+from accelerated.models import model_class, presets_of
 
 torch.set_num_threads(1)
 tokenizer, status = ByteTokenizer(), Path("/proc/self/status")  # getrusage would count the process that started this one
@@ -187,7 +187,7 @@ sizes = {
     "memorizing": {"layers": 1, "head_width": 2, "segment": 400, "memory_layer": 1, "memory": 800, "retrieved": 2},
     "pretrained_recurrence": {"layers": 1, "segment": 400, "max_positions": 400, "insertion_layers": (1,), "module_width": 2},
 }
-models = {name: MODELS[name](MODELS[name].Config(**common, **own)) for name, own in sizes.items()}
+models = {name: model_class(name)(presets_of(name).Config(**common, **own)) for name, own in sizes.items()}
 for path in sys.argv[2:]:
     documents = load_corpus(DataConfig(path), tokenizer, None, Path(sys.argv[1])).splits["test"]
     assert isinstance(documents.tokens, np.memmap)

@@ -12,14 +12,13 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "reference": set(),
     "program": set(),
     "accelerated": {"attention", "reference"},
+    "presets": {"reference"},
     "attention": {"reference"},
     "data": set(),
-    "training": {"accelerated", "attention", "data", "reference"},
-    "evaluation": {"accelerated", "attention", "data", "training", "reference"},
-    "bench": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
-    "applications": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
-    "experiments": {"accelerated", "applications", "attention", "data", "training", "evaluation", "bench", "reference"},
-    "scripts": {"accelerated", "applications", "attention", "data", "training", "evaluation", "reference"},
+    "training": {"accelerated", "presets", "attention", "data", "reference"},
+    "evaluation": {"accelerated", "presets", "attention", "data", "training", "reference"},
+    "lab": {"accelerated", "presets", "attention", "data", "training", "evaluation", "reference"},
+    "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
 }
 # configs, initial values, and pure helpers
 FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}

@@ -16,10 +16,10 @@ from variants import EVERY_VARIANT, PAPERS, variant
 from variants import ONE_OF_EACH as ONE_OF_EACH_PAPER
 
 from accelerated import replay
-from accelerated.bench.timing import peak_memory
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
+from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import Reading, computing_in, detach, replace_lanes, require_gradient, state_from, with_logits
 from accelerated.training.run import compile_model
 from accelerated.training.settings import TrainingConfig

@@ -1,6 +1,6 @@
 """The tolerances for fast paths and devices, compared with plain paths on the CPU; and for models against references."""
 
-from accelerated.bench.agreement import TOLERANCE
+from accelerated.lab.speed.agreement import TOLERANCE
 
 __all__ = ["LADDER", "TOLERANCE"]
 

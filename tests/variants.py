@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accelerated.data.tasks import Task
-from accelerated.models import MODELS
+from accelerated.models import model_class
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
 
@@ -172,7 +172,7 @@ PRETRAINED_RECURRENCE_VARIANTS = {
 def paper(name, small, variants, random_state, wrong_lengths, **forms):
     """The Paper called `name`."""
     modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
-    return Paper(*modules, MODELS[name], small, variants, random_state, wrong_lengths, **forms)
+    return Paper(*modules, model_class(name), small, variants, random_state, wrong_lengths, **forms)
 
 
 PAPERS = {

@@ -17,9 +17,9 @@ from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.bench import counts
-from accelerated.bench.counts import Dispatched
 from accelerated.data.tasks import TaskConfig, mask_spans
+from accelerated.lab.speed import counts
+from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
 
 SDPA = functional.scaled_dot_product_attention

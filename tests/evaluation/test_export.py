@@ -13,7 +13,7 @@ import torch
 from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
 
 from accelerated.data.tokenizers import merges_of, run_tokenizer, tokenizer_of_ranks
-from accelerated.models import MODELS
+from accelerated.models import model_class
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_exported
@@ -75,7 +75,7 @@ def test_the_reference_gives_the_models_logits(model, of_model):
     tokens = np.random.default_rng(1).integers(config.vocabulary, size=(2, config.segment))
     params = {name: value.astype(np.float64) for name, value in params.items()}
     logits, after, _ = reference.forward(params, config, tokens, reference.initial_state(params, config, 2))
-    own = MODELS[model](settings_from(saved(run), run).model_config).eval().float()
+    own = model_class(model)(settings_from(saved(run), run).model_config).eval().float()
     own.load_state_dict(saved(run)["parameters"])
     found = own(torch.tensor(tokens), own.initial_state(2))
     np.testing.assert_allclose(found.logits.detach().numpy(), logits, atol=2e-5)

@@ -9,7 +9,6 @@ from documents import documents_of
 from variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 from accelerated.attention.content import content_attention_plain
-from accelerated.bench.timing import counted_flops
 from accelerated.evaluation.overlap import (
     Row,
     counted_flops_per_token,
@@ -20,8 +19,10 @@ from accelerated.evaluation.overlap import (
     paper_flops,
     window_flops,
 )
+from accelerated.lab.speed.timing import counted_flops
+from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.training.settings import GPT2_SIZES, preset_settings
+from accelerated.training.settings import preset_settings
 
 SMALL = PAPERS["pretrained_recurrence"].small
 BITS_PER_NAT = 1 / (math.log(2) * 40)  # per byte of a text of 40 bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from checkpoints import EMPTY_CHECKPOINT
 
-from accelerated.models import MODELS
+from accelerated.models import presets_of
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
@@ -21,7 +21,9 @@ def test_help_names_every_field(capsys):
     assert caught.value.code == 0
     printed = capsys.readouterr().out
     names = [
-        f.name for config in (TrainingConfig, DataConfig, MODELS["block_recurrent"].Config) for f in dataclasses.fields(config)
+        f.name
+        for config in (TrainingConfig, DataConfig, presets_of("block_recurrent").Config)
+        for f in dataclasses.fields(config)
     ]
     names = [
         *(f"--{name.replace('_', '-')}" for name in names if name != "vocabulary"),

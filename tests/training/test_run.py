@@ -11,7 +11,7 @@ import torch
 from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 
 import train as training_script
-from accelerated.models import MODELS
+from accelerated.models import NAMES
 from accelerated.program.errors import InputError
 from accelerated.training import folder, process
 from accelerated.training import run as opening
@@ -19,7 +19,7 @@ from accelerated.training import run as opening
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", NAMES)
 def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, model):
     """An early release that had the model wrote the checkpoint at step 3, and the expected parameters at step 6.
 

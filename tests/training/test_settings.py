@@ -6,11 +6,10 @@ import pytest
 
 from accelerated.data.recall import RecallConfig
 from accelerated.data.tasks import TaskConfig
-from accelerated.models import MODELS
+from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
 from accelerated.training.options import field_help
 from accelerated.training.settings import (
-    PRESETS,
     DataConfig,
     TrainingConfig,
     by_config,
@@ -19,7 +18,7 @@ from accelerated.training.settings import (
     settings_from,
 )
 
-CONFIGS = [TrainingConfig, DataConfig, RecallConfig, TaskConfig, *(model.Config for model in MODELS.values())]
+CONFIGS = [TrainingConfig, DataConfig, RecallConfig, TaskConfig, *(presets_of(name).Config for name in NAMES)]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -29,19 +28,19 @@ def test_every_field_is_described(config):
     assert all(len(text) > 8 for text in described.values())
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", NAMES)
 def test_every_preset_is_possible(model):
-    for preset in PRESETS[model]:
+    for preset in presets_of(model).PRESETS:
         chosen = preset_settings(model, preset)
-        assert isinstance(chosen.model_config, MODELS[model].Config)
-        values = by_config(model, PRESETS[model][preset])
-        assert sum(map(len, values.values())) == len(PRESETS[model][preset]), "each option sets exactly one field"
-    assert {"tiny", "small", "recall"} <= PRESETS[model].keys()
+        assert isinstance(chosen.model_config, presets_of(model).Config)
+        values = by_config(model, presets_of(model).PRESETS[preset])
+        assert sum(map(len, values.values())) == len(presets_of(model).PRESETS[preset]), "each option sets exactly one field"
+    assert {"tiny", "small", "recall"} <= presets_of(model).PRESETS.keys()
 
 
 def test_the_papers_sizes_fit_a_gpu():
     """Their settings for it, and no other preset's; on several GPUs each process still has whole groups of lanes."""
-    chosen = {(model, name): preset_settings(model, name).training for model in MODELS for name in PRESETS[model]}
+    chosen = {(model, name): preset_settings(model, name).training for model in NAMES for name in presets_of(model).PRESETS}
     ours = {pair: (t.accumulate, t.checkpoint_layers) for pair, t in chosen.items() if t.dtype == "bfloat16"}
     compressive = {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True), "speech": (1, False)}
     expected = {("compressive", name + xl): values for name, values in compressive.items() for xl in ("", "-xl")}
@@ -118,7 +117,7 @@ def test_the_compressive_papers_sizes(preset, expected):
 
 def test_every_compressive_preset_has_its_transformer_xl():
     """It attends to as many rows or more; in the recall presets only the compressive model can reach the pairs."""
-    presets = PRESETS["compressive"]
+    presets = presets_of("compressive").PRESETS
     assert {f"{name}-xl" for name in presets if not name.endswith("-xl")} == {name for name in presets if name.endswith("-xl")}
     for name in ("tiny", "small", "recall"):
         ours, longer = (preset_settings("compressive", n).model_config for n in (name, f"{name}-xl"))
@@ -132,7 +131,7 @@ def test_every_compressive_preset_has_its_transformer_xl():
 
 def test_presets_for_a_gpu_have_heads_that_its_attention_kernels_take():
     """In bfloat16 their widths are multiples of eight."""
-    presets = [preset_settings(model, name) for model in MODELS for name in PRESETS[model]]
+    presets = [preset_settings(model, name) for model in NAMES for name in presets_of(model).PRESETS]
     configs = [s.model_config for s in presets if s.training.dtype == "bfloat16"]
     assert configs and all(getattr(c, "head_width", c.width // c.heads) % 8 == 0 for c in configs)
 
@@ -148,7 +147,7 @@ def test_recall_16_asks_for_four_facts_16_segments_of_16_tokens_later(model):
 
 
 def test_memory_is_carried_over_documents_as_the_compressive_paper_says_and_in_no_other_preset():
-    presets = [(model, name) for model in MODELS for name in PRESETS[model]]
+    presets = [(model, name) for model in NAMES for name in presets_of(model).PRESETS]
     carrying = {pair for pair in presets if preset_settings(*pair).data.carry_over_documents}
     assert carrying == {("compressive", name + xl) for name in ("enwik8", "wikitext-103", "pg19") for xl in ("", "-xl")}
 

@@ -1,0 +1,7 @@
+"""One file for each model: all that others must know of it without loading it. What several share stands here."""
+
+ON_A_GPU = {"dtype": "bfloat16"}
+# Four facts that are asked for 256 tokens later. Recurrent models learn it only if most questions are nearer
+FAR = {
+    "data": "recall", "recall_distance": 256, "recall_questions": 32, "recall_spacing": 2, "recall_vary_distance": True,
+}  # fmt: skip
