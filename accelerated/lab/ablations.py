@@ -24,12 +24,12 @@ from accelerated.attention.heads import merge_heads, split_heads, unit_norm
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.tables.block_recurrent import SCALES
 from accelerated.lab.tables.compressive import BEST, MODELS
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.models import model_class
 from accelerated.program.errors import run_program
-from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.protocol import repeat_lane
 from accelerated.training import optimization

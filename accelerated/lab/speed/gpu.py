@@ -20,13 +20,13 @@ import torch
 
 from accelerated.attention import sliding_window
 from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.speed import horizons, steps, timing
 from accelerated.lab.speed.agreement import SMALL, attentions, compiled_flex, errors_of_attention, errors_of_model
 from accelerated.lab.speed.counts import random_model
 from accelerated.lab.speed.timing import SEGMENTS, SIZES, Variant, paper_settings, sizes_line
 from accelerated.models import NAMES
 from accelerated.program.errors import InputError
-from accelerated.program.markdown import markdown_table
 from accelerated.protocol import computing_in
 from accelerated.training.process import choose_device
 from accelerated.training.settings import COMPILERS

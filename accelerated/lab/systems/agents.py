@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import agent, matching
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
-from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
 

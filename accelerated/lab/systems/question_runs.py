@@ -25,6 +25,7 @@ from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import train_bpe
 from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.questions import KINDS, exact_match, mean_scores, read_questions
 from accelerated.lab.systems.roberta import Roberta, load_published, published_config
@@ -32,7 +33,6 @@ from accelerated.lab.systems.roberta_tokens import RobertaTokenizer, of_bpe, pub
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.program.errors import InputError, run_program
 from accelerated.program.files import file_checksum
-from accelerated.program.markdown import markdown_table
 from accelerated.program.progress import Progress
 from accelerated.training.log import figure_class, new_figure, save_figure
 from accelerated.training.process import choose_device

@@ -10,11 +10,11 @@ import statistics
 import textwrap
 
 from accelerated.evaluation.overlap import mean_and_range
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.speed.timing import paired_ratios, spread
 from accelerated.lab.tables.table import LAST_VALIDATION, Ordering, Table
 from accelerated.lab.trials import SEEDS, settled
 from accelerated.models import NAMES
-from accelerated.program.markdown import markdown_table
 
 WIDTH = 118  # of a page's prose
 

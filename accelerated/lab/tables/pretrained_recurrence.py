@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.tables.page import mean_and_spread, mean_of, results, wrapped
 from accelerated.lab.tables.table import GPU, SMALL, Measure, Ordering, Row, Scale, Table
-from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, plain_axes, save_figure
 
 # One GPT-2 is pretrained on long windows; every row fine-tunes it, with or without recurrence, at a window and an overlap

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from accelerated.data.recall import RecallConfig
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.tables.page import mean_and_spread, mean_of, stem, wrapped
 from accelerated.lab.tables.table import CARRIED, CLEARED, GPU, RATES, SMALL, Measure, Ordering, Row, Scale, Table
 from accelerated.lab.trials import join
 from accelerated.program.errors import option_name
-from accelerated.program.markdown import markdown_table
 from accelerated.training.log import figure_class, new_figure, plain_axes, save_figure
 
 SEGMENT = 16  # tokens of a method's segment, and of a block of Block-Recurrent
