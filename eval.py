@@ -21,7 +21,8 @@ from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation import export, generation, overlap, positions, score, view
 from accelerated.evaluation.options import REPORTS
-from accelerated.lab.reports import frequency, memories, topics
+from accelerated.lab.reports import dynamic, frequency, memories, topics
+from accelerated.lab.reports import range as temporal_range
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
@@ -38,11 +39,11 @@ FUNCTIONS = {  # (run, options) -> (record, lines): plain values for --json, and
     "positions": positions.report_positions,
     "frequency": frequency.report,
     "overlap": overlap.report,
-    "range": positions.report_range,
+    "range": temporal_range.report,
     "attention": memories.report_attention,
     "compression": memories.report_compression,
     "topics": topics.report,
-    "dynamic": score.report_dynamic,
+    "dynamic": dynamic.report,
     "export": export.report,
     "view": view.report,
     "curves": report_curves,  # (paths of runs, options)

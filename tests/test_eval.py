@@ -21,8 +21,8 @@ from accelerated import compressive
 from accelerated.attention import heads
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig
-from accelerated.evaluation import score
 from accelerated.evaluation.options import REPORTS
+from accelerated.lab.reports import dynamic
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
 from accelerated.program.errors import InputError, run_program
@@ -824,14 +824,14 @@ def test_attention_and_compression(runs, capsys):
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
-    run, seen, evaluate_dynamically = runs.recurrent, [], score.evaluate_dynamically
+    run, seen, evaluate_dynamically = runs.recurrent, [], dynamic.evaluate_dynamically
 
     def watch(model, documents, tokenizer, lanes, optimizer, clip):
         steps = next(iter(optimizer.state.values()))["step"].item()
         seen.append((optimizer.param_groups[0]["lr"], len(optimizer.state), clip, steps))
         return evaluate_dynamically(model, documents, tokenizer, lanes, optimizer, clip)
 
-    monkeypatch.setattr(score, "evaluate_dynamically", watch)
+    monkeypatch.setattr(dynamic, "evaluate_dynamically", watch)
     before = checkpoint_path(run).read_bytes()
     record, plain = as_json(capsys, "dynamic", run, "--learning-rate", 0.002), as_json(capsys, run)
     assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)

@@ -1,16 +1,13 @@
-"""eval.py positions and range: the loss by a token's position in its document, and by how far the memory was carried."""
+"""eval.py positions: the loss by a token's position in its document."""
 
 import argparse
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from torch.nn import Module
 
-from accelerated.data.lanes import longest_document
-from accelerated.data.windows import lengths_of, overlap_of
-from accelerated.evaluation.score import Score, TrainedRun, add_segment, as_cell, carries_nothing, read, score_record, token_nats
-from accelerated.program.errors import InputError
+from accelerated.data.windows import lengths_of
+from accelerated.evaluation.score import Score, TrainedRun, as_cell, carries_nothing, token_nats
 from accelerated.training.log import new_figure, save_figure
 
 
@@ -82,20 +79,6 @@ def draw_positions(path: str, readings: dict[str, list[PositionRow]], reach: int
     save_figure(figure, path)
 
 
-def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_every: int) -> list[Score]:
-    """A Score for each number of segments, 0 .. clear_every - 1, that the state has carried since it was cleared.
-
-    The state is cleared before every so many-th segment of a document. As many first segments of a document are read but not
-    scored, so that every Score comes from the middle of documents. Each segment counts in one Score.
-    """
-    scores = [Score()] * clear_every
-    for segment, number, _, found in read(model, documents, lanes, clear_every=clear_every):
-        for carried in np.unique((number % clear_every)[number >= clear_every]).tolist():
-            own = (number >= clear_every) & (number % clear_every == carried)
-            scores[carried] = add_segment(scores[carried], found, segment, tokenizer, own)
-    return scores
-
-
 def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by position with the memory carried and, if there is one, with it cleared."""
     model, readings = run.model, {}
@@ -108,21 +91,3 @@ def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
     record = {label.replace(" ", "_"): [row._asdict() for row in rows] for label, rows in readings.items()}
     reach = f"attention reaches {model.attention_reach:,} tokens back"
     return {"by_position": record, "attention_reach": model.attention_reach}, [*position_lines(readings), reach]
-
-
-def report_range(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The loss by how many segments the memory has carried."""
-    model, every = run.model, options.segments
-    if carries_nothing(model):
-        raise InputError("range: this model carries no memory that could be cleared; evaluate another run")
-    longest = longest_document(run.documents, model.config.segment, overlap_of(model.config))
-    scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, every) if longest >= 2 * every else []
-    if not scores or not all(score.tokens for score in scores):
-        raise InputError(
-            f"--segments {every}: no document has scored tokens in its segments {every + 1:,} to {2 * every:,}; "
-            f"give longer documents (--data) or a smaller number"
-        )
-    lines = ["segments carried   bits per byte   right predictions   tokens scored"]
-    for carried, score in enumerate(scores):
-        lines.append(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13,d}")
-    return {"temporal_range": [{"segments": n} | score_record(score) for n, score in enumerate(scores)]}, lines

@@ -1,4 +1,4 @@
-"""eval.py score and dynamic: sums of log-probabilities and counts, with fixed weights or weights that keep training.
+"""eval.py score: sums of log-probabilities and counts.
 
 train.py, the bench and the other reports score documents by this file.
 """
@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch.nn import Module, functional
-from torch.optim import Optimizer
 
 from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
 from accelerated.data.named_sets import words_of_split
@@ -20,8 +19,7 @@ from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes, replace_lanes
-from accelerated.replay import logits_in_chunks, targets_of, through_time
-from accelerated.training.optimization import average_and_clip, make_optimizer, set_learning_rate
+from accelerated.replay import logits_in_chunks, targets_of
 from accelerated.training.settings import Settings
 
 
@@ -245,27 +243,6 @@ def evaluate(
     return score
 
 
-def evaluate_dynamically(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, optimizer: Optimizer, clip: float = 0.0
-) -> Score:
-    """Score documents in `lanes` lanes (rows of the batch), update the weights after every segment, and return the Score.
-
-    "Continuing training over one epoch of the test set" (Compressive Transformers, section 5.3; Graves 2013; Krause et al. 2019).
-    A segment is scored first; then `optimizer` takes one step with the gradient of its mean loss and auxiliary losses, clipped
-    to the norm `clip` unless that is 0. The carried state comes from scoring. Dropout is off. The model keeps its last weights.
-    """
-    model.zero_grad()  # old gradients belong to another text
-    score, device = Score(), next(model.parameters()).device
-    for segment, _, state, found in read(model, documents, lanes, title="dynamic evaluation"):
-        score = add_segment(score, found, segment, tokenizer)
-        if segment.count_scored:
-            through_time(model, [segment.to(device)], state)
-            average_and_clip(model, 1, clip)
-            optimizer.step()
-            model.zero_grad()
-    return score
-
-
 def check_score(score: Score) -> Score:
     """Return the score; raises InputError if it is NaN."""
     if math.isnan(score.nats):
@@ -319,20 +296,3 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     )
     lines = score_lines(score, words, total, run.tokenizer.spells_text)
     return score_record(score, words) | {"split_tokens": total}, lines + chance
-
-
-def report_dynamic(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The score with the run's weights, and with weights that keep training on what was scored."""
-    words, total, rate = run.words(), run.count_predictions(), options.learning_rate
-    optimizer = make_optimizer(run.model, run.settings.training)
-    try:
-        optimizer.load_state_dict(run.checkpoint["optimizer"])
-    except ValueError:
-        raise InputError("dynamic continues with the run's optimiser, which needs the run's own sizes; leave sizes out") from None
-    set_learning_rate(optimizer, rate)
-    read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
-    static = check_score(evaluate(*read_by))
-    dynamic = evaluate_dynamically(*read_by, optimizer, run.settings.training.clip)
-    before, after = (score_lines(found, words, total, run.tokenizer.spells_text) for found in (static, dynamic))
-    record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
-    return record, ["with the weights as they are:", *before, f"with dynamic evaluation at {rate:g}:", *after]

@@ -1,19 +1,15 @@
-"""Losses by position and by number of carried segments equal a count by hand."""
+"""Losses by position equal a count by hand."""
 
-import dataclasses
 import json
 import math
 import sys
 
 import numpy as np
 import pytest
-import torch
-from documents import BYTES, document_from, documents_and_tokenizer, documents_of, random_nats
+from documents import BYTES, document_from, documents_and_tokenizer, random_nats
 from hypothesis import given
 from hypothesis import strategies as st
-from variants import PAPERS
 
-from accelerated.block_recurrent import BlockRecurrent
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import (
     PositionRow,
@@ -21,11 +17,8 @@ from accelerated.evaluation.positions import (
     doubling_ranges,
     draw_positions,
     position_lines,
-    temporal_range,
 )
 from accelerated.program.errors import InputError
-
-CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
@@ -129,25 +122,3 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
     assert axes.get_xscale() == "log" and axes.xaxis.get_transform().base == 2
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert shown == ["carried", "cleared", "reach of attention, 600 tokens"]
-
-
-@pytest.mark.parametrize("reach", [2, 3])
-def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach):
-    """Compared with each document read alone: the state is cleared before segment i if reach divides i."""
-    documents, model, n = documents_of([70, 9, 45, 88]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
-    expected, counts = [0.0] * reach, [0] * reach
-    for document in documents:
-        state = model.initial_state(1)
-        for index, at in enumerate(range(0, len(document.inputs), n)):
-            piece = torch.tensor(document.inputs[at : at + n].astype(int))
-            if index % reach == 0:
-                state = model.initial_state(1)
-            logits, state, _ = model(torch.nn.functional.pad(piece, (0, n - len(piece)))[None], state)
-            if index >= reach:
-                targets = torch.tensor(document.targets[at : at + n].astype(int))
-                expected[index % reach] -= logits[0, : len(piece)].log_softmax(-1).gather(1, targets[:, None]).sum().item()
-                counts[index % reach] += len(piece)
-    for lanes in (1, 2, 3):
-        scores = temporal_range(model, documents, BYTES, lanes, reach)
-        assert [score.tokens for score in scores] == counts
-        assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)

@@ -11,7 +11,8 @@ from variants import PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.evaluation.score import evaluate, evaluate_dynamically
+from accelerated.evaluation.score import evaluate
+from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 
 RECURRENT, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
