@@ -5,3 +5,6 @@ ON_A_GPU = {"dtype": "bfloat16"}
 FAR = {
     "data": "recall", "recall_distance": 256, "recall_questions": 32, "recall_spacing": 2, "recall_vary_distance": True,
 }  # fmt: skip
+# The sizes that lab/speed measures on a CPU, and those that it compares with a CPU; each model's SPEED has the rest
+MEASURED = {"width": 256, "heads": 4, "feed_forward": 1024}
+COMPARED = {"width": 128, "heads": 2, "feed_forward": 256}

@@ -1,6 +1,6 @@
-"""What others must know of the Block-Recurrent Transformer without loading it: its presets."""
+"""What others must know of the Block-Recurrent Transformer without loading it: its presets, and what is measured of its speed."""
 
-from accelerated.presets import FAR, ON_A_GPU
+from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU
 from reference.block_recurrent import Config  # noqa: F401  for models.py
 
 # Block-Recurrent Transformer, section 4; no weight decay. torch's Adafactor limits the rate to 1/sqrt(step), which is the
@@ -58,3 +58,14 @@ PRESETS = {
         "steps": 1000, "batch": 16, "horizon": 6, "learning_rate": 3e-3, "warmup": 50,
     },
 }  # fmt: skip
+
+SPEED = {  # lab/speed/variants.py says what these are
+    "sizes": MEASURED
+    | {"layers": 6, "head_width": 64, "window": 128, "segment": 1024, "states": 128, "recurrent_layers": (4,), "dropout": 0.0},
+    "small": COMPARED | {"layers": 2, "window": 32, "segment": 128, "states": 32, "recurrent_layers": (2,)},
+    "segments": 1,
+    "lanes": {"cpu": 4, "cuda": 8},
+    "baseline": ("Slide with a layer more", lambda config: {"layers": config.layers + 1, "recurrent_layers": ()}),
+    "horizons": (1, 2, 4, 8),  # of long segments
+    "presets": ("paper", "bytes", "large", "arxiv", "github", "xl-512", "xl-1024", "xl-2048"),
+}

@@ -1,6 +1,6 @@
-"""What others must know of the Compressive Transformer without loading it: its presets."""
+"""What others must know of the Compressive Transformer without loading it: its presets, and what is measured of its speed."""
 
-from accelerated.presets import ON_A_GPU
+from accelerated.presets import COMPARED, MEASURED, ON_A_GPU
 from reference.compressive import Config  # noqa: F401  for models.py
 
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
@@ -67,3 +67,16 @@ PRESETS |= {
     for name, preset in PRESETS.items()
 }
 PRESETS["enwik8-xl"]["memory"] = 2304
+
+SPEED = {  # lab/speed/variants.py says what these are
+    "sizes": MEASURED
+    | {"layers": 6, "head_width": 64, "segment": 256, "memory": 256, "compressed_memory": 64, "compression_rate": 4},
+    "small": COMPARED | {"layers": 2, "segment": 64, "memory": 64, "compressed_memory": 32},
+    "segments": 4,
+    "lanes": {"cpu": 4, "cuda": 8},
+    "baseline": (
+        "Transformer-XL with as many rows",
+        lambda config: {"memory": config.memory + config.compressed_memory, "compressed_memory": 0},
+    ),
+    "presets": ("wikitext-103", "enwik8", "pg19", "pg19-xl", "speech"),
+}

@@ -1,6 +1,6 @@
-"""What others must know of Memformer without loading it: its presets."""
+"""What others must know of Memformer without loading it: its presets, and what is measured of its speed."""
 
-from accelerated.presets import FAR, ON_A_GPU
+from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU
 from reference.memformer import Config  # noqa: F401  for models.py
 
 # Memformer, section 3.1: segments of 64, the widths and heads of all its models, no dropout. The paper gives no optimiser, rates,
@@ -39,3 +39,16 @@ PRESETS = {
         "steps": 1000, "batch": 16, "horizon": 21, "backprop": "memory_replay", "learning_rate": 3e-3, "warmup": 50,
     },
 }  # fmt: skip
+
+SPEED = {  # lab/speed/variants.py says what these are
+    "sizes": MEASURED | {"encoder_layers": 3, "decoder_layers": 3, "head_width": 64, "segment": 64, "slots": 32},
+    "small": COMPARED | {"encoder_layers": 1, "decoder_layers": 2},
+    "segments": 16,
+    "backprop": "memory_replay",
+    "lanes": {"cpu": 8, "cuda": 32},
+    "replayed": {  # section 3.4.2, Table 3
+        "encoder-decoder, 4+8 layers": {"encoder_layers": 4, "decoder_layers": 8},
+        "decoder-only, 12 layers": {"encoder_layers": 0, "decoder_layers": 12},
+    },
+    "presets": ("wikitext-103", "decoder"),
+}

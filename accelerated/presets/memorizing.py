@@ -1,6 +1,6 @@
-"""What others must know of the Memorizing Transformer without loading it: its presets."""
+"""What others must know of the Memorizing Transformer without loading it: its presets, and what is measured of its speed."""
 
-from accelerated.presets import FAR
+from accelerated.presets import COMPARED, FAR, MEASURED
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
 from reference.memorizing import Config  # noqa: F401  for models.py
 
@@ -27,3 +27,13 @@ PRESETS = {
     } | task
     for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
 }  # fmt: skip
+
+SPEED = {  # lab/speed/variants.py says what these are
+    "sizes": MEASURED
+    | {"layers": 6, "head_width": 64, "segment": 128, "memory_layer": 4, "memory": 2048, "retrieved": 32, "dropout": 0.0},
+    "small": COMPARED | {"layers": 2, "segment": 32, "memory_layer": 2, "memory": 48},
+    "segments": 8,
+    "lanes": {"cpu": 4, "cuda": 8},
+    "baseline": ("Transformer-XL", lambda config: {"memory": 0}),
+    "presets": ("paper",),
+}

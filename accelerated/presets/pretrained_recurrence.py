@@ -1,5 +1,6 @@
-"""What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
+"""What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets, and what is measured of its speed."""
 
+from accelerated.presets import COMPARED, MEASURED
 from reference.pretrained_recurrence import Config  # noqa: F401  for models.py
 
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
@@ -38,4 +39,14 @@ FINE_TUNING = PRESETS["gpt2"] | {"epochs": 2.0, "validate_every": 42}
 PRESETS |= {
     "wikitext-103": FINE_TUNING | {"data": "wikitext-103-raw"},
     "pg19": FINE_TUNING | {"data": "pg19", "training_documents": 1250, "validation_tokens": 15_000},
+}
+
+SPEED = {  # lab/speed/variants.py says what these are
+    "sizes": MEASURED | {"layers": 6, "max_positions": 256, "segment": 128},
+    "small": COMPARED | {"layers": 3},
+    "segments": 4,
+    "lanes": {"cpu": 8, "cuda": 32},
+    "baseline": ("plain GPT-2", lambda config: {"vectors": 0}),
+    "horizons": (1, 4, 20),  # the paper uses 20
+    "presets": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
 }
