@@ -1,4 +1,4 @@
-"""What others must know of the Compressive Transformer without loading it: its presets, and what is measured of its speed."""
+"""What others must know of the Compressive Transformer without loading it: its presets."""
 
 from accelerated.presets import COMPARED, MEASURED, ON_A_GPU
 from reference.compressive import Config  # noqa: F401  for models.py

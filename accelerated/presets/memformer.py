@@ -1,4 +1,4 @@
-"""What others must know of Memformer without loading it: its presets, and what is measured of its speed."""
+"""What others must know of Memformer without loading it: its presets."""
 
 from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU
 from reference.memformer import Config  # noqa: F401  for models.py

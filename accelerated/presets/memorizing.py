@@ -1,4 +1,4 @@
-"""What others must know of the Memorizing Transformer without loading it: its presets, and what is measured of its speed."""
+"""What others must know of the Memorizing Transformer without loading it: its presets."""
 
 from accelerated.presets import COMPARED, FAR, MEASURED
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT

@@ -1,4 +1,4 @@
-"""What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets, and what is measured of its speed."""
+"""What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
 
 from accelerated.presets import COMPARED, MEASURED
 from reference.pretrained_recurrence import Config  # noqa: F401  for models.py
