@@ -205,7 +205,7 @@ def test_cross_attention_gradient(readable, dropout):
         lambda p, config, x, source, rng: ref.cross_attention_forward(p, config, x, source, readable, rng),
         backward,
         {"x": draw(2, 3, 6), "source": draw(2, 4, 6)},
-        ref.init_cross_attention,
+        ref.init_attention,
         "cross",
         dropout,
     )
