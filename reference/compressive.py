@@ -5,14 +5,11 @@ what leaves memory, c rows into one, and keeps C compressed rows as well. Attent
 The task loss trains the Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
 `forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next state to that of the incoming
 state. `auxiliary_forward` and `auxiliary_backward` are the compression losses. With C = 0 this is exactly Transformer-XL.
-
-Read in this order: State; `remember_forward`, the paper's idea; `attend_forward`; `relative_attention_forward`; `conv_forward`;
-`attention_reconstruction_forward`; `layer_forward`; `forward`; then each backward, below its forward. At first reading skip the
-checks of Config, simplified positions, `dilated_conv`, `most_used`, the demonstration. Decisions: see docs/compressive.md.
+A first reading ends with the demonstration. Decisions are numbered in docs/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens           x            (B, N)
-    segment, memory, compressed_memory    N, M, C: how many rows  n_s, n_m, n_cm
+    segment, memory, compressed_memory    N, M, C: how many rows      n_s, n_m, n_cm
     compression_rate   rows that are compressed into one              c
     h                  a layer's input                                h^(i)        (B, N, D)
     state.memory       inputs of the last M positions, per layer      m_t          (B, L, M, D)
@@ -23,26 +20,20 @@ Glossary: code symbol, meaning, paper symbol, shape
     COMPRESSIONS       the compression functions                      f_c
     distance_key       parameter; sinusoids of distances through it   W_R          (HE, D); (H, K, E)
     content_bias, distance_bias    Transformer-XL's global biases     u, v         (H, E)
-    positions          simplified: parameter, a vector for every clipped distance       (max_distance + 1, E)
-    query_bias, key_bias, value_bias    simplified: parameters instead of u, v          (H, E)
-    decoder            what reconstructs evicted from new             g            (cD, D)
-    tails, clusters    adaptive inputs and softmax: rarer words in narrower tables, each behind a cluster's vector
 
-B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers.
+B batch (lanes), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers. All rows count from 0.
 """
 
 import runpy
 import sys
+from collections import namedtuple
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 # ----------------------------------------------------------------------------
-# parameters: sizes, the state, initial values
-NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12)
-POSITIONS = ("simplified", "transformer_xl")  # Memformer's Eqs. 2-4 (decision 17), Transformer-XL's
-POSITION_DEVIATION = 1.0  # of the simplified positions at the start (decision 17)
+# configuration: sizes and variants, and what a segment hands to the next one
 
 
 @dataclass(frozen=True)
@@ -90,32 +81,7 @@ class Config:
     div_value: int = 4
 
     def __post_init__(self):
-        for name, kind in self.__annotations__.items():
-            least = 0 if name in ("memory", "compressed_memory") else 1
-            if kind is int and getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.positions == "transformer_xl" and self.width % 2:
-            raise ValueError(f"width {self.width} is odd; the sinusoids of transformer_xl positions need an even one")
-        if self.compressed_memory and self.segment % self.compression_rate:  # decision 7
-            fits = [rate for rate in range(1, self.segment + 1) if self.segment % rate == 0]
-            nearest = min(fits, key=lambda rate: abs(rate - self.compression_rate))
-            raise ValueError(f"compression_rate {self.compression_rate} does not divide segment {self.segment}; {nearest} does")
-        choices = {"compression": COMPRESSIONS, "compression_loss": COMPRESSION_LOSSES, "positions": POSITIONS}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
-        if any(rate < 1 for rate in self.dilations):
-            raise ValueError(f"dilations are {self.dilations}; each must be at least 1")
-        if tuple(sorted(set(self.dilations))) != self.dilations:
-            raise ValueError(f"dilations {self.dilations} must be a tuple, ascending, each rate once")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if any(start >= stop for start, stop in self.bands):
-            raise ValueError(f"cutoffs {self.cutoffs} must be ascending, above 0 and below vocabulary {self.vocabulary}")
-        if self.width < self.div_value ** len(self.cutoffs):
-            raise ValueError(
-                f"width {self.width} is less than div_value {self.div_value} to the power of {len(self.cutoffs)} tails"
-            )
+        check_config(self)
 
     @property
     def bands(self):
@@ -135,144 +101,102 @@ class State(NamedTuple):
     compressed: np.ndarray  # (B, L, C, D)
 
 
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
-
-
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def init_compression(config, rng):
-    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory (decision 7: no biases)."""
-    p, d, c = {}, config.width, config.compression_rate
-    if config.compressed_memory == 0:
-        return p
-    if config.compression == "dilated_conv":
-        p |= {f"dilated_{rate}": init_linear(rng, d, 2 * d) for rate in config.dilations}
-    if config.compression in ("conv", "dilated_conv"):
-        p["weight"] = init_linear(rng, d, c * d)
-    if config.compression_loss == "auto_encoding":
-        p["decoder"] = init_linear(rng, c * d, d)
-    return p
-
-
-def init_layer(config, rng):
-    d, h, e = config.width, config.heads, config.head_width  # decision 12: which parameters there are, and how they start
-    p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value")}
-    if config.positions == "simplified":
-        p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
-        p["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_distance + 1, e))
-    else:
-        p["distance_key"] = init_linear(rng, h * e, d)
-        p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
-    p["output"] = init_linear(rng, d, h * e)
-    p |= prefixed("norm.", init_norm(d))
-    p |= {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_hidden_bias": np.zeros(config.feed_forward)}
-    p |= {"mlp_output": init_linear(rng, d, config.feed_forward), "mlp_output_bias": np.zeros(d)}
-    p |= prefixed("mlp_norm.", init_norm(d))
-    return p | prefixed("compression.", init_compression(config, rng))
-
-
-def init_tails(config, rng):
-    """Each tail's embedding, narrower than D, its projection, and its cluster's vector (decision 18); none without cutoffs."""
-    p, d = {}, config.width
-    for tail, (start, stop) in enumerate(config.bands[1:]):
-        narrow = d // config.div_value ** (tail + 1)
-        p[f"tails.{tail}.embedding"] = rng.normal(0, 1, (stop - start, narrow))
-        p[f"tails.{tail}.projection"] = init_linear(rng, d, narrow)
-    return p | ({"clusters": rng.normal(0, 1, (len(config.cutoffs), d))} if config.cutoffs else {})
-
-
-def init_params(config, rng):
-    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))}  # the output's too (decision 14)
-    params |= init_tails(config, rng)
-    for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
-    return params
-
-
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
-
-
-def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
-
-
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
-
-
-def initial_state(params, config, batch):
-    """What a document starts with: zeros, which attention reads like any other rows (Alg. 1, l.1-2; decision 3)."""
-    return State(*(np.zeros((batch, config.layers, n, config.width)) for n in (config.memory, config.compressed_memory)))
-
-
 # ----------------------------------------------------------------------------
-# operations: relative attention; the compressions f_c, evicted (B, N, D) -> new (B, N/c, D); then the standard ones
+# the method: what leaves memory is compressed, what trains the compression, and attention that reads all of it
 
 
-def distance_sinusoids(length, width):
-    """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
-    distance = np.arange(length - 1, -1, -1.0)
-    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
-    angle = distance[:, None] * frequency
-    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+def remember_forward(p, config, h, memory, compressed, weights):
+    """Alg. 1, l.8-11: next memory (B, M, D), next compressed (B, C, D), (evicted, new) or None if C = 0, and the cache.
 
-
-def relative_shift_forward(by_distance):
-    """Scores by distance -> scores by key: out[i, j] = by_distance[i, j + N - 1 - i], both (B, H, N, K), i and j from 0.
-
-    Query i is at place K - N + i among the keys, so row i moves left by N - 1 - i. The mask hides what enters from the next row.
+    h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
     """
-    batch, heads, n, _ = by_distance.shape
-    padded = np.concatenate([np.zeros((batch, heads, n, 1)), by_distance], axis=-1)  # (B, H, N, K + 1), cut anew from place N
-    return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
+    n, c = h.shape[1], config.compressed_memory  # N and C; not the rate
+    queue = np.concatenate([memory, h], axis=1)  # stop: memory and what is evicted are data (decision 2: inputs without gradient)
+    evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
+    next_memory = queue[:, n:].copy()  # l.10
+    if c == 0:
+        return next_memory, compressed, None, None
+    usage = weights[..., c : c + n].mean((1, 2))  # (B, N), keys C to C + N - 1 (decision 9: usage at eviction)
+    new, cache = COMPRESSIONS[config.compression][0](p, config, evicted, usage)  # l.9
+    next_compressed = np.concatenate([compressed, new], axis=1)[:, new.shape[1] :]  # l.11 (decision 5: it means cm_{t+1})
+    return next_memory, next_compressed, (evicted, new), cache
 
 
-# out[i, j] = x[i, j + N - 1 - i]: dx[i, t] = dout[i, t - N + 1 + i], and 0 if no key has this distance
-def relative_shift_backward(dout, cache):
-    """The same numbers put back. dout must be zero wherever the mask hides, or it would land in the next row."""
-    batch, heads, n, k = dout.shape
-    flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
-    return flat.reshape(batch, heads, n, k + 1)[..., 1:]
+# cm' = the last C rows of [cm; f_c(evicted)]: [dcm; dnew] = [0; dcm'], and evicted is data
+def remember_backward(config, dnext_compressed, cache):
+    """Gradient of the incoming compressed memory and of the compression's parameters, from that of the next one."""
+    if cache is None or config.compression_loss != "bptt":
+        # stop: the Transformer optimizes "the task objective", the compression network "the compression objective" (3.2)
+        return np.zeros_like(dnext_compressed), {}
+    batch, c, d = dnext_compressed.shape
+    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # these rows fell out of the queue
+    dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
+    _, grads = COMPRESSIONS[config.compression][1](dqueue[:, c:], cache)  # decision 11: evicted is data
+    return dqueue[:, :c], grads
 
 
-def causal_mask(n, k):
-    """Query i of N sees the K - N keys before the segment and the segment's own up to itself, (N, K)."""
-    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
+def conv_forward(p, config, evicted, usage):
+    """Convolution with kernel and stride c: c rows, end to end, through one matrix (D, cD) (decision 7: no bias anywhere)."""
+    batch, _, d = evicted.shape
+    new, cache = linear_forward(evicted.reshape(batch, -1, config.compression_rate * d), p["weight"])
+    return new, (cache, evicted.shape)
 
 
-class RelativeAttentionCache(NamedTuple):
-    content_query: np.ndarray  # q + u, (B, H, N, E)
-    distance_query: np.ndarray  # q + v, (B, H, N, E)
-    key: np.ndarray  # (B, H, K, E)
-    value: np.ndarray  # (B, H, K, E)
-    distance_key: np.ndarray  # r, (H, K, E)
-    weights: np.ndarray  # (B, H, N, K), before dropout
-    dropped: np.ndarray  # (B, H, N, K), after dropout
-    dropout_mask: np.ndarray | None  # (B, H, N, K)
-    in_values: bool
+# y = W x, x the c rows end to end: dx = W^T dy, dW = sum of dy x^T
+def conv_backward(dnew, cache):
+    linear_cache, shape = cache
+    dflat, dweight = linear_backward(dnew, linear_cache)
+    return dflat.reshape(shape), {"weight": dweight}
+
+
+def attention_reconstruction_forward(p, config, h, evicted, new):
+    """Alg. 2 of one layer: attention over new minus attention over evicted (decision 10: mean squares per head)."""
+    # stop: h, evicted and the attention parameters are data (l.3-5); the backward goes to `new` alone (l.7: remember_forward)
+    query, _ = project_heads_forward(h, p["query"], config.heads)
+    evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
+    evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
+    target, _ = content_attention_forward(query, evicted_key, evicted_value)
+    key, key_cache = project_heads_forward(new, p["key"], config.heads)
+    value, value_cache = project_heads_forward(new, p["value"], config.heads)
+    out, attention_cache = content_attention_forward(query, key, value)  # l.6
+    return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
+
+
+# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dv W_v
+def attention_reconstruction_backward(dloss, cache):
+    """Gradient of new; none of the attention parameters."""
+    difference, attention_cache, key_cache, value_cache = cache
+    dkey, dvalue = content_attention_backward(dloss * 2 * difference / difference.size, attention_cache)
+    dnew_key, _ = project_heads_backward(dkey, key_cache)
+    dnew_value, _ = project_heads_backward(dvalue, value_cache)
+    return dnew_key + dnew_value, {}
+
+
+def content_attention_forward(query, key, value):
+    """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
+    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
+    return weights @ value, (query, value, weights)
+
+
+# s = q k^T / sqrt(E), w = softmax(s), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dk = ds^T q / sqrt(E)
+def content_attention_backward(dout, cache):
+    """Gradients of key and value; the query is data."""
+    query, value, weights = cache
+    dscores = softmax_backward(dout @ value.swapaxes(-1, -2), weights) * query.shape[-1] ** -0.5
+    return dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
+
+
+# q + u, q + v (B, H, N, E); key, value (B, H, K, E); distance_key (H, K, E); weights before and after dropout, mask (B, H, N, K)
+AttentionCache = namedtuple(
+    "AttentionCache", "content_query distance_query key value distance_key weights dropped dropout_mask in_values"
+)
 
 
 def relative_attention_forward(query, key, value, distance_key, content_bias, distance_bias, rate=0.0, rng=None, in_values=False):
-    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, causal (decision 6); in_values: for x_j, x_j + r_{i-j}.
+    """softmax(((q + u)·k_j + (q + v)·r_{i-j}) / sqrt(E)) x_j, j over [compressed | memory | segment] up to i (Transformer-XL).
 
     query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
+    i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value is x_j + r_{i-j}.
     """
     content_query = query + content_bias[:, None]
     distance_query = query + distance_bias[:, None]
@@ -280,12 +204,11 @@ def relative_attention_forward(query, key, value, distance_key, content_bias, di
     scores = content_query @ key.swapaxes(-1, -2) + relative_shift_forward(by_distance)[0]
     mask = causal_mask(*scores.shape[-2:])
     weights, _ = softmax_forward(np.where(mask, scores * query.shape[-1] ** -0.5, -np.inf))
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)  # decision 13: where dropout is
     out = dropped @ value  # (B, H, N, E)
     if in_values:  # Memformer's Eq. 4: the shift put back turns weights by key into weights by distance, 0 if no key has it
         out += relative_shift_backward(dropped, None) @ distance_key
-    queries = (content_query, distance_query)
-    return out, RelativeAttentionCache(*queries, key, value, distance_key, weights, dropped, dropout_mask, in_values)
+    return out, AttentionCache(content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask, in_values)
 
 
 # s = ((q + u) k^T + shift((q + v) r^T)) / sqrt(E): dq = (ds k + dt r) / sqrt(E), dt = shift'(ds), dr = dt^T (q + v) / sqrt(E)
@@ -308,321 +231,23 @@ def relative_attention_backward(dout, cache):
     return dcontent + ddistance, dkey, dvalue, ddistance_key, dbiases
 
 
-def content_attention_forward(query, key, value):
-    """softmax(q·k / sqrt(E)) v without mask and positions (Alg. 2, l.6)."""
-    weights, _ = softmax_forward(query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5)
-    return weights @ value, (query, value, weights)
-
-
-# s = q k^T / sqrt(E), w = softmax(s), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dk = ds^T q / sqrt(E)
-def content_attention_backward(dout, cache):
-    """Gradients of key and value; the query is data."""
-    query, value, weights = cache
-    dscores = softmax_backward(dout @ value.swapaxes(-1, -2), weights) * query.shape[-1] ** -0.5
-    return dscores.swapaxes(-1, -2) @ query, weights.swapaxes(-1, -2) @ dout
-
-
-def max_pooling_forward(p, config, evicted, usage):
-    """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
-    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
-    largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
-    return np.take_along_axis(parts, largest, 2)[:, :, 0], (parts.shape, largest)
-
-
-# y = max over r of x_r: dx_r = dy at the row of the maximum, 0 elsewhere
-def max_pooling_backward(dnew, cache):
-    shape, largest = cache
-    dparts = np.zeros(shape)
-    np.put_along_axis(dparts, largest, dnew[:, :, None], 2)
-    return dparts.reshape(shape[0], -1, shape[3]), {}
-
-
-def mean_pooling_forward(p, config, evicted, usage):
-    """The mean of c rows."""
-    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
-    return parts.mean(2), config.compression_rate
-
-
-# y = (x_1 + ... + x_c) / c: dx_r = dy / c
-def mean_pooling_backward(dnew, rate):
-    return np.repeat(dnew, rate, axis=1) / rate, {}
-
-
-def conv_forward(p, config, evicted, usage):
-    """One-dimensional convolution with kernel and stride c: each c rows, end to end, through one matrix (D, cD) (decision 7)."""
-    batch, _, d = evicted.shape
-    new, cache = linear_forward(evicted.reshape(batch, -1, config.compression_rate * d), p["weight"])
-    return new, (cache, evicted.shape)
-
-
-# y = W [x_1; ...; x_c]: [dx_1; ...; dx_c] = W^T dy, dW = sum of dy [x_1; ...; x_c]^T
-def conv_backward(dnew, cache):
-    linear_cache, shape = cache
-    dflat, dweight = linear_backward(dnew, linear_cache)
-    return dflat.reshape(shape), {"weight": dweight}
-
-
-def dilated_layer_forward(x, weight, rate):
-    """relu(W [x_{i-rate}; x_i]), zeros before the first row (decision 8)."""
-    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
-    before, cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
-    return np.maximum(before, 0), (cache, before > 0, rate)
-
-
-# y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
-def dilated_layer_backward(dy, cache):
-    linear_cache, positive, rate = cache
-    dpair, dweight = linear_backward(dy * positive, linear_cache)
-    dearlier, dx = np.split(dpair, 2, axis=-1)
-    dx[:, : max(0, dx.shape[1] - rate)] += dearlier[:, rate:]
-    return dx, dweight
-
-
-def dilated_conv_forward(p, config, evicted, usage):
-    """A layer for each dilation rate, then the strided convolution (decision 8)."""
-    x, caches = evicted, []
-    for rate in config.dilations:
-        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
-        caches.append((rate, cache))
-    new, cache = conv_forward(p, config, x, usage)
-    return new, (caches, cache)
-
-
-# y = conv(layer_n(... layer_1(x))): dx = layer_1'(... layer_n'(conv'(dy)))
-def dilated_conv_backward(dnew, cache):
-    caches, conv_cache = cache
-    dx, grads = conv_backward(dnew, conv_cache)
-    for rate, layer_cache in reversed(caches):
-        dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
-    return dx, grads
-
-
-def most_used_forward(p, config, evicted, usage):
-    """The N/c rows with the largest usage (B, N), in their order in time; of equals the older (decision 9)."""
-    count = evicted.shape[1] // config.compression_rate
-    most = np.argsort(-usage, axis=1, kind="stable")[:, :count]
-    kept = np.sort(most, axis=1)[:, :, None]  # (B, N/c, 1)
-    return np.take_along_axis(evicted, kept, 1), (evicted.shape, kept)
-
-
-# y_i = x_kept(i): dx_kept(i) = dy_i, 0 for the others
-def most_used_backward(dnew, cache):
-    shape, kept = cache
-    devicted = np.zeros(shape)
-    np.put_along_axis(devicted, kept, dnew, 1)
-    return devicted, {}
-
-
-COMPRESSIONS = {
-    "conv": (conv_forward, conv_backward),
-    "dilated_conv": (dilated_conv_forward, dilated_conv_backward),
-    "max_pooling": (max_pooling_forward, max_pooling_backward),
-    "mean_pooling": (mean_pooling_forward, mean_pooling_backward),
-    "most_used": (most_used_forward, most_used_backward),
-}
-
-
-def linear_forward(x, weight):
-    """y = x W^T for x (..., in) and weight (out, in)."""
-    return x @ weight.T, (x, weight)
-
-
-# y = x W^T: dx = dy W, dW = dy^T x over all rows
-def linear_backward(dy, cache):
-    x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
-
-
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
-    centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
-
-
-# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
-def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
-    dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
-    sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
-
-
-def softmax_forward(scores):
-    """Softmax over the last axis; -inf scores get exactly zero."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights, weights
-
-
-# w = softmax(s): ds = w (dw - w·dw)
-def softmax_backward(dweights, weights):
-    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
-
-
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
-    if rng is None or rate == 0:
-        return x, None
-    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
-    return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
-def project_heads_forward(x, weight, heads):
-    """x (B, n, D) through weight (HE, D), taken apart into heads (B, H, n, E)."""
-    y, cache = linear_forward(x, weight)
-    return split_heads(y, heads), cache
-
-
-# y = heads of x W^T: dx = merge(dy) W, dW = merge(dy)^T x
-def project_heads_backward(dy, cache):
-    return linear_backward(merge_heads(dy), cache)
-
-
-def mlp_forward(p, config, x, rng):
-    """dropout(W_2 relu(W_1 x + b_1) + b_2)"""
-    before, hidden_cache = linear_forward(x, p["mlp_hidden"])
-    hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
-    out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
-    return out, (hidden_cache, hidden, output_cache, dropout_mask)
-
-
-def mlp_backward(dout, cache):
-    hidden_cache, hidden, output_cache, dropout_mask = cache
-    dout = dropout_backward(dout, dropout_mask)
-    dhidden, doutput = linear_backward(dout, output_cache)
-    dbefore = dhidden * (hidden > 0)
-    dx, dweight = linear_backward(dbefore, hidden_cache)
-    biases = {"mlp_hidden_bias": dbefore.sum((0, 1)), "mlp_output_bias": dout.sum((0, 1))}
-    return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
-
-
-def adaptive_embedding_forward(params, config, tokens):
-    """Rows (B, N, D) of tokens (B, N): of `embedding`, or a tail's narrower rows through its projection (decision 18)."""
-    h, caches = np.zeros((*tokens.shape, config.width)), []
-    for band, (start, stop) in enumerate(config.bands):
-        inside, prefix, cache = (tokens >= start) & (tokens < stop), f"tails.{band - 1}." if band else "", None  # (B, N)
-        ids = tokens[inside] - start
-        rows = params[prefix + "embedding"][ids]
-        if band:
-            rows, cache = linear_forward(rows, params[prefix + "projection"])
-        h[inside] = rows
-        caches.append((prefix, inside, ids, cache))
-    return h, caches
-
-
-# h = P e_id: dP = sum of dh e_id^T, de_id = sum of P^T dh over the places of id; de_id = sum of dh without a projection
-def adaptive_embedding_backward(config, dh, caches):
-    grads = {}
-    for (start, stop), (prefix, inside, ids, cache) in zip(config.bands, caches, strict=True):
-        drows = dh[inside]
-        if cache is not None:
-            drows, grads[prefix + "projection"] = linear_backward(drows, cache)
-        grads[prefix + "embedding"] = np.zeros((stop - start, drows.shape[-1]))
-        np.add.at(grads[prefix + "embedding"], ids, drows)
-    return grads
-
-
-def log_softmax_forward(logits):
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return log_probabilities, log_probabilities
-
-
-# l = x - log sum exp x: dx = dl - softmax(x) sum of dl
-def log_softmax_backward(dlog_probabilities, log_probabilities):
-    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(-1, keepdims=True)
-
-
-def adaptive_softmax_forward(params, config, x):
-    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables; a tail's are of p(cluster) p(word | cluster)."""
-    first = config.bands[0][1]
-    scores, head_cache = linear_forward(x, np.concatenate([params["embedding"], params["clusters"]]))
-    head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
-    out, caches = [head[..., :first]], []
-    for tail in range(len(config.cutoffs)):
-        p = subtree(params, f"tails.{tail}.")
-        narrow, projection_cache = linear_forward(x, p["projection"].T)
-        logits, table_cache = linear_forward(narrow, p["embedding"])
-        within, logs = log_softmax_forward(logits)
-        out.append(head[..., first + tail, None] + within)
-        caches.append((projection_cache, table_cache, logs))
-    return np.concatenate(out, axis=-1), (head_cache, head_logs, caches)
-
-
-# l_w = head_w, or head_c + within_w: dhead_c = sum of dl_w over its words, dwithin = dl; x = h / sqrt(D) goes to all tables
-def adaptive_softmax_backward(config, dlog_probabilities, cache):
-    """Gradients of x and of the parameters."""
-    head_cache, head_logs, caches = cache
-    parts = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
-    dhead = np.concatenate([parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1)
-    dx, dtable = linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
-    first = config.bands[0][1]
-    grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
-    for tail, (projection_cache, table_cache, logs) in enumerate(caches):
-        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(log_softmax_backward(parts[tail + 1], logs), table_cache)
-        dtail, dprojection = linear_backward(dnarrow, projection_cache)
-        dx, grads[f"tails.{tail}.projection"] = dx + dtail, dprojection.T
-    return dx, grads
-
-
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
-
-
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+def relative_shift_forward(by_distance):
+    """Scores by key from scores by distance, (B, H, N, K): row i moves left by N - 1 - i, as query i is at place K - N + i."""
+    batch, heads, n, _ = by_distance.shape
+    padded = np.concatenate([np.zeros((batch, heads, n, 1)), by_distance], axis=-1)  # (B, H, N, K + 1), cut anew from place N
+    return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
+
+
+# out[i, j] = x[i, j + N - 1 - i]: dx[i, t] = dout[i, t - N + 1 + i], and 0 if no key has this distance
+def relative_shift_backward(dout, cache):
+    """The same numbers put back; dout must be zero wherever the mask hides, or it would land in the next row."""
+    batch, heads, n, k = dout.shape
+    flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
+    return flat.reshape(batch, heads, n, k + 1)[..., 1:]
 
 
 # ----------------------------------------------------------------------------
-# the method: reading both memories, writing them, what trains the compression
-
-
-def distance_keys_forward(p, config, length):
-    """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R, the same for all heads (decision 17)."""
-    if config.positions == "simplified":
-        rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
-        return np.broadcast_to(p["positions"][rows], (config.heads, length, config.head_width)), rows
-    sinusoids = distance_sinusoids(length, config.width)  # (K, D)
-    distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
-    return distance_key[0], cache
-
-
-# r_t = W_R R_t: dW_R = sum of dr_t R_t^T; or r_t = R_row(t) in all heads: dR_row = sum of dr_t over heads and its distances
-def distance_keys_backward(config, ddistance_key, cache):
-    if config.positions == "simplified":
-        dpositions = np.zeros((config.max_distance + 1, config.head_width))
-        np.add.at(dpositions, cache, ddistance_key.sum(0))
-        return {"positions": dpositions}
-    _, dweight = project_heads_backward(ddistance_key[None], cache)
-    return {"distance_key": dweight}
+# the model: a layer, the stack, and the compression losses of all layers
 
 
 def attend_forward(p, config, h, remembered, rng):
@@ -633,7 +258,7 @@ def attend_forward(p, config, h, remembered, rng):
     value, value_cache = project_heads_forward(source, p["value"], config.heads)
     distance_key, distance_cache = distance_keys_forward(p, config, source.shape[1])  # (H, K, E)
     simplified = config.positions == "simplified"
-    if simplified:  # Memformer's Eqs. 2-4 (decision 17): a bias of the query in the place of u and of v
+    if simplified:  # decision 17: simplified positions, a bias of the query in the place of u and of v
         key, value = key + p["key_bias"][:, None], value + p["value_bias"][:, None]
         biases = (p["query_bias"], p["query_bias"])
     else:
@@ -641,7 +266,7 @@ def attend_forward(p, config, h, remembered, rng):
     given = (query, key, value, distance_key, *biases)
     attended, attention_cache = relative_attention_forward(*given, config.dropout, rng, simplified)
     out, output_cache = linear_forward(merge_heads(attended), p["output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 13: where dropout is
     projection_caches = (query_cache, key_cache, value_cache, distance_cache)
     return out, attention_cache.weights, (projection_caches, attention_cache, output_cache, dropout_mask)
 
@@ -666,86 +291,8 @@ def attend_backward(config, dout, cache):
     return dh + dsource[:, before:], dsource[:, :before], grads | ddistance | dbiases
 
 
-def remember_forward(p, config, h, memory, compressed, weights):
-    """Alg. 1, l.8-11: next memory (B, M, D), next compressed (B, C, D), (evicted, new) or None if C = 0, and the cache.
-
-    h (B, N, D) is the layer's input, weights (B, H, N, K) are this segment's attention, p the compression's parameters.
-    """
-    n, c = h.shape[1], config.compressed_memory  # N and C; not the rate
-    queue = np.concatenate([memory, h], axis=1)  # stop: memory and what is evicted are data from here on (decision 2)
-    evicted = queue[:, :n].copy()  # l.8; decision 4: right for every M
-    next_memory = queue[:, n:].copy()  # l.10
-    if c == 0:
-        return next_memory, compressed, None, None
-    usage = weights[..., c : c + n].mean((1, 2))  # (B, N): the evicted rows stand at C .. C + N of the keys (decision 9)
-    new, cache = COMPRESSIONS[config.compression][0](p, config, evicted, usage)  # l.9
-    next_compressed = np.concatenate([compressed, new], axis=1)[:, new.shape[1] :]  # l.11; its cm_t means cm_{t+1} (decision 5)
-    return next_memory, next_compressed, (evicted, new), cache
-
-
-# cm' = the last C rows of [cm; f_c(evicted)]: [dcm; dnew] = [0; dcm'], and evicted is data
-def remember_backward(config, dnext_compressed, cache):
-    """Gradient of the incoming compressed memory and of the compression's parameters, from that of the next one."""
-    if cache is None or config.compression_loss != "bptt":
-        # stop: the Transformer optimizes "the task objective", the compression network "the compression objective" (3.2)
-        return np.zeros_like(dnext_compressed), {}
-    batch, c, d = dnext_compressed.shape
-    oldest = np.zeros((batch, config.segment // config.compression_rate, d))  # these rows fell out of the queue
-    dqueue = np.concatenate([oldest, dnext_compressed], axis=1)
-    _, grads = COMPRESSIONS[config.compression][1](dqueue[:, c:], cache)  # stop: evicted is data (decision 11)
-    return dqueue[:, :c], grads
-
-
-def attention_reconstruction_forward(p, config, h, evicted, new):
-    """Alg. 2 of one layer: mean square of attention over new minus attention over evicted (decision 10)."""
-    # stop: h, evicted and the attention parameters are data (l.3-5); the backward goes to `new` alone (l.7: remember_forward)
-    query, _ = project_heads_forward(h, p["query"], config.heads)
-    evicted_key, _ = project_heads_forward(evicted, p["key"], config.heads)
-    evicted_value, _ = project_heads_forward(evicted, p["value"], config.heads)
-    target, _ = content_attention_forward(query, evicted_key, evicted_value)
-    key, key_cache = project_heads_forward(new, p["key"], config.heads)
-    value, value_cache = project_heads_forward(new, p["value"], config.heads)
-    out, attention_cache = content_attention_forward(query, key, value)  # l.6
-    return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
-
-
-# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dv W_v
-def attention_reconstruction_backward(dloss, cache):
-    """Gradient of new; none of the attention parameters."""
-    difference, attention_cache, key_cache, value_cache = cache
-    dkey, dvalue = content_attention_backward(dloss * 2 * difference / difference.size, attention_cache)
-    dnew_key, _ = project_heads_backward(dkey, key_cache)
-    dnew_value, _ = project_heads_backward(dvalue, value_cache)
-    return dnew_key + dnew_value, {}
-
-
-def auto_encoding_forward(p, config, h, evicted, new):
-    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2; decision 10)."""
-    flat, cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
-    difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
-    return (difference**2).mean(), (difference, flat.shape, cache)
-
-
-# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T, for e = 2 (G new - evicted) / size
-def auto_encoding_backward(dloss, cache):
-    """Gradients of new and of g."""
-    difference, shape, linear_cache = cache
-    dnew, ddecoder = linear_backward((dloss * 2 * difference / difference.size).reshape(shape), linear_cache)
-    return dnew, {"decoder": ddecoder}
-
-
-AUXILIARY = {
-    "attention_reconstruction": (attention_reconstruction_forward, attention_reconstruction_backward),
-    "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
-}
-COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
-
-# ----------------------------------------------------------------------------
-# the model: a layer, the stack, and the compression losses of all layers
-
-
 def layer_forward(p, config, h, remembered, rng):
-    """The next layer's input from h (B, N, D) and remembered (B, C + M, D), attention weights, cache (decision 1: post-norm)."""
+    """The next layer's input from h (B, N, D) and remembered (B, C + M, D), weights, cache (decision 1: norm after skip)."""
     attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
     a, norm_cache = layer_norm_forward(attended + h, p["norm.scale"], p["norm.bias"])  # l.7
     mixed, mlp_cache = mlp_forward(p, config, a, rng)
@@ -763,31 +310,36 @@ def layer_backward(config, dy, cache):
     return dattended_sum + dh, dremembered, grads | dattend | prefixed("norm.", dnorm) | prefixed("mlp_norm.", dmlp_norm)
 
 
+def initial_state(params, config, batch):
+    """What a document starts with: zeros, which attention reads as rows (Alg. 1, l.1-2; decision 3: zeros are read)."""
+    return State(*(np.zeros((batch, config.layers, n, config.width)) for n in (config.memory, config.compressed_memory)))
+
+
 def forward(params, config, tokens, state, rng=None):
     """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
 
-    tokens (B, N) of ids below V, N = config.segment; state from `initial_state` or the previous segment; rng turns dropout on.
-    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs they are log-probabilities (decision 19).
-    Raises ValueError if N is not config.segment.
+    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
+    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs decision 19: log-probabilities in their place.
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
     h, embedding_cache = adaptive_embedding_forward(params, config, tokens)  # (B, N, D), Alg. 1, l.3
-    caches, memories, compressed_memories = [], [], []
+    remembered, caches = [], []
     for layer in range(config.layers):
         p = subtree(params, f"layers.{layer}.")
         memory, compressed = state.memory[:, layer], state.compressed[:, layer]
         y, weights, layer_cache = layer_forward(p, config, h, np.concatenate([compressed, memory], axis=1), rng)  # l.5
         compression = subtree(p, "compression.")
-        memory, compressed, pair, compression_cache = remember_forward(compression, config, h, memory, compressed, weights)
-        memories.append(memory)
-        compressed_memories.append(compressed)
+        *kept, pair, compression_cache = remember_forward(compression, config, h, memory, compressed, weights)
+        remembered.append(kept)
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
-    x = h * config.width**-0.5  # decision 14
-    adaptive = config.cutoffs != ()
-    logits, output_cache = adaptive_softmax_forward(params, config, x) if adaptive else linear_forward(x, params["embedding"])
-    next_state = State(np.stack(memories, axis=1), np.stack(compressed_memories, axis=1))
+    x = h * config.width**-0.5  # decision 14: logits by root D
+    if config.cutoffs:
+        logits, output_cache = adaptive_softmax_forward(params, config, x)
+    else:
+        logits, output_cache = linear_forward(x, params["embedding"])
+    next_state = State(*(np.stack(field, axis=1) for field in zip(*remembered, strict=True)))
     return logits, next_state, (embedding_cache, caches, output_cache)
 
 
@@ -843,32 +395,23 @@ def auxiliary_backward(config, dloss, caches):
 # through segments: a whole document, forwards and then backwards
 
 
-def read_document(params, config, segments, given=None):
-    """Mean loss of segments [(tokens, targets)], summed compression loss, the states they read (`given`, or carried), caches."""
-    state = initial_state(params, config, len(segments[0][0]))
-    total, compression = 0.0, 0.0
-    states, caches = [], []
-    for index, (tokens, targets) in enumerate(segments):
-        states.append(state if given is None else given[index])
+def loss_and_gradients(params, config, segments, given=None):
+    """Mean loss of segments [(tokens, targets)], compression loss, gradients of their sum, states read (given, or carried)."""
+    total, compression, states, caches = 0.0, 0.0, [], []
+    state, count = initial_state(params, config, len(segments[0][0])), sum(targets.size for _, targets in segments)
+    for number, (tokens, targets) in enumerate(segments):
+        states.append(given[number] if given else state)
         logits, state, cache = forward(params, config, tokens, states[-1])
         loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
         losses, auxiliary_cache = auxiliary_forward(params, config, cache)
-        total += loss
-        compression += sum(losses.values())
+        total, compression = total + loss, compression + sum(losses.values())
         caches.append((cache, loss_cache, auxiliary_cache))
-    return total / sum(targets.size for _, targets in segments), compression, states, caches
-
-
-def loss_and_gradients(params, config, segments):
-    """(mean loss, compression loss, gradients of their sum through all segments, the state that each segment read)."""
-    loss, compression, states, caches = read_document(params, config, segments)
-    count = sum(targets.size for _, targets in segments)
     grads, dstate = {}, None
     for cache, loss_cache, auxiliary_cache in reversed(caches):
         dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
         add_into(grads, dparams)
         add_into(grads, auxiliary_backward(config, 1.0, auxiliary_cache))
-    return loss, compression, grads, states
+    return total / count, compression, grads, states
 
 
 # ----------------------------------------------------------------------------
@@ -883,7 +426,7 @@ def check_gradients(params, config, segments, rng):
     for name, value in params.items():
         direction, which = rng.standard_normal(value.shape), int(".compression." in name)
         moved = [params | {name: value + h * direction} for h in (1e-5, -1e-5)]
-        ends = [read_document(each, config, segments, states)[which] for each in moved]  # states are data, so they stay
+        ends = [loss_and_gradients(each, config, segments, states)[which] for each in moved]  # states are data, so they stay
         numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
         error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
         worst = max(worst, error)
@@ -922,6 +465,445 @@ def demonstrate():
         logits = forward(params, config, segments[-1][0], start)[0]
         nats, _ = cross_entropy_forward(logits, segments[-1][1], np.ones((2, 6), bool))
         print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
+
+
+# ----------------------------------------------------------------------------
+# what every Transformer has: positions, heads, norm, softmax, feed-forward; a first reading skips all from here on
+NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon as here)
+
+
+def causal_mask(n, k):
+    """Query i of N sees the K - N keys before the segment and the segment's own up to itself, (N, K)."""
+    return np.arange(k)[None, :] <= np.arange(n)[:, None] + k - n
+
+
+def distance_sinusoids(length, width):
+    """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
+    distance = np.arange(length - 1, -1, -1.0)
+    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
+    angle = distance[:, None] * frequency
+    return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
+
+
+def distance_keys_forward(p, config, length):
+    """r (H, K, E) of the distances K - 1, ..., 1, 0: W_R times sinusoids, or rows of R (decision 17: shared by heads)."""
+    if config.positions == "simplified":
+        rows = np.minimum(np.arange(length - 1, -1, -1), config.max_distance)  # (K,)
+        return np.broadcast_to(p["positions"][rows], (config.heads, length, config.head_width)), rows
+    sinusoids = distance_sinusoids(length, config.width)  # (K, D)
+    distance_key, cache = project_heads_forward(sinusoids[None], p["distance_key"], config.heads)  # (1, H, K, E)
+    return distance_key[0], cache
+
+
+# r_t = W_R R_t: dW_R = sum of dr_t R_t^T; or r_t = R_row(t) in all heads: dR_row = sum of dr_t over heads and its distances
+def distance_keys_backward(config, ddistance_key, cache):
+    if config.positions == "simplified":
+        dpositions = np.zeros((config.max_distance + 1, config.head_width))
+        np.add.at(dpositions, cache, ddistance_key.sum(0))
+        return {"positions": dpositions}
+    _, dweight = project_heads_backward(ddistance_key[None], cache)
+    return {"distance_key": dweight}
+
+
+def project_heads_forward(x, weight, heads):
+    """x (B, n, D) through weight (HE, D), taken apart into heads (B, H, n, E)."""
+    y, cache = linear_forward(x, weight)
+    return split_heads(y, heads), cache
+
+
+# y = heads of x W^T: dx = merge(dy) W, dW = merge(dy)^T x
+def project_heads_backward(dy, cache):
+    return linear_backward(merge_heads(dy), cache)
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+
+
+def linear_forward(x, weight):
+    """y = x W^T for x (..., in) and weight (out, in)."""
+    return x @ weight.T, (x, weight)
+
+
+# y = x W^T: dx = dy W, dW = dy^T x over all rows
+def linear_backward(dy, cache):
+    x, weight = cache
+    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
+    return dy @ weight, dweight
+
+
+def layer_norm_forward(x, scale, bias):
+    """Zero mean and unit variance over the last axis, then scale and bias."""
+    centred = x - x.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    normal = centred * inverse
+    return normal * scale + bias, (normal, inverse, scale)
+
+
+# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
+def layer_norm_backward(dy, cache):
+    normal, inverse, scale = cache
+    dnormal = dy * scale
+    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    sum_axes = tuple(range(dy.ndim - 1))
+    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+
+
+def softmax_forward(scores):
+    """Softmax over the last axis; -inf scores get exactly zero."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights, weights
+
+
+# w = softmax(s): ds = w (dw - w·dw)
+def softmax_backward(dweights, weights):
+    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+
+
+def dropout_forward(x, rate, rng):
+    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+    if rng is None or rate == 0:
+        return x, None
+    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
+    return x * dropout_mask, dropout_mask
+
+
+def dropout_backward(dy, dropout_mask):
+    return dy if dropout_mask is None else dy * dropout_mask
+
+
+def mlp_forward(p, config, x, rng):
+    """dropout(W_2 relu(W_1 x + b_1) + b_2)"""
+    before, hidden_cache = linear_forward(x, p["mlp_hidden"])
+    hidden = np.maximum(before + p["mlp_hidden_bias"], 0)  # (B, N, F)
+    out, output_cache = linear_forward(hidden, p["mlp_output"])
+    out, dropout_mask = dropout_forward(out + p["mlp_output_bias"], config.dropout, rng)
+    return out, (hidden_cache, hidden, output_cache, dropout_mask)
+
+
+def mlp_backward(dout, cache):
+    hidden_cache, hidden, output_cache, dropout_mask = cache
+    dout = dropout_backward(dout, dropout_mask)
+    dhidden, doutput = linear_backward(dout, output_cache)
+    dbefore = dhidden * (hidden > 0)
+    dx, dweight = linear_backward(dbefore, hidden_cache)
+    biases = {"mlp_hidden_bias": dbefore.sum((0, 1)), "mlp_output_bias": dout.sum((0, 1))}
+    return dx, {"mlp_hidden": dweight, "mlp_output": doutput} | biases
+
+
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
+
+
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+
+
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
+
+
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+
+
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
+
+
+# ----------------------------------------------------------------------------
+# variants: other compressions and losses, adaptive inputs and softmax; a first reading skips them
+
+
+def max_pooling_forward(p, config, evicted, usage):
+    """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
+    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    largest = parts.argmax(2)[:, :, None]  # (B, N/c, 1, D)
+    return np.take_along_axis(parts, largest, 2)[:, :, 0], (parts.shape, largest)
+
+
+# y = max over r of x_r: dx_r = dy at the row of the maximum, 0 elsewhere
+def max_pooling_backward(dnew, cache):
+    shape, largest = cache
+    dparts = np.zeros(shape)
+    np.put_along_axis(dparts, largest, dnew[:, :, None], 2)
+    return dparts.reshape(shape[0], -1, shape[3]), {}
+
+
+def mean_pooling_forward(p, config, evicted, usage):
+    """The mean of c rows."""
+    parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
+    return parts.mean(2), config.compression_rate
+
+
+# y = sum over r of x_r / c: dx_r = dy / c
+def mean_pooling_backward(dnew, rate):
+    return np.repeat(dnew, rate, axis=1) / rate, {}
+
+
+def dilated_conv_forward(p, config, evicted, usage):
+    """A layer for each dilation rate, then the strided convolution (decision 8: ReLU in between)."""
+    x, caches = evicted, []
+    for rate in config.dilations:
+        x, cache = dilated_layer_forward(x, p[f"dilated_{rate}"], rate)
+        caches.append((rate, cache))
+    new, cache = conv_forward(p, config, x, usage)
+    return new, (caches, cache)
+
+
+# y = conv(b(a(x))) for layers a and b: dx = a'(b'(conv'(dy)))
+def dilated_conv_backward(dnew, cache):
+    caches, conv_cache = cache
+    dx, grads = conv_backward(dnew, conv_cache)
+    for rate, layer_cache in reversed(caches):
+        dx, grads[f"dilated_{rate}"] = dilated_layer_backward(dx, layer_cache)
+    return dx, grads
+
+
+def dilated_layer_forward(x, weight, rate):
+    """relu(W [x_{i-rate}; x_i]), zeros before the first row (decision 8: padded on the left)."""
+    earlier = np.pad(x, ((0, 0), (rate, 0), (0, 0)))[:, : x.shape[1]]
+    before, cache = linear_forward(np.concatenate([earlier, x], axis=-1), weight)
+    return np.maximum(before, 0), (cache, before > 0, rate)
+
+
+# y_i = relu(W [x_{i-r}; x_i]), [a_i; b_i] = W^T (dy_i where y_i > 0): dx_i = b_i + a_{i+r}
+def dilated_layer_backward(dy, cache):
+    linear_cache, positive, rate = cache
+    dpair, dweight = linear_backward(dy * positive, linear_cache)
+    dearlier, dx = np.split(dpair, 2, axis=-1)
+    dx[:, : max(0, dx.shape[1] - rate)] += dearlier[:, rate:]
+    return dx, dweight
+
+
+def most_used_forward(p, config, evicted, usage):
+    """The N/c rows with the largest usage (B, N), in their order in time; of equals the older (decision 9: order in time)."""
+    count = evicted.shape[1] // config.compression_rate
+    most = np.argsort(-usage, axis=1, kind="stable")[:, :count]
+    kept = np.sort(most, axis=1)[:, :, None]  # (B, N/c, 1)
+    return np.take_along_axis(evicted, kept, 1), (evicted.shape, kept)
+
+
+# y_i = x_kept(i): dx_kept(i) = dy_i, 0 for the others
+def most_used_backward(dnew, cache):
+    shape, kept = cache
+    devicted = np.zeros(shape)
+    np.put_along_axis(devicted, kept, dnew, 1)
+    return devicted, {}
+
+
+COMPRESSIONS = {
+    "conv": (conv_forward, conv_backward),
+    "dilated_conv": (dilated_conv_forward, dilated_conv_backward),
+    "max_pooling": (max_pooling_forward, max_pooling_backward),
+    "mean_pooling": (mean_pooling_forward, mean_pooling_backward),
+    "most_used": (most_used_forward, most_used_backward),
+}
+
+
+def auto_encoding_forward(p, config, h, evicted, new):
+    """Mean square of g(new) - evicted, g a transposed convolution of kernel and stride c (3.2; decision 10: mean squares)."""
+    flat, cache = linear_forward(new, p["compression.decoder"])  # (B, N/c, cD)
+    difference = flat.reshape(evicted.shape) - evicted  # stop: evicted is data
+    return (difference**2).mean(), (difference, flat.shape, cache)
+
+
+# loss = mean((G new - evicted)^2): dnew = G^T e and dG = sum of e new^T, for e = 2 (G new - evicted) / size
+def auto_encoding_backward(dloss, cache):
+    """Gradients of new and of g."""
+    difference, shape, linear_cache = cache
+    dnew, ddecoder = linear_backward((dloss * 2 * difference / difference.size).reshape(shape), linear_cache)
+    return dnew, {"decoder": ddecoder}
+
+
+AUXILIARY = {
+    "attention_reconstruction": (attention_reconstruction_forward, attention_reconstruction_backward),
+    "auto_encoding": (auto_encoding_forward, auto_encoding_backward),
+}
+COMPRESSION_LOSSES = ("attention_reconstruction", "auto_encoding", "bptt", "none")
+
+
+def adaptive_embedding_forward(params, config, tokens):
+    """Rows (B, N, D) of tokens (B, N): of `embedding`, or a tail's, projected (decision 18: one table both ways)."""
+    h, caches = np.zeros((*tokens.shape, config.width)), []
+    for band, (start, stop) in enumerate(config.bands):
+        inside, prefix, cache = (tokens >= start) & (tokens < stop), f"tails.{band - 1}." if band else "", None  # (B, N)
+        ids = tokens[inside] - start
+        rows = params[prefix + "embedding"][ids]
+        if band:
+            rows, cache = linear_forward(rows, params[prefix + "projection"])
+        h[inside] = rows
+        caches.append((prefix, inside, ids, cache))
+    return h, caches
+
+
+# h = P e_id: dP = sum of dh e_id^T, de_id = sum of P^T dh over the places of id; de_id = sum of dh without a projection
+def adaptive_embedding_backward(config, dh, caches):
+    grads = {}
+    for (start, stop), (prefix, inside, ids, cache) in zip(config.bands, caches, strict=True):
+        drows = dh[inside]
+        if cache is not None:
+            drows, grads[prefix + "projection"] = linear_backward(drows, cache)
+        grads[prefix + "embedding"] = np.zeros((stop - start, drows.shape[-1]))
+        np.add.at(grads[prefix + "embedding"], ids, drows)
+    return grads
+
+
+def adaptive_softmax_forward(params, config, x):
+    """Log-probabilities (B, N, V) of x (B, N, D), by the inputs' tables; a tail's are of p(cluster) p(word | cluster)."""
+    first = config.bands[0][1]
+    scores, head_cache = linear_forward(x, np.concatenate([params["embedding"], params["clusters"]]))
+    head, head_logs = log_softmax_forward(scores)  # (B, N, first + tails)
+    out, caches = [head[..., :first]], []
+    for tail in range(len(config.cutoffs)):
+        p = subtree(params, f"tails.{tail}.")
+        narrow, projection_cache = linear_forward(x, p["projection"].T)
+        logits, table_cache = linear_forward(narrow, p["embedding"])
+        within, logs = log_softmax_forward(logits)
+        out.append(head[..., first + tail, None] + within)
+        caches.append((projection_cache, table_cache, logs))
+    return np.concatenate(out, axis=-1), (head_cache, head_logs, caches)
+
+
+# l_w = head_w, or head_c + within_w: dhead_c = sum of dl_w over its words, dwithin = dl; x = h / sqrt(D) goes to all tables
+def adaptive_softmax_backward(config, dlog_probabilities, cache):
+    """Gradients of x and of the parameters."""
+    head_cache, head_logs, caches = cache
+    parts = [dlog_probabilities[..., start:stop] for start, stop in config.bands]
+    dhead = np.concatenate([parts[0], *(part.sum(-1, keepdims=True) for part in parts[1:])], axis=-1)
+    dx, dtable = linear_backward(log_softmax_backward(dhead, head_logs), head_cache)
+    first = config.bands[0][1]
+    grads = {"embedding": dtable[:first], "clusters": dtable[first:]}
+    for tail, (projection_cache, table_cache, logs) in enumerate(caches):
+        dnarrow, grads[f"tails.{tail}.embedding"] = linear_backward(log_softmax_backward(parts[tail + 1], logs), table_cache)
+        dtail, dprojection = linear_backward(dnarrow, projection_cache)
+        dx, grads[f"tails.{tail}.projection"] = dx + dtail, dprojection.T
+    return dx, grads
+
+
+def log_softmax_forward(logits):
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return log_probabilities, log_probabilities
+
+
+# l = x - log sum exp x: dx = dl - softmax(x) sum of dl
+def log_softmax_backward(dlog_probabilities, log_probabilities):
+    return dlog_probabilities - np.exp(log_probabilities) * dlog_probabilities.sum(-1, keepdims=True)
+
+
+# ----------------------------------------------------------------------------
+# starting values: of all parameters; a first reading skips them
+POSITION_DEVIATION = 1.0  # of simplified positions (decision 17: learned better so)
+
+
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    params, d = {"embedding": rng.normal(0, 1, (config.bands[0][1], config.width))}, config.width  # decision 14: tied with output
+    for tail, (start, stop) in enumerate(config.bands[1:]):  # decision 18: narrower for rarer words
+        narrow = d // config.div_value ** (tail + 1)
+        params[f"tails.{tail}.embedding"] = rng.normal(0, 1, (stop - start, narrow))
+        params[f"tails.{tail}.projection"] = init_linear(rng, d, narrow)
+    if config.cutoffs:
+        params["clusters"] = rng.normal(0, 1, (len(config.cutoffs), d))
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+    return params
+
+
+def init_layer(config, rng):
+    """Parameters of one layer (decision 12: what has biases)."""
+    d, h, e, f = config.width, config.heads, config.head_width, config.feed_forward
+    p = {name: init_linear(rng, h * e, d) for name in ("query", "key", "value")}
+    if config.positions == "simplified":
+        p |= {name: np.zeros((h, e)) for name in ("query_bias", "key_bias", "value_bias")}
+        p["positions"] = rng.normal(0, POSITION_DEVIATION, (config.max_distance + 1, e))
+    else:
+        p["distance_key"] = init_linear(rng, h * e, d)
+        p |= {name: rng.normal(0, 0.02, (h, e)) for name in ("content_bias", "distance_bias")}
+    p |= {"output": init_linear(rng, d, h * e), "norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
+    p |= {"mlp_hidden": init_linear(rng, f, d), "mlp_hidden_bias": np.zeros(f)}
+    p |= {"mlp_output": init_linear(rng, d, f), "mlp_output_bias": np.zeros(d)}
+    p |= {"mlp_norm.scale": np.ones(d), "mlp_norm.bias": np.zeros(d)}
+    return p | prefixed("compression.", init_compression(config, rng))
+
+
+def init_compression(config, rng):
+    """Parameters of f_c, and of g under the auto-encoding loss; none without compressed memory (decision 7: no bias anywhere)."""
+    p, d, c = {}, config.width, config.compression_rate
+    if config.compressed_memory == 0:
+        return p
+    if config.compression == "dilated_conv":
+        p |= {f"dilated_{rate}": init_linear(rng, d, 2 * d) for rate in config.dilations}
+    if config.compression in ("conv", "dilated_conv"):
+        p["weight"] = init_linear(rng, d, c * d)
+    if config.compression_loss == "auto_encoding":
+        p["decoder"] = init_linear(rng, c * d, d)
+    return p
+
+
+def init_linear(rng, fan_out, fan_in):
+    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+
+
+def truncated_normal(rng, shape, deviation):
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
+    draw = rng.standard_normal(shape)
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * (deviation / 0.8796256610342398)
+
+
+# ----------------------------------------------------------------------------
+# checks: sizes that cannot work; a first reading skips them
+POSITIONS = ("simplified", "transformer_xl")  # Memformer's Eqs. 2-4, Transformer-XL's
+
+
+def check_config(config):
+    """Raise ValueError, naming the field, for a config that cannot work."""
+    for name, kind in config.__annotations__.items():
+        least = 0 if name in ("memory", "compressed_memory") else 1
+        if kind is int and getattr(config, name) < least:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+    for name, known in {"compression": COMPRESSIONS, "compression_loss": COMPRESSION_LOSSES, "positions": POSITIONS}.items():
+        if getattr(config, name) not in known:
+            raise ValueError(f"{name} is {getattr(config, name)!r}; it must be one of {', '.join(known)}")
+    n, c, d, rates, tails = config.segment, config.compression_rate, config.width, config.dilations, len(config.cutoffs)
+    nearest = min((rate for rate in range(1, n + 1) if n % rate == 0), key=lambda rate: abs(rate - c))
+    odd = config.positions == "transformer_xl" and d % 2
+    empty = any(start >= stop for start, stop in config.bands)
+    refused = {
+        f"width {d} is odd; the sinusoids of transformer_xl positions need an even one": odd,
+        f"compression_rate {c} does not divide segment {n}; {nearest} does": config.compressed_memory and n % c,
+        f"dilations are {rates}; each must be at least 1": min(rates, default=1) < 1,
+        f"dilations {rates} must be a tuple, ascending, each rate once": tuple(sorted(set(rates))) != rates,
+        f"dropout is {config.dropout}; it must be at least 0 and below 1": not 0 <= config.dropout < 1,
+        f"cutoffs {config.cutoffs} must be ascending, above 0 and below vocabulary {config.vocabulary}": empty,
+        f"width {d} is less than div_value {config.div_value} to the power of {tails} tails": d < config.div_value**tails,
+    }
+    for message, wrong in refused.items():
+        if wrong:
+            raise ValueError(message)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,7 @@ A Transformer-XL whose attention reaches N tokens back, and forgets. One layer t
 M tokens as they were. Each of its queries looks up the K nearest of those keys, attends to them, and a gate per head mixes the
 result with the layer's local attention. No gradient flows into the memory, so it can be long.
 `forward` maps (tokens, state) to (logits, next state). `backward` maps the gradient of the next state to that of the incoming
-state.
-
-Read in this order: `retrieval_forward` (the idea, in ten lines), `memory_gate_forward`, `remember`, `layer_forward`, then the
-model; then each backward beside its forward.
+state. A first reading ends with the demonstration. Decisions are numbered in docs/memorizing.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens          token ids of one segment; below, their vectors are x             (B, N); x: (B, N, D)
@@ -16,14 +13,11 @@ Glossary: code symbol, meaning, paper symbol, shape
     memory_keys     of the last M tokens before this segment             K_m         (B, H, M, E)
     memory_values   their values                                         V_m         (B, H, M, E)
     nearest         indices of each query's K nearest keys in memory                 (B, H, N, K)
-    local, found    what a query takes from the last N tokens and        V_c, V_m    (B, H, N, E)
-                    from memory
+    local, found    what a query takes from the last N tokens; from M    V_c, V_m    (B, H, N, E)
     g               how much of `found` a head takes                     g           (H,)
 
 B batch (lanes), N tokens in a segment, M tokens in memory, K retrieved keys, D width, H heads, E head width, F feed-forward
-width, V vocabulary, L layers.
-
-Decisions are numbered in docs/memorizing.md.
+width, V vocabulary, L layers. Config counts layers from 1, as the papers do; indices of arrays count from 0.
 """
 
 import runpy
@@ -35,8 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 # ----------------------------------------------------------------------------
-# parameters: sizes, starting values and the state that a document begins with
-NORM_EPSILON = 1e-6  # under the square roots of layer_norm (decision 1) and unit_norm (decision 3)
+# configuration: sizes, and what a segment hands to the next one
 
 
 @dataclass(frozen=True)
@@ -76,24 +69,7 @@ class Config:
     dropout: float = 0.05
 
     def __post_init__(self):
-        sizes = ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "retrieved")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if not 1 <= self.memory_layer <= self.layers:
-            raise ValueError(f"memory_layer is {self.memory_layer}; it must lie in 1..{self.layers}")
-        if self.memory < 0:
-            raise ValueError(f"memory is {self.memory}; it must be at least 0")
-        if 0 < self.memory < self.retrieved:
-            raise ValueError(f"retrieved is {self.retrieved}; it must be at most memory, {self.memory}")
-        if self.buckets < 2 or self.buckets % 2:
-            raise ValueError(f"buckets is {self.buckets}; it must be even and at least 2")
-        if self.max_distance <= self.buckets // 2:
-            raise ValueError(f"max_distance {self.max_distance} must exceed half of buckets {self.buckets}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if not 0 < self.attention_scale < np.inf:
-            raise ValueError(f"attention_scale is {self.attention_scale}; it must be positive and finite")
+        check_config(self)
 
 
 class State(NamedTuple):
@@ -105,122 +81,242 @@ class State(NamedTuple):
     memory_values: np.ndarray  # (B, H, M, E)
 
 
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
+# ----------------------------------------------------------------------------
+# the method: each query looks up its nearest keys in memory, and a gate mixes what it finds with local attention
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+def nearest_keys(query, memory_keys, retrieved):
+    """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
+    similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact search
+    filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
+    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[..., :retrieved]
 
 
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
+# key, value (B, H, N, K, E); scale (H,); the others (B, H, N, K)
+RetrievalCache = namedtuple("RetrievalCache", "key value scale similarity weights")
 
 
-def init_layer(config, rng, layer):
-    """Parameters of layer (from 0); its matrices have no biases (decision 1)."""
-    d, h, he = config.width, config.heads, config.heads * config.head_width
-    p = prefixed("norm.", init_norm(d))
-    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
-    p["scale"] = np.full(h, config.attention_scale)  # decision 3
-    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 4
-    if layer + 1 == config.memory_layer and config.memory:
-        p["memory_gate"] = np.zeros(h)  # decision 9
-    p["output"] = init_linear(rng, d, he)
-    p |= prefixed("mlp_norm.", init_norm(d))
-    return p | {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
+def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
+    """softmax((q·k) scale) v over each query's K nearest keys in memory, (B, H, N, E) (decision 8: no positions here)."""
+    nearest = nearest_keys(query, memory_keys, retrieved)[..., None]  # (B, H, N, K, 1)
+    key = np.take_along_axis(memory_keys[:, :, None], nearest, axis=3)  # (B, H, N, K, E)
+    value = np.take_along_axis(memory_values[:, :, None], nearest, axis=3)
+    similarity = (key * query[..., None, :]).sum(-1)  # (B, H, N, K)
+    weights, _ = softmax_forward(similarity * scale[:, None, None])  # decision 3: local attention's scale
+    return (weights[..., None] * value).sum(-2), RetrievalCache(key, value, scale, similarity, weights)
 
 
-def init_params(config, rng):
-    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # decision 12
-    for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
-    return params | prefixed("final_norm.", init_norm(config.width))
+# u = q·k, w = softmax(a u), y = Σ w v: ds = softmax'(dy·v), da = Σ ds u, dq = a Σ ds k; nothing for the memory's k and v
+def retrieval_backward(dout, cache):
+    """Gradients of query and scale (H,); the lookup is "non-differentiable" (decision 10: memory is data)."""
+    key, value, scale, similarity, weights = cache
+    dscores = softmax_backward((value * dout[..., None, :]).sum(-1), weights)  # (B, H, N, K)
+    dscale = (dscores * similarity).sum((0, 2, 3))
+    return (dscores[..., None] * key).sum(-2) * scale[:, None, None], dscale
 
 
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
+def memory_gate_forward(local, found, bias):
+    """A learned mixture of what was near and what was found, g = sigmoid(bias) for each head (3.1; decision 9: one per head)."""
+    g = sigmoid(bias)[:, None, None]  # (H, 1, 1)
+    return found * g + local * (1 - g), (local, found, g)
 
 
-def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+# y = m g + c (1 - g), g = sigmoid(b): dm = dy g, dc = dy (1 - g), db = g (1 - g) Σ dy (m - c)
+def memory_gate_backward(dout, cache):
+    """Gradients of local, found and bias (H,)."""
+    local, found, g = cache
+    dg = (dout * (found - local)).sum((0, 2, 3))
+    return dout * (1 - g), dout * g, dg * (g * (1 - g))[:, 0, 0]
 
 
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
+def remember(memory, rows):
+    """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), newest last."""
+    return np.concatenate([memory, rows], axis=2)[:, :, rows.shape[2] :]
+
+
+def local_attention_forward(p, config, query, keys, values, rng):
+    """Each query (B, H, N, E) attends to the N tokens before it, of keys and values (B, H, 2N, E)."""
+    bias, bias_cache = position_bias_forward(p["position_bias"], config.segment, config.max_distance)  # decision 4: T5's biases
+    mask = tile_mask(config.segment)  # decision 2: not the token itself
+    out, cache = attention_forward(query, keys, values, p["scale"], bias, mask, config.dropout, rng)  # decision 11: dropout here
+    return out, (cache, bias_cache)
+
+
+def local_attention_backward(dout, cache):
+    """dquery, dkeys, dvalues, and the gradients of scale and position_bias."""
+    attention_cache, bias_cache = cache
+    dquery, dkeys, dvalues, dscale, dbias = attention_backward(dout, attention_cache)
+    return dquery, dkeys, dvalues, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
+
+
+# ----------------------------------------------------------------------------
+# the model: a layer, the stack, forward and backward
+
+
+def layer_forward(p, config, x, previous, memory, rng):
+    """y (B, N, D), the segment's (keys, values) and the cache. previous: the last segment's; memory: None, or keys and values."""
+    projected, projection_cache = projection_forward(p, config, x, rng)
+    last = (projected["key"], projected["value"])
+    keys, values = (np.concatenate(pair, axis=2) for pair in zip(previous, last, strict=True))  # (B, H, 2N, E)
+    attended, local_cache = local_attention_forward(p, config, projected["query"], keys, values, rng)
+    memory_cache = None
+    if memory is not None:
+        found, retrieval_cache = retrieval_forward(projected["query"], *memory, p["scale"], config.retrieved)
+        attended, gate_cache = memory_gate_forward(attended, found, p["memory_gate"])
+        memory_cache = (retrieval_cache, gate_cache)
+    out, output_cache = linear_forward(merge_heads(attended), p["output"])
+    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
+    return y, last, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
+
+
+# the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale likewise
+def layer_backward(config, dy, dlast, cache):
+    """Gradients of x, previous and parameters."""
+    projection_cache, local_cache, memory_cache, output_cache, mlp_cache = cache
+    dx, grads = token_mlp_backward(dy, mlp_cache)
+    dattended, grads["output"] = linear_backward(dx, output_cache)
+    dattended = split_heads(dattended, config.heads)
+    if memory_cache is not None:
+        retrieval_cache, gate_cache = memory_cache
+        dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
+    dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
+    if memory_cache is not None:
+        dquery_found, dscale = retrieval_backward(dfound, retrieval_cache)
+        dquery, dlocal["scale"] = dquery + dquery_found, dlocal["scale"] + dscale
+    n = dy.shape[1]
+    dkey, dvalue = (own[:, :, n:] + later for own, later in zip((dkeys, dvalues), dlast, strict=True))
+    dinput, dprojection = projection_backward({"key": dkey, "value": dvalue, "query": dquery}, projection_cache)
+    return dx + dinput, (dkeys[:, :, :n], dvalues[:, :, :n]), grads | dlocal | dprojection
 
 
 def initial_state(params, config, batch):
-    """What a document starts with: zero keys and values (decision 6)."""
+    """What a document starts with: zero keys and values (decision 6: empty rows)."""
     cache = np.zeros((batch, config.layers, config.heads, config.segment, config.head_width))
     memory = np.zeros((batch, config.heads, config.memory, config.head_width))
     return State(cache, cache, memory, memory)
 
 
-def initial_state_backward(config, dstate):
-    """{}: nothing of the initial state is learned."""
-    return {}
+def forward(params, config, tokens, state, rng=None):
+    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
+
+    tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
+    """
+    if tokens.shape[1] != config.segment:
+        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
+    x = params["embedding"][tokens]  # (B, N, D)
+    lasts, caches = [], []
+    for layer in range(config.layers):
+        previous = (state.keys[:, layer], state.values[:, layer])
+        memory = (state.memory_keys, state.memory_values) if layer + 1 == config.memory_layer and config.memory else None
+        x, last, cache = layer_forward(subtree(params, f"layers.{layer}."), config, x, previous, memory, rng)
+        lasts.append(last)
+        caches.append(cache)
+    normed, norm_cache = layer_norm_forward(x, params["final_norm.scale"], params["final_norm.bias"])
+    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 12: tied and scaled
+    keys, values = (np.stack(field, axis=1) for field in zip(*lasts, strict=True))  # (B, L, H, N, E)
+    key, value = lasts[config.memory_layer - 1]
+    memory = remember(state.memory_keys, key), remember(state.memory_values, value)  # decision 5: after the segment
+    return logits, State(keys, values, *memory), (tokens, caches, norm_cache, output_cache)
+
+
+# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+
+    dnext_state None stops the gradient at the segment's end (decision 10: as in training). The memory's gradient is always zero.
+    """
+    tokens, caches, norm_cache, output_cache = cache
+    dstate = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
+    dnext_state = dstate if dnext_state is None else dnext_state
+    dnormed, dembedding = linear_backward(dlogits, output_cache)
+    dx, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
+    grads = prefixed("final_norm.", dnorm)
+    for layer in reversed(range(config.layers)):
+        dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
+        dx, dprevious, dlayer = layer_backward(config, dx, dlast, caches[layer])
+        dstate.keys[:, layer], dstate.values[:, layer] = dprevious
+        grads |= prefixed(f"layers.{layer}.", dlayer)
+    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
+    return grads | {"embedding": dembedding}, dstate
 
 
 # ----------------------------------------------------------------------------
-# operations: attention first, then what every Transformer has
+# through segments: a document's loss, back-propagated through all of it
 
 
-def unit_norm_forward(x):
-    """Unit length over the last axis: query-key normalisation (3.3)."""
-    inverse = 1 / np.sqrt((x**2).sum(-1, keepdims=True) + NORM_EPSILON)
-    unit = x * inverse
-    return unit, (unit, inverse)
+def loss_and_gradients(params, config, segments, held=None):
+    """Mean loss of segments [(tokens, targets)], gradients through all of them, and the memories they read (held, or carried)."""
+    total, memories, caches = 0.0, [], []
+    state, count = initial_state(params, config, len(segments[0][0])), sum(targets.size for _, targets in segments)
+    for number, (tokens, targets) in enumerate(segments):
+        memories.append(held[number] if held else (state.memory_keys, state.memory_values))
+        logits, state, cache = forward(params, config, tokens, State(state.keys, state.values, *memories[-1]))
+        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
+        total += loss
+        caches.append((cache, loss_cache))
+    grads, dstate = {}, None
+    for cache, loss_cache in reversed(caches):  # decision 10: an extension passes the gradient on between segments
+        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        add_into(grads, dparams)
+    return total / count, grads, memories
 
 
-# y = x / |x|: dx = (dy - y (y·dy)) / |x|
-def unit_norm_backward(dunit, cache):
-    unit, inverse = cache
-    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
+# ----------------------------------------------------------------------------
+# demonstration: gradients against finite differences, then a key looked up far behind the window
 
 
-def tile_distance(window):
-    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
-    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
+def check_gradients(params, config, segments, rng):
+    """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
+    _, grads, held = loss_and_gradients(params, config, segments)  # no gradient flows into the memory, so it stays as it is
+    print(f"{'parameter':<38}{'shape':<10} analytic  numeric   relative error")
+    worst = 0.0
+    for name, value in params.items():
+        direction = rng.standard_normal(value.shape)
+        moved = [params | {name: value + h * direction} for h in (1e-5, -1e-5)]
+        above, below = (loss_and_gradients(each, config, segments, held)[0] for each in moved)
+        numeric, analytic = (above - below) / 2e-5, (grads[name] * direction).sum()
+        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
+        worst = max(worst, error)
+        print(f"{name:<38}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
+    return worst
 
 
-def tile_mask(window):
-    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself (decision 2)."""
-    distance = tile_distance(window)
-    return (distance >= 1) & (distance <= window)
+def demonstrate():
+    """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
+    rng = np.random.default_rng(0)
+    sizes = {"vocabulary": 11, "width": 12, "layers": 3, "heads": 2, "head_width": 5, "feed_forward": 20, "segment": 4}
+    config = Config(**sizes, memory_layer=2, memory=10, retrieved=3, buckets=6, max_distance=5, dropout=0.0)
+    params = init_params(config, rng)
+    document = rng.integers(config.vocabulary, size=(2, 17))
+    segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
+    print("Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one.")
+    worst = check_gradients(params, config, segments, rng)
+    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
+    if not worst < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
+    print("Gradient descent on these 32 predictions of random tokens (there is nothing to learn but the text itself):")
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    for step in range(1, 151):
+        loss, grads, _ = loss_and_gradients(params, config, segments)
+        for name, grad in grads.items():  # Adam
+            first, second = moments[name]
+            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
+            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        if step in (1, 10, 50, 150):
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+    fresh = state = initial_state(params, config, 2)
+    for tokens, _ in segments[:3]:
+        _, state, _ = forward(params, config, tokens, state)
+    cleared = state._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
+    for label, start in {"memory carried": state, "memory cleared": cleared, "cache cleared too": fresh}.items():
+        logits, _, _ = forward(params, config, segments[3][0], start)
+        nats, _ = cross_entropy_forward(logits, segments[3][1], np.ones((2, 4), bool))
+        print(f"Fourth segment, {label}: {nats / 8 / np.log(2):.3f} bits per token")
 
 
-def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
-    exact = buckets // 2
-    distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
-    return np.where(distance < exact, distance, coarse)
-
-
-def position_bias_forward(table, window, max_distance):
-    """Bias of every query-key pair of a tile from the table (H, buckets)."""
-    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
-    return table[:, bucket], (bucket, table)  # (H, W, 2W)
-
-
-# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
-def position_bias_backward(dbias, cache):
-    bucket, table = cache
-    dtable = np.zeros_like(table)
-    for b in range(table.shape[1]):
-        dtable[:, b] = dbias[:, bucket == b].sum(-1)
-    return dtable
+# ----------------------------------------------------------------------------
+# what every Transformer has: attention with T5's positions, projections, norm, MLP; a first reading skips all from here on
+NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm (decision 1: norms as there)
 
 
 # query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
@@ -250,8 +346,59 @@ def attention_backward(dout, cache):
     return dsimilarity @ key, dsimilarity.swapaxes(-1, -2) @ query, dvalue, dscale, dsimilarity.sum(0)
 
 
+def tile_mask(window):
+    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself."""
+    distance = tile_distance(window)
+    return (distance >= 1) & (distance <= window)
+
+
+def tile_distance(window):
+    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
+    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
+
+
+def position_bias_forward(table, window, max_distance):
+    """Bias of every query-key pair of a tile from the table (H, buckets)."""
+    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
+    return table[:, bucket], (bucket, table)  # (H, W, 2W)
+
+
+# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
+def position_bias_backward(dbias, cache):
+    bucket, table = cache
+    dtable = np.zeros_like(table)
+    for b in range(table.shape[1]):
+        dtable[:, b] = dbias[:, bucket == b].sum(-1)
+    return dtable
+
+
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
+    exact = buckets // 2
+    distance = np.maximum(distance, 0)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
+    return np.where(distance < exact, distance, coarse)
+
+
+def projection_forward(p, config, x, rng):
+    """norm, dropout, then unit key and query, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
+    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1: before each sublayer
+    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout after norm
+    projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
+    return projected, (norm_cache, dropout_mask, caches)
+
+
+# y = W dropout(norm(x)): dx = norm'(dropout'(W^T dy))
+def projection_backward(dprojected, cache):
+    norm_cache, dropout_mask, caches = cache
+    dnormed, grads = head_projections_backward(dprojected, caches)
+    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
+    return dx, grads | prefixed("norm.", dnorm)
+
+
 def head_projections_forward(p, names, heads, x):
-    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length (decision 3)."""
+    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries have unit length."""
     projected, caches = {}, {}
     for name in names:
         out, linear_cache = linear_forward(x, p[name])
@@ -272,6 +419,50 @@ def head_projections_backward(dprojected, caches):
         dx_of_name, grads[name] = linear_backward(merge_heads(dlinear), linear_cache)
         dx = dx + dx_of_name
     return dx, grads
+
+
+def unit_norm_forward(x):
+    """Unit length over the last axis: query-key normalisation (3.3; decision 3: keys and queries)."""
+    inverse = 1 / np.sqrt((x**2).sum(-1, keepdims=True) + NORM_EPSILON)
+    unit = x * inverse
+    return unit, (unit, inverse)
+
+
+# y = x / |x|: dx = (dy - y (y·dy)) / |x|
+def unit_norm_backward(dunit, cache):
+    unit, inverse = cache
+    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
+
+
+def token_mlp_forward(p, config, x, rng):
+    """x + dropout(W_2 relu(W_1 norm(x)))"""
+    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
+    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
+    hidden = np.maximum(hidden, 0)  # (B, N, F)
+    out, output_cache = linear_forward(hidden, p["mlp_output"])
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout at last
+    return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
+
+
+# y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
+def token_mlp_backward(dy, cache):
+    norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
+    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
+    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
+    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
 
 
 def linear_forward(x, weight):
@@ -331,18 +522,6 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
@@ -358,284 +537,87 @@ def cross_entropy_backward(dloss, cache):
     return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
-# ----------------------------------------------------------------------------
-# the method: a memory of keys and values that each query searches
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
 
 
-def nearest_keys(query, memory_keys, retrieved):
-    """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
-    similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact; decision 8: no positions
-    filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
-    return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[..., :retrieved]
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
 
 
-# key, value (B, H, N, K, E); scale (H,); the others (B, H, N, K)
-RetrievalCache = namedtuple("RetrievalCache", "key value scale similarity weights")
-
-
-def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
-    """softmax((q·k) scale) v over each query's K nearest keys in memory: (B, H, N, E)."""
-    nearest = nearest_keys(query, memory_keys, retrieved)[..., None]  # (B, H, N, K, 1)
-    key = np.take_along_axis(memory_keys[:, :, None], nearest, axis=3)  # (B, H, N, K, E)
-    value = np.take_along_axis(memory_values[:, :, None], nearest, axis=3)
-    similarity = (key * query[..., None, :]).sum(-1)  # (B, H, N, K)
-    weights, _ = softmax_forward(similarity * scale[:, None, None])  # decision 3: the scale of local attention
-    return (weights[..., None] * value).sum(-2), RetrievalCache(key, value, scale, similarity, weights)
-
-
-# u = q·k, w = softmax(a u), y = Σ w v: ds = softmax'(dy·v), da = Σ ds u, dq = a Σ ds k; nothing for the memory's k and v
-def retrieval_backward(dout, cache):
-    """Gradients of query and scale (H,). The lookup of the memory is "non-differentiable" (Block-Recurrent, 2; decision 10)."""
-    key, value, scale, similarity, weights = cache
-    dscores = softmax_backward((value * dout[..., None, :]).sum(-1), weights)  # (B, H, N, K)
-    dscale = (dscores * similarity).sum((0, 2, 3))
-    return (dscores[..., None] * key).sum(-2) * scale[:, None, None], dscale
-
-
-def memory_gate_forward(local, found, bias):
-    """A learned mixture of what was near and what was found, g = sigmoid(bias) for each head (3.1)."""
-    g = sigmoid(bias)[:, None, None]  # (H, 1, 1)
-    return found * g + local * (1 - g), (local, found, g)
-
-
-# y = m g + c (1 - g), g = sigmoid(b): dm = dy g, dc = dy (1 - g), db = g (1 - g) Σ dy (m - c)
-def memory_gate_backward(dout, cache):
-    """Gradients of local, found and bias (H,)."""
-    local, found, g = cache
-    dg = (dout * (found - local)).sum((0, 2, 3))
-    return dout * (1 - g), dout * g, dg * (g * (1 - g))[:, 0, 0]
-
-
-def remember(memory, rows):
-    """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), the newest last."""
-    return np.concatenate([memory, rows], axis=2)[:, :, rows.shape[2] :]
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
 
 
 # ----------------------------------------------------------------------------
-# the model: layers, their stack, forward and backward
+# starting values: of all parameters; a first reading skips them
 
 
-def projection_forward(p, config, x, rng):
-    """norm, dropout, then unit key and query, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
-    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1
-    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11
-    projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
-    return projected, (norm_cache, dropout_mask, caches)
-
-
-# y = W dropout(norm(x)): dx = norm'(dropout'(W^T dy))
-def projection_backward(dprojected, cache):
-    norm_cache, dropout_mask, caches = cache
-    dnormed, grads = head_projections_backward(dprojected, caches)
-    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
-    return dx, grads | prefixed("norm.", dnorm)
-
-
-def local_attention_forward(p, config, query, keys, values, rng):
-    """Each query (B, H, N, E) attends to the N tokens before it, of keys and values (B, H, 2N, E) (decision 2)."""
-    bias, bias_cache = position_bias_forward(p["position_bias"], config.segment, config.max_distance)  # decision 4
-    mask = tile_mask(config.segment)
-    out, cache = attention_forward(query, keys, values, p["scale"], bias, mask, config.dropout, rng)  # decision 11
-    return out, (cache, bias_cache)
-
-
-def local_attention_backward(dout, cache):
-    """dquery, dkeys, dvalues, and the gradients of scale and position_bias."""
-    attention_cache, bias_cache = cache
-    dquery, dkeys, dvalues, dscale, dbias = attention_backward(dout, attention_cache)
-    return dquery, dkeys, dvalues, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
-
-
-def token_mlp_forward(p, config, x, rng):
-    """x + dropout(W_2 relu(W_1 norm(x)))"""
-    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, N, F)
-    out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11
-    return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
-
-
-# y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
-def token_mlp_backward(dy, cache):
-    norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
-
-
-def layer_forward(p, config, x, previous, memory, rng):
-    """y (B, N, D), the segment's (keys, values) and the cache. previous: the last segment's; memory: None, or keys and values."""
-    projected, projection_cache = projection_forward(p, config, x, rng)
-    last = (projected["key"], projected["value"])
-    keys, values = (np.concatenate(pair, axis=2) for pair in zip(previous, last, strict=True))  # (B, H, 2N, E)
-    attended, local_cache = local_attention_forward(p, config, projected["query"], keys, values, rng)
-    memory_cache = None
-    if memory is not None:
-        found, retrieval_cache = retrieval_forward(projected["query"], *memory, p["scale"], config.retrieved)
-        attended, gate_cache = memory_gate_forward(attended, found, p["memory_gate"])
-        memory_cache = (retrieval_cache, gate_cache)
-    out, output_cache = linear_forward(merge_heads(attended), p["output"])
-    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
-    return y, last, (projection_cache, local_cache, memory_cache, output_cache, mlp_cache)
-
-
-# the query serves both: dq = its part of local'((1 - g) dy) + of retrieval'(g dy); the scale likewise
-def layer_backward(config, dy, dlast, cache):
-    """Gradients of x, previous and parameters."""
-    projection_cache, local_cache, memory_cache, output_cache, mlp_cache = cache
-    dx, grads = token_mlp_backward(dy, mlp_cache)
-    dattended, grads["output"] = linear_backward(dx, output_cache)
-    dattended, dfound = split_heads(dattended, config.heads), None
-    if memory_cache is not None:
-        retrieval_cache, gate_cache = memory_cache
-        dattended, dfound, grads["memory_gate"] = memory_gate_backward(dattended, gate_cache)
-    dquery, dkeys, dvalues, dlocal = local_attention_backward(dattended, local_cache)
-    if dfound is not None:
-        dquery_found, dscale = retrieval_backward(dfound, retrieval_cache)
-        dquery, dlocal["scale"] = dquery + dquery_found, dlocal["scale"] + dscale
-    n = dy.shape[1]
-    dkey, dvalue = (own[:, :, n:] + later for own, later in zip((dkeys, dvalues), dlast, strict=True))
-    dinput, dprojection = projection_backward({"key": dkey, "value": dvalue, "query": dquery}, projection_cache)
-    return dx + dinput, (dkeys[:, :, :n], dvalues[:, :, :n]), grads | dlocal | dprojection
-
-
-def forward(params, config, tokens, state, rng=None):
-    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
-
-    tokens (B, N) of ids below V; state from `initial_state` or from the previous segment; rng turns dropout on (decision 11).
-    Raises ValueError if there are not N tokens, the config's segment.
-    """
-    if tokens.shape[1] != config.segment:
-        raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
-    x = params["embedding"][tokens]  # (B, N, D)
-    lasts, caches = [], []
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    params, d = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}, config.width  # decision 12: tied with output
     for layer in range(config.layers):
-        previous = (state.keys[:, layer], state.values[:, layer])
-        memory = (state.memory_keys, state.memory_values) if layer + 1 == config.memory_layer and config.memory else None
-        x, last, cache = layer_forward(subtree(params, f"layers.{layer}."), config, x, previous, memory, rng)
-        lasts.append(last)
-        caches.append(cache)
-    normed, norm_cache = layer_norm_forward(x, params["final_norm.scale"], params["final_norm.bias"])
-    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # (B, N, V), decision 12
-    keys, values = (np.stack(field, axis=1) for field in zip(*lasts, strict=True))  # (B, L, H, N, E)
-    key, value = lasts[config.memory_layer - 1]
-    memory = remember(state.memory_keys, key), remember(state.memory_values, value)  # decision 5: after the segment
-    return logits, State(keys, values, *memory), (tokens, caches, norm_cache, output_cache)
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
+    return params | {"final_norm.scale": np.ones(d), "final_norm.bias": np.zeros(d)}
 
 
-# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
-def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
+def init_layer(config, rng, layer):
+    """Parameters of layer (from 0); its matrices have no biases."""
+    d, h, he = config.width, config.heads, config.heads * config.head_width
+    p = {"norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
+    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
+    p["scale"] = np.full(h, config.attention_scale)  # decision 3: learned for heads
+    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 4: T5's position biases
+    if layer + 1 == config.memory_layer and config.memory:
+        p["memory_gate"] = np.zeros(h)  # decision 9: half from memory
+    p |= {"output": init_linear(rng, d, he), "mlp_norm.scale": np.ones(d), "mlp_norm.bias": np.zeros(d)}
+    return p | {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
 
-    dnext_state None stops the gradient at the segment's end (decision 10). The memory's gradient is always zero.
-    """
-    tokens, caches, norm_cache, output_cache = cache
-    dstate = initial_state(params, config, len(tokens))
-    dstate = State(*(np.zeros_like(field) for field in dstate))
-    if dnext_state is None:
-        dnext_state = dstate
-    dnormed, dembedding = linear_backward(dlogits, output_cache)
-    dx, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
-    grads = prefixed("final_norm.", dnorm)
-    for layer in reversed(range(config.layers)):
-        dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
-        dx, dprevious, dlayer = layer_backward(config, dx, dlast, caches[layer])
-        dstate.keys[:, layer], dstate.values[:, layer] = dprevious
-        grads |= prefixed(f"layers.{layer}.", dlayer)
-    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    return grads | {"embedding": dembedding}, dstate
+
+def init_linear(rng, fan_out, fan_in):
+    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+
+
+def truncated_normal(rng, shape, deviation):
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
+    draw = rng.standard_normal(shape)
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * (deviation / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------
-# through segments: a document's loss, back-propagated through all of it
+# checks: what Config refuses; a first reading skips them
 
 
-def loss_and_gradients(params, config, segments):
-    """Mean loss over a document cut into segments [(tokens, targets)], and its gradients through all of them."""
-    total, count, caches = 0.0, 0, []
-    state = initial_state(params, config, len(segments[0][0]))
-    for tokens, targets in segments:
-        logits, state, cache = forward(params, config, tokens, state)
-        loss, loss_cache = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-        total, count = total + loss, count + targets.size
-        caches.append((cache, loss_cache))
-    grads, dstate = {}, None
-    for cache, loss_cache in reversed(caches):  # decision 10: an extension, with the gradient passed on between segments
-        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
-        add_into(grads, dparams)
-    add_into(grads, initial_state_backward(config, dstate))
-    return total / count, grads
-
-
-# ----------------------------------------------------------------------------
-# demonstration: gradients against finite differences, then a key looked up far behind the window
-
-
-def objective(params, config, segments, held=None):
-    """The document's mean loss with each segment's memory held at those of `held`; the memories it had itself."""
-    total, count, memories = 0.0, 0, []
-    state = initial_state(params, config, len(segments[0][0]))
-    for number, (tokens, targets) in enumerate(segments):
-        memories.append((state.memory_keys, state.memory_values))
-        if held is not None:
-            state = State(state.keys, state.values, *held[number])
-        logits, state, _ = forward(params, config, tokens, state)
-        loss, _ = cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
-        total, count = total + loss, count + targets.size
-    return total / count, memories
-
-
-def check_gradients(params, config, segments, rng):
-    """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
-    _, grads = loss_and_gradients(params, config, segments)
-    _, held = objective(params, config, segments)  # no gradient flows into the memory, so it stays as it is
-    print(f"{'parameter':<38}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        above, below = (objective(params | {name: value + h * direction}, config, segments, held)[0] for h in (1e-5, -1e-5))
-        numeric, analytic = (above - below) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<38}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
-
-
-def demonstrate():
-    """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
-    rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, segment=4, memory_layer=2, memory=10,
-        retrieved=3, buckets=6, max_distance=5, dropout=0.0,
-    )  # fmt: skip
-    params = init_params(config, rng)
-    document = rng.integers(config.vocabulary, size=(2, 17))
-    segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
-    print("Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one.")
-    worst = check_gradients(params, config, segments, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    print("Gradient descent on these 32 predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
-    for step in range(1, 151):
-        loss, grads = loss_and_gradients(params, config, segments)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
-        if step in (1, 10, 50, 150):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
-    fresh = state = initial_state(params, config, 2)
-    for tokens, _ in segments[:3]:
-        _, state, _ = forward(params, config, tokens, state)
-    cleared = state._replace(memory_keys=fresh.memory_keys, memory_values=fresh.memory_values)
-    for label, start in {"memory carried": state, "memory cleared": cleared, "cache cleared too": fresh}.items():
-        logits, _, _ = forward(params, config, segments[3][0], start)
-        nats, _ = cross_entropy_forward(logits, segments[3][1], np.ones((2, 4), bool))
-        print(f"Fourth segment, {label}: {nats / 8 / np.log(2):.3f} bits per token")
+def check_config(config):
+    """Raise ValueError, naming the field, for a config that cannot work."""
+    for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "retrieved"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    layer, memory, buckets, rate, scale = (
+        config.memory_layer,
+        config.memory,
+        config.buckets,
+        config.dropout,
+        config.attention_scale,
+    )
+    refused = {
+        f"memory_layer is {layer}; it must lie in 1..{config.layers}": not 1 <= layer <= config.layers,
+        f"memory is {memory}; it must be at least 0": memory < 0,
+        f"retrieved is {config.retrieved}; it must be at most memory, {memory}": 0 < memory < config.retrieved,
+        f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
+        f"max_distance {config.max_distance} must exceed half of buckets {buckets}": config.max_distance <= buckets // 2,
+        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
+        f"attention_scale is {scale}; it must be positive and finite": not 0 < scale < np.inf,
+    }
+    for message, wrong in refused.items():
+        if wrong:
+            raise ValueError(message)
 
 
 if __name__ == "__main__":
