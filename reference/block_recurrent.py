@@ -5,9 +5,6 @@ therefore also keeps S state vectors: tokens read them with cross-attention, and
 `forward` maps (tokens, state) to (logits, next state). `backward` maps the gradient of the next state to that of the incoming
 state, so segments chain into back-propagation through time.
 
-Read in this order: `recurrence_forward` (the idea, in ten lines), `state_update_forward`, `fixed_gate_forward`,
-`sliding_attention_forward`, then the model; then each backward beside its forward. Skip at first: the LSTM gate, feedback.
-
 Glossary: code symbol, meaning, paper symbol, shape
     tokens          token ids of one segment; below, their vectors are x             (B, N); x: (B, N, D)
     states          state vectors of a layer (State: of all R layers)    c_t         (B, S, D), (B, R, S, D)
@@ -23,22 +20,20 @@ Glossary: code symbol, meaning, paper symbol, shape
     z               what the gate may write                              z_t         (B, S, D)
 
 B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head width, F feed-forward width,
-V vocabulary, L layers, R recurrent layers, K keys.
-
-Decisions are numbered in docs/block_recurrent.md.
+V vocabulary, L layers, R recurrent layers, K keys. Layers are counted from 1, as in the paper; arrays and the names of parameters
+from 0. Decisions are numbered in docs/block_recurrent.md.
 """
 
 import runpy
 import sys
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 # ----------------------------------------------------------------------------
-# parameters: sizes, starting values and the state that a document begins with
-NORM_EPSILON = 1e-6  # under the square roots of layer_norm (decision 1) and unit_norm (decision 5)
+# configuration: sizes and variants, and what a segment hands to the next one
 
 
 @dataclass(frozen=True)
@@ -84,30 +79,7 @@ class Config:
     dropout: float = 0.05
 
     def __post_init__(self):
-        for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "window", "segment", "states"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.segment % self.window:
-            nearest = max(1, round(self.segment / self.window)) * self.window
-            raise ValueError(f"segment {self.segment} is not a multiple of window {self.window}; the nearest is {nearest}")
-        if any(not 1 <= layer <= self.layers for layer in self.recurrent_layers):
-            raise ValueError(f"recurrent_layers names {self.recurrent_layers}; they must lie in 1..{self.layers}")
-        if tuple(sorted(set(self.recurrent_layers))) != self.recurrent_layers:
-            raise ValueError(f"recurrent_layers {self.recurrent_layers} must be a tuple, ascending, each layer once")
-        if self.gate not in ("fixed", "lstm"):
-            raise ValueError(f"gate is {self.gate!r}; it must be 'fixed' or 'lstm'")
-        if self.configuration not in ("dual", "single", "skip"):
-            raise ValueError(f"configuration is {self.configuration!r}; it must be 'dual', 'single' or 'skip'")
-        if self.feedback and len(self.recurrent_layers) != 1:
-            raise ValueError(f"feedback needs exactly one recurrent layer; recurrent_layers is {self.recurrent_layers}")
-        if self.buckets < 2 or self.buckets % 2:
-            raise ValueError(f"buckets is {self.buckets}; it must be even and at least 2")
-        if self.max_distance <= self.buckets // 2:
-            raise ValueError(f"max_distance {self.max_distance} must exceed half of buckets {self.buckets}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if not 0 < self.attention_scale < np.inf:
-            raise ValueError(f"attention_scale is {self.attention_scale}; it must be positive and finite")
+        check_config(self)
 
 
 class State(NamedTuple):
@@ -118,442 +90,8 @@ class State(NamedTuple):
     values: np.ndarray  # (B, L, H, W, E)
 
 
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
-
-
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def init_gate(config, rng, fan_in):
-    """Section 3.5: gate biases N(0, 0.1^2), gate weights truncated normal with variance 0.1/fan_in (decision 3)."""
-    matrices = {"fixed": "z", "lstm": "zif"}[config.gate]
-    gate = {f"weight_{m}": truncated_normal(rng, (config.width, fan_in), (0.1 / fan_in) ** 0.5) for m in matrices}
-    biases = {"fixed": "zg", "lstm": "zif"}[config.gate]  # decision 2: gates alone have biases
-    return gate | {f"bias_{m}": rng.normal(0, 0.1, config.width) for m in biases}
-
-
-def init_recurrence(config, rng):
-    """Parameters of the horizontal direction of one recurrent layer."""
-    d, he = config.width, config.heads * config.head_width
-    p = {"initial": rng.normal(0, 0.1, (config.states, d)), "ids": rng.normal(0, 1, (config.states, d))}  # decision 10
-    p |= prefixed("norm.", init_norm(d))
-    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query", "cross_query")}
-    p |= {name: np.full(config.heads, config.attention_scale) for name in ("scale", "cross_scale")}  # decision 5
-    if config.configuration != "single":
-        p |= prefixed("attention_gate.", init_gate(config, rng, 2 * he))
-    if config.configuration == "dual":
-        p |= prefixed("mlp_norm.", init_norm(d))
-    if config.configuration != "skip":
-        p["mlp_hidden"] = init_linear(rng, config.feed_forward, 2 * he if config.configuration == "single" else d)
-        p |= prefixed("mlp_gate.", init_gate(config, rng, config.feed_forward))
-    return p
-
-
-def init_layer(config, rng, layer):
-    """Parameters of layer (from 0); its matrices have no biases (decision 2)."""
-    d, h, he = config.width, config.heads, config.heads * config.head_width
-    recurrent = layer + 1 in config.recurrent_layers
-    reads_state = config.feedback or recurrent
-    p = prefixed("norm.", init_norm(d))
-    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
-    p["scale"] = np.full(h, config.attention_scale)  # decision 5
-    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 6
-    if reads_state:
-        p |= {"cross_query": init_linear(rng, he, d), "cross_scale": np.full(h, config.attention_scale)}
-    p["output"] = init_linear(rng, d, 2 * he if reads_state else he)
-    p |= prefixed("mlp_norm.", init_norm(d))
-    p |= {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
-    if recurrent:
-        p |= prefixed("state.", init_recurrence(config, rng))
-    return p
-
-
-def init_params(config, rng):
-    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # decision 13
-    for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
-    return params | prefixed("final_norm.", init_norm(config.width))
-
-
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
-
-
-def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
-
-
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
-
-
-def initial_state(params, config, batch):
-    """What a document starts with: the learned states, and zero keys and values (decision 7)."""
-    shape = (batch, config.layers, config.heads, config.window, config.head_width)
-    states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
-    for r, layer in enumerate(config.recurrent_layers):
-        states[:, r] = params[f"layers.{layer - 1}.state.initial"]
-    return State(states, np.zeros(shape), np.zeros(shape))
-
-
-def initial_state_backward(config, dstate):
-    """Gradient of the learned initial states, summed over lanes; set dstate to zero in lanes that do not start a document."""
-    return {f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0) for r, layer in enumerate(config.recurrent_layers)}
-
-
 # ----------------------------------------------------------------------------
-# operations: the paper's attention first, then what every Transformer has
-
-
-def unit_norm_forward(x):
-    """Unit length over the last axis: query-key normalisation (3.3)."""
-    inverse = 1 / np.sqrt((x**2).sum(-1, keepdims=True) + NORM_EPSILON)
-    unit = x * inverse
-    return unit, (unit, inverse)
-
-
-# y = x / |x|: dx = (dy - y (y·dy)) / |x|
-def unit_norm_backward(dunit, cache):
-    unit, inverse = cache
-    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
-
-
-def tile_distance(window):
-    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
-    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
-
-
-def tile_mask(window):
-    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W, not itself (3.1, decision 4)."""
-    distance = tile_distance(window)
-    return (distance >= 1) & (distance <= window)
-
-
-def position_bucket(distance, buckets, max_distance):
-    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
-    exact = buckets // 2
-    distance = np.maximum(distance, 0)
-    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
-    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
-    return np.where(distance < exact, distance, coarse)
-
-
-def position_bias_forward(table, window, max_distance):
-    """Bias of every query-key pair of a tile from the table (H, buckets)."""
-    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
-    return table[:, bucket], (bucket, table)  # (H, W, 2W)
-
-
-# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
-def position_bias_backward(dbias, cache):
-    bucket, table = cache
-    dtable = np.zeros_like(table)
-    for b in range(table.shape[1]):
-        dtable[:, b] = dbias[:, bucket == b].sum(-1)
-    return dtable
-
-
-# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
-AttentionCache = namedtuple("AttentionCache", "query key value scale similarity weights dropped dropout_mask")
-
-
-def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
-    """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
-    similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
-    scores = similarity * scale[:, None, None]  # decision 5: a learned scale, no 1/sqrt(E)
-    if mask is not None:
-        scores = np.where(mask, scores, -np.inf)
-    weights, _ = softmax_forward(scores)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, scale, similarity, weights, dropped, dropout_mask)
-
-
-# u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
-def attention_backward(dout, cache):
-    """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
-    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
-    dvalue = dropped.swapaxes(-1, -2) @ dout
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
-    dscale = (dscores * similarity).sum((0, 2, 3))
-    dsimilarity = dscores * scale[:, None, None]
-    return dsimilarity @ key, dsimilarity.swapaxes(-1, -2) @ query, dvalue, dscale, dsimilarity.sum(0)
-
-
-def blocks_of(length, window):
-    """For each block, the slice of its tokens in the segment, and of its tile: the keys of the previous block and its own."""
-    return [(slice(at, at + window), slice(at, at + 2 * window)) for at in range(0, length, window)]
-
-
-def sliding_attention_forward(p, config, query, keys, values, rng):
-    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E): tiles of W x 2W (3.1, Figure 2)."""
-    mask = tile_mask(config.window)
-    bias, bias_cache = position_bias_forward(p["position_bias"], config.window, config.max_distance)  # decision 6
-    outs, caches = [], []
-    for own, tile in blocks_of(query.shape[2], config.window):
-        inputs = query[:, :, own], keys[:, :, tile], values[:, :, tile]
-        out, cache = attention_forward(*inputs, p["scale"], bias, mask, config.dropout, rng)  # decision 11
-        outs.append(out)
-        caches.append(cache)
-    return np.concatenate(outs, axis=2), (caches, bias_cache)
-
-
-# tile t reads the keys of blocks t - 1 and t: dkeys of a block = what its own tile sends back + what the next tile sends back
-def sliding_attention_backward(dout, cache, dkeys, dvalues):
-    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the gradients of scale and position_bias."""
-    caches, bias_cache = cache
-    dquery, dscale, dbias = np.empty_like(dout), 0.0, 0.0
-    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True):
-        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(dout[:, :, own], tile_cache)
-        dkeys[:, :, tile] += dkey
-        dvalues[:, :, tile] += dvalue
-        dscale, dbias = dscale + dscale_tile, dbias + dbias_tile
-    return dquery, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
-
-
-def head_projections_forward(p, names, heads, x):
-    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length (decision 5)."""
-    projected, caches = {}, {}
-    for name in names:
-        out, linear_cache = linear_forward(x, p[name])
-        out, norm_cache = split_heads(out, heads), None
-        if name != "value":
-            out, norm_cache = unit_norm_forward(out)
-        projected[name], caches[name] = out, (linear_cache, norm_cache)
-    return projected, caches
-
-
-# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W over the names, dW = du^T x
-def head_projections_backward(dprojected, caches):
-    """dx, summed over the projections that have a gradient, and {name: dW}."""
-    dx, grads = 0.0, {}
-    for name, dout in dprojected.items():
-        linear_cache, norm_cache = caches[name]
-        dlinear = dout if norm_cache is None else unit_norm_backward(dout, norm_cache)
-        dx_of_name, grads[name] = linear_backward(merge_heads(dlinear), linear_cache)
-        dx = dx + dx_of_name
-    return dx, grads
-
-
-def linear_forward(x, weight):
-    """y = x W^T for x (..., in) and weight (out, in)."""
-    return x @ weight.T, (x, weight)
-
-
-# y = x W^T: dx = dy W, dW = dy^T x over all rows
-def linear_backward(dy, cache):
-    x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
-
-
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
-    centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
-
-
-# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
-def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
-    dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
-    sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
-
-
-def softmax_forward(scores):
-    """Softmax over the last axis; -inf scores get exactly zero."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights, weights
-
-
-# w = softmax(s): ds = w (dw - w·dw)
-def softmax_backward(dweights, weights):
-    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
-
-
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
-    if rng is None or rate == 0:
-        return x, None
-    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
-    return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
-
-
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
-
-
-# ----------------------------------------------------------------------------
-# the method: gates, and states that each block reads and rewrites
-
-
-def fixed_gate_forward(p, carry, hidden):
-    """A learned, constant mixture of the carry (B, S, D) and a candidate from hidden (3.4); no tanh (decision 2)."""
-    projected, linear_cache = linear_forward(hidden, p["weight_z"])
-    z = projected + p["bias_z"]  # Eq. 1
-    g = sigmoid(p["bias_g"])  # Eq. 2, (D,)
-    return carry * g + z * (1 - g), (linear_cache, carry, z, g)  # Eq. 3
-
-
-# c' = c g + z (1 - g), g = sigmoid(b): dc = dc' g, dz = dc' (1 - g), db = g (1 - g) Σ dc' (c - z)
-def fixed_gate_backward(dout, cache):
-    linear_cache, carry, z, g = cache
-    dz = dout * (1 - g)
-    dhidden, dweight = linear_backward(dz, linear_cache)
-    dg = (dout * (carry - z)).sum((0, 1))
-    return dout * g, dhidden, {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)}
-
-
-def lstm_gate_forward(p, carry, hidden):
-    """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
-    z, z_cache = linear_forward(hidden, p["weight_z"])
-    i, i_cache = linear_forward(hidden, p["weight_i"])
-    f, f_cache = linear_forward(hidden, p["weight_f"])
-    z = np.tanh(z + p["bias_z"])  # Eq. 4, decision 2
-    i = sigmoid(i + p["bias_i"] - 1)  # Eq. 5
-    f = sigmoid(f + p["bias_f"] + 1)  # Eq. 6
-    return carry * f + z * i, ({"z": z_cache, "i": i_cache, "f": f_cache}, carry, z, i, f)  # Eq. 7
-
-
-# c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z, dc' z i (1 - i) for i, dc' c f (1 - f) for f
-def lstm_gate_backward(dout, cache):
-    linear_caches, carry, z, i, f = cache
-    dlinear = {"z": dout * i * (1 - z**2), "i": dout * z * i * (1 - i), "f": dout * carry * f * (1 - f)}
-    dhidden, grads = 0.0, {}
-    for name, dname in dlinear.items():
-        dhidden_of_name, grads[f"weight_{name}"] = linear_backward(dname, linear_caches[name])
-        dhidden = dhidden + dhidden_of_name
-        grads[f"bias_{name}"] = dname.sum((0, 1))
-    return dout * f, dhidden, grads
-
-
-GATES = {"fixed": (fixed_gate_forward, fixed_gate_backward), "lstm": (lstm_gate_forward, lstm_gate_backward)}
-
-
-def gating_forward(p, config, states, attended):
-    """The next states, from states (B, S, D) and attended (B, S, 2HE): through a gate, an MLP with a gate, or both (3.6)."""
-    gate_forward, _ = GATES[config.gate]
-    carry, x = states, attended
-    gate_cache, norm_cache = None, None
-    if config.configuration != "single":  # single: attention feeds the MLP directly
-        carry, gate_cache = gate_forward(subtree(p, "attention_gate."), states, attended)
-    if config.configuration == "skip":  # no MLP
-        return carry, (gate_cache, None, None, None, None)
-    if config.configuration == "dual":  # a gate for each residual (Figure 1)
-        x, norm_cache = layer_norm_forward(carry, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    hidden, hidden_cache = linear_forward(x, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, S, F), whose output layer is the gate's matrix (3.4)
-    out, mlp_gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
-    return out, (gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache)
-
-
-# u = gate(c, a), h = relu(W norm(u)), c' = gate(u, h): du = its part of gate'(dc') + norm'(W^T (dh where h > 0)), dc from du
-def gating_backward(config, dout, cache):
-    """Gradients of states, attended and the parameters."""
-    _, gate_backward = GATES[config.gate]
-    gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache = cache
-    dcarry, grads = dout, {}
-    if config.configuration != "skip":
-        dcarry, dhidden, dgate = gate_backward(dout, mlp_gate_cache)
-        dx, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-        grads |= {"mlp_hidden": dweight} | prefixed("mlp_gate.", dgate)
-    if config.configuration == "single":
-        return dcarry, dx, grads
-    if config.configuration == "dual":
-        dnorm_input, dnorm = layer_norm_backward(dx, norm_cache)
-        dcarry = dcarry + dnorm_input
-        grads |= prefixed("mlp_norm.", dnorm)
-    dstates, dattended, dgate = gate_backward(dcarry, gate_cache)
-    return dstates, dattended, grads | prefixed("attention_gate.", dgate)
-
-
-def state_projection_forward(p, config, states):
-    """Unit keys and queries, and values, of norm(states) + state IDs (3.3, decision 10): {name: (B, H, S, E)}."""
-    normed, norm_cache = layer_norm_forward(states, p["norm.scale"], p["norm.bias"])
-    identified = normed + p["ids"]  # (B, S, D)
-    projected, caches = head_projections_forward(p, ("key", "value", "query", "cross_query"), config.heads, identified)
-    return projected, (norm_cache, caches)
-
-
-# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
-def state_projection_backward(dprojected, cache):
-    """dstates and parameter gradients, from the gradients of any of the four projections."""
-    norm_cache, caches = cache
-    didentified, grads = head_projections_backward(dprojected, caches)
-    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
-    return dstates, grads | {"ids": didentified.sum(0)} | prefixed("norm.", dnorm)
-
-
-def state_update_forward(p, config, states, projected, keys, values):
-    """The horizontal direction on one block: states see each other and the tile's 2W tokens, then pass the gate (3.2)."""
-    to_states, self_cache = attention_forward(projected["query"], projected["key"], projected["value"], p["scale"])
-    to_tokens, cross_cache = attention_forward(projected["cross_query"], keys, values, p["cross_scale"])  # decision 8: no mask
-    attended = np.concatenate([merge_heads(to_states), merge_heads(to_tokens)], axis=-1)  # (B, S, 2HE)
-    next_states, gating_cache = gating_forward(p, config, states, attended)  # the raw states are carried (decision 10)
-    return next_states, (self_cache, cross_cache, gating_cache)
-
-
-# c' = gating(c, [self; cross]): dc and d[self; cross] from the gates; each half then goes back through its own attention
-def state_update_backward(config, dnext_states, cache):
-    """Returns dstates (the carry's part), {name: dprojected}, dkeys and dvalues of the tile, and parameter gradients."""
-    self_cache, cross_cache, gating_cache = cache
-    dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
-    dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
-    dquery, dkey, dvalue, grads["scale"], _ = attention_backward(split_heads(dto_states, config.heads), self_cache)
-    dcross_query, dkeys, dvalues, grads["cross_scale"], _ = attention_backward(split_heads(dto_tokens, config.heads), cross_cache)
-    dprojected = {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query}
-    return dstates, dprojected, dkeys, dvalues, grads
+# the method: a layer whose states are read by each block's tokens, then rewritten through a gate; start here
 
 
 def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states):
@@ -587,91 +125,153 @@ def recurrence_backward(config, dout, dstates, caches, dkeys, dvalues):
     return dcross_query, dcross_scale, dstates, grads
 
 
+def state_update_forward(p, config, states, projected, keys, values):
+    """The horizontal direction on one block: states see each other and the tile's 2W tokens, then pass the gate (3.2)."""
+    to_states, self_cache = attention_forward(projected["query"], projected["key"], projected["value"], p["scale"])
+    to_tokens, cross_cache = attention_forward(projected["cross_query"], keys, values, p["cross_scale"])  # decision 8: no mask
+    attended = np.concatenate([merge_heads(to_states), merge_heads(to_tokens)], axis=-1)  # (B, S, 2HE)
+    # decision 10: the raw states are carried. In the skip configuration gating is the gate alone, by default the fixed one
+    next_states, gating_cache = gating_forward(p, config, states, attended)
+    return next_states, (self_cache, cross_cache, gating_cache)
+
+
+# c' = gating(c, [self; cross]): dc and d[self; cross] from the gates; each half then goes back through its own attention
+def state_update_backward(config, dnext_states, cache):
+    """Returns dstates (the carry's part), {name: dprojected}, dkeys and dvalues of the tile, and parameter gradients."""
+    self_cache, cross_cache, gating_cache = cache
+    dstates, dattended, grads = gating_backward(config, dnext_states, gating_cache)
+    dto_states, dto_tokens = np.split(dattended, 2, axis=-1)
+    dquery, dkey, dvalue, grads["scale"], _ = attention_backward(split_heads(dto_states, config.heads), self_cache)
+    dcross_query, dkeys, dvalues, grads["cross_scale"], _ = attention_backward(split_heads(dto_tokens, config.heads), cross_cache)
+    return dstates, {"query": dquery, "key": dkey, "value": dvalue, "cross_query": dcross_query}, dkeys, dvalues, grads
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def fixed_gate_forward(p, carry, hidden):
+    """A learned, constant mixture of the carry (B, S, D) and a candidate from hidden (3.4)."""
+    projected, linear_cache = linear_forward(hidden, p["weight_z"])
+    z = projected + p["bias_z"]  # Eq. 1; decision 2: no tanh here
+    g = sigmoid(p["bias_g"])  # Eq. 2, (D,)
+    return carry * g + z * (1 - g), (linear_cache, carry, z, g)  # Eq. 3
+
+
+# c' = c g + z (1 - g), g = sigmoid(b): dc = dc' g, dz = dc' (1 - g), db = g (1 - g) Σ dc' (c - z)
+def fixed_gate_backward(dout, cache):
+    linear_cache, carry, z, g = cache
+    dz = dout * (1 - g)
+    dhidden, dweight = linear_backward(dz, linear_cache)
+    dg = (dout * (carry - z)).sum((0, 1))
+    return dout * g, dhidden, {"weight_z": dweight, "bias_z": dz.sum((0, 1)), "bias_g": dg * g * (1 - g)}
+
+
+def state_projection_forward(p, config, states):
+    """Unit keys and queries, and values, of norm(states) + state IDs (3.3): {name: (B, H, S, E)}."""
+    normed, norm_cache = layer_norm_forward(states, p["norm.scale"], p["norm.bias"])
+    identified = normed + p["ids"]  # (B, S, D)
+    projected, caches = head_projections_forward(p, ("key", "value", "query", "cross_query"), config.heads, identified)
+    return projected, (norm_cache, caches)
+
+
+# x = norm(c) + ids: dids = dx summed over lanes, dc = norm'(dx)
+def state_projection_backward(dprojected, cache):
+    """dstates and parameter gradients, from the gradients of any of the four projections."""
+    norm_cache, caches = cache
+    didentified, grads = head_projections_backward(dprojected, caches)
+    dstates, dnorm = layer_norm_backward(didentified, norm_cache)
+    return dstates, grads | {"ids": didentified.sum(0)} | prefixed("norm.", dnorm)
+
+
+def blocks_of(length, window):
+    """For each block, the slice of its tokens in the segment, and of its tile: the keys of the previous block and its own."""
+    return [(slice(at, at + window), slice(at, at + 2 * window)) for at in range(0, length, window)]
+
+
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+
+
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
+
+
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
+
+
 # ----------------------------------------------------------------------------
-# the model: layers, their stack, forward and backward
+# the model: blocks of tokens through the layers, whose attention slides over the previous W tokens; read it next
 
 
-def token_projection_forward(p, config, x, rng):
-    """norm, dropout, then unit key and queries, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
-    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1
-    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11
-    names = [name for name in ("key", "value", "query", "cross_query") if name in p]
-    projected, caches = head_projections_forward(p, names, config.heads, normed)
-    return projected, (norm_cache, dropout_mask, caches)
+def initial_state(params, config, batch):
+    """What a document starts with: the learned states, and keys and values of zero (decision 7: unmasked zeros before)."""
+    shape = (batch, config.layers, config.heads, config.window, config.head_width)
+    states = np.zeros((batch, len(config.recurrent_layers), config.states, config.width))
+    for r, layer in enumerate(config.recurrent_layers):
+        states[:, r] = params[f"layers.{layer - 1}.state.initial"]
+    return State(states, np.zeros(shape), np.zeros(shape))
 
 
-def token_projection_backward(dprojected, cache):
-    norm_cache, dropout_mask, caches = cache
-    dnormed, grads = head_projections_backward(dprojected, caches)
-    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
-    return dx, grads | prefixed("norm.", dnorm)
+def initial_state_backward(config, dstate):
+    """Gradient of the learned initial states, summed over lanes; set dstate to zero in lanes that do not start a document."""
+    return {f"layers.{layer - 1}.state.initial": dstate.states[:, r].sum(0) for r, layer in enumerate(config.recurrent_layers)}
 
 
-def token_mlp_forward(p, config, x, rng):
-    """x + dropout(W_2 relu(W_1 norm(x)))"""
-    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
-    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
-    hidden = np.maximum(hidden, 0)  # (B, N, F)
-    out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11
-    return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
+def forward(params, config, tokens, state, rng=None):
+    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
+
+    tokens (B, N) of ids below V; state from `initial_state` or from the previous segment; rng turns dropout on. Raises ValueError
+    if N is not a positive multiple of the window.
+    """
+    n, w = tokens.shape[1], config.window
+    if n == 0 or n % w:
+        raise ValueError(f"a segment of {n} tokens is not a positive multiple of window {w}; pad it")
+    x = params["embedding"][tokens]  # (B, N, D)
+    spans = [own for own, _ in blocks_of(n, w)] if config.feedback else [slice(0, n)]  # decision 12: feedback, block by block
+    outs, caches = [], []
+    for span in spans:
+        y, state, cache = stack_forward(params, config, x[:, span], state, rng)
+        outs.append(y)
+        caches.append(cache)
+    normed, norm_cache = layer_norm_forward(np.concatenate(outs, axis=1), params["final_norm.scale"], params["final_norm.bias"])
+    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 13: divided by sqrt(D)
+    return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
 
-# y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
-def token_mlp_backward(dy, cache):
-    norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
-    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
+# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
 
-
-def layer_forward(p, config, x, previous, states, shared, rng):
-    """y (B, N, D), last, next states (or None), cache. previous, last: a block's keys and values; shared: K_s, V_s."""
-    projected, projection_cache = token_projection_forward(p, config, x, rng)
-    previous_keys, previous_values = previous  # (B, H, W, E)
-    keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
-    values = np.concatenate([previous_values, projected["value"]], axis=2)
-    attended, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
-    attended, cross_cache = merge_heads(attended), None  # (B, N, HE)
-    if states is not None:
-        cell, query = subtree(p, "state."), projected["cross_query"]
-        cross, states, cross_cache = recurrence_forward(cell, config, query, p["cross_scale"], keys, values, states)
-    elif shared is not None:  # feedback: read another layer's states
-        cross, cross_cache = attention_forward(projected["cross_query"], *shared, p["cross_scale"])
-    if cross_cache is not None:
-        attended = np.concatenate([attended, merge_heads(cross)], axis=-1)  # (B, N, 2HE)
-    out, output_cache = linear_forward(attended, p["output"])
-    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
-    last = (keys[:, :, -config.window :], values[:, :, -config.window :])
-    return y, last, states, (projection_cache, self_cache, cross_cache, output_cache, mlp_cache)
-
-
-# tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four, then back through W_k
-def layer_backward(config, dy, dlast, dstates, cache):
-    """Gradients of x, previous, states (None unless recurrent), shared {name: gradient} and parameters."""
-    projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
-    w, (batch, length, _) = config.window, dy.shape
-    dx, grads = token_mlp_backward(dy, mlp_cache)
-    dattended, grads["output"] = linear_backward(dx, output_cache)
-    dkeys = np.zeros((batch, config.heads, w + length, config.head_width))
-    dvalues = np.zeros_like(dkeys)
-    dkeys[:, :, -w:], dvalues[:, :, -w:] = dlast
-    dprojected, dshared = {}, {}
-    if cross_cache is not None:
-        dattended, dcross = np.split(dattended, 2, axis=-1)
-        dcross = split_heads(dcross, config.heads)
-        if dstates is not None:
-            recurrence = recurrence_backward(config, dcross, dstates, cross_cache, dkeys, dvalues)
-            dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence
-            grads |= prefixed("state.", dcell)
-        else:
-            dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(dcross, cross_cache)
-            dshared = {"key": dkey, "value": dvalue}
-    dprojected["query"], dself = sliding_attention_backward(split_heads(dattended, config.heads), self_cache, dkeys, dvalues)
-    dprojected |= {"key": dkeys[:, :, w:], "value": dvalues[:, :, w:]}
-    dinput, dprojection = token_projection_backward(dprojected, projection_cache)
-    return dx + dinput, (dkeys[:, :, :w], dvalues[:, :, :w]), dstates, dshared, grads | dself | dprojection
+    dnext_state None stops the gradient at the segment's end (decision 14: none across segments): "the final set of state vectors
+    from the last block are stored in a non-differentiable cache" (3.2).
+    """
+    tokens, spans, caches, norm_cache, output_cache = cache
+    if dnext_state is None:
+        dnext_state = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
+    dnormed, dembedding = linear_backward(dlogits, output_cache)
+    dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
+    grads = {"embedding": dembedding} | prefixed("final_norm.", dnorm)
+    dx, dstate = np.empty_like(dy), dnext_state
+    for span, span_cache in zip(reversed(spans), reversed(caches), strict=True):
+        dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, span_cache)
+        add_into(grads, dstack)
+    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
+    for name in initial_state_backward(config, dstate):
+        grads[name] = np.zeros_like(params[name])  # they act through `state`: see initial_state_backward
+    return grads, dstate
 
 
 def stack_forward(params, config, x, state, rng):
@@ -718,49 +318,123 @@ def stack_backward(config, dy, dnext, cache):
     return dy, dstate, grads
 
 
-def forward(params, config, tokens, state, rng=None):
-    """Logits (B, N, V), where position i predicts token i + 1, the next state, and the cache for `backward`.
+def layer_forward(p, config, x, previous, states, shared, rng):
+    """y (B, N, D), last, next states (or None), cache. previous, last: a block's keys and values; shared: K_s, V_s."""
+    projected, projection_cache = token_projection_forward(p, config, x, rng)
+    previous_keys, previous_values = previous  # (B, H, W, E)
+    keys = np.concatenate([previous_keys, projected["key"]], axis=2)  # (B, H, W + N, E)
+    values = np.concatenate([previous_values, projected["value"]], axis=2)
+    attended, self_cache = sliding_attention_forward(p, config, projected["query"], keys, values, rng)
+    attended, cross_cache = merge_heads(attended), None  # (B, N, HE)
+    if states is not None:
+        cell, query = subtree(p, "state."), projected["cross_query"]
+        cross, states, cross_cache = recurrence_forward(cell, config, query, p["cross_scale"], keys, values, states)
+    elif shared is not None:  # feedback: read another layer's states
+        cross, cross_cache = attention_forward(projected["cross_query"], *shared, p["cross_scale"])
+    if cross_cache is not None:
+        attended = np.concatenate([attended, merge_heads(cross)], axis=-1)  # (B, N, 2HE)
+    out, output_cache = linear_forward(attended, p["output"])
+    y, mlp_cache = token_mlp_forward(p, config, x + out, rng)
+    last = (keys[:, :, -config.window :], values[:, :, -config.window :])
+    return y, last, states, (projection_cache, self_cache, cross_cache, output_cache, mlp_cache)
 
-    tokens (B, N) of ids below V, N a multiple of the window; state from `initial_state` or from the previous segment; rng turns
-    dropout on (decision 11). Raises ValueError if N is not a positive multiple of the window.
-    """
-    n, w = tokens.shape[1], config.window
-    if n == 0 or n % w:
-        raise ValueError(f"a segment of {n} tokens is not a positive multiple of window {w}; pad it")
-    x = params["embedding"][tokens]  # (B, N, D)
-    spans = [own for own, _ in blocks_of(n, w)] if config.feedback else [slice(0, n)]  # decision 12
+
+# tokens and states read K_e, in its own tile and in the next one: dK_e = the sum of all four, then back through W_k
+def layer_backward(config, dy, dlast, dstates, cache):
+    """Gradients of x, previous, states (None unless recurrent), shared {name: gradient} and parameters."""
+    projection_cache, self_cache, cross_cache, output_cache, mlp_cache = cache
+    w = config.window
+    dx, grads = token_mlp_backward(dy, mlp_cache)
+    dattended, grads["output"] = linear_backward(dx, output_cache)
+    dkeys, dvalues = (np.pad(dpart, ((0, 0), (0, 0), (dy.shape[1], 0), (0, 0))) for dpart in dlast)  # (B, H, W + N, E)
+    dprojected, dshared = {}, {}
+    if cross_cache is not None:
+        dattended, dcross = np.split(dattended, 2, axis=-1)
+        dcross = split_heads(dcross, config.heads)
+        if dstates is not None:
+            recurrence = recurrence_backward(config, dcross, dstates, cross_cache, dkeys, dvalues)
+            dprojected["cross_query"], grads["cross_scale"], dstates, dcell = recurrence
+            grads |= prefixed("state.", dcell)
+        else:
+            dprojected["cross_query"], dkey, dvalue, grads["cross_scale"], _ = attention_backward(dcross, cross_cache)
+            dshared = {"key": dkey, "value": dvalue}
+    dprojected["query"], dself = sliding_attention_backward(split_heads(dattended, config.heads), self_cache, dkeys, dvalues)
+    dprojected |= {"key": dkeys[:, :, w:], "value": dvalues[:, :, w:]}
+    dinput, dprojection = token_projection_backward(dprojected, projection_cache)
+    return dx + dinput, (dkeys[:, :, :w], dvalues[:, :, :w]), dstates, dshared, grads | dself | dprojection
+
+
+def token_projection_forward(p, config, x, rng):
+    """norm, dropout, then unit key and queries, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
+    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1: no RMS norm
+    normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout for tokens
+    names = [name for name in ("key", "value", "query", "cross_query") if name in p]
+    projected, caches = head_projections_forward(p, names, config.heads, normed)
+    return projected, (norm_cache, dropout_mask, caches)
+
+
+def token_projection_backward(dprojected, cache):
+    norm_cache, dropout_mask, caches = cache
+    dnormed, grads = head_projections_backward(dprojected, caches)
+    dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
+    return dx, grads | prefixed("norm.", dnorm)
+
+
+def token_mlp_forward(p, config, x, rng):
+    """x + dropout(W_2 relu(W_1 norm(x)))"""
+    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
+    hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
+    hidden = np.maximum(hidden, 0)  # (B, N, F)
+    out, output_cache = linear_forward(hidden, p["mlp_output"])
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout for tokens
+    return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
+
+
+# y = x + f(norm(x)): dx = dy + norm'(f'(dy)); relu passes the gradient if hidden > 0
+def token_mlp_backward(dy, cache):
+    norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
+    dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
+    dx, dnorm = layer_norm_backward(dnormed, norm_cache)
+    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
+
+
+def tile_distance(window):
+    """i - j for the W queries of a block against the 2W keys of the previous and the same block (Figure 2)."""
+    return np.arange(window)[:, None] + window - np.arange(2 * window)[None, :]  # (W, 2W)
+
+
+def tile_mask(window):
+    """True where a token sees a key: the W tokens before it, 1 <= i - j <= W (3.1)."""
+    distance = tile_distance(window)
+    return (distance >= 1) & (distance <= window)  # decision 4: not itself
+
+
+def sliding_attention_forward(p, config, query, keys, values, rng):
+    """Each block of query (B, H, N, E) attends to its 2W keys of (B, H, W + N, E): tiles of W x 2W (3.1, Figure 2)."""
+    mask = tile_mask(config.window)
+    # decision 6: one table a layer, for this attention alone
+    bias, bias_cache = position_bias_forward(p["position_bias"], config.window, config.max_distance)  # (H, W, 2W)
     outs, caches = [], []
-    for span in spans:
-        y, state, cache = stack_forward(params, config, x[:, span], state, rng)
-        outs.append(y)
+    for own, tile in blocks_of(query.shape[2], config.window):
+        inputs = query[:, :, own], keys[:, :, tile], values[:, :, tile]
+        out, cache = attention_forward(*inputs, p["scale"], bias, mask, config.dropout, rng)  # decision 11: dropout for tokens
+        outs.append(out)
         caches.append(cache)
-    normed, norm_cache = layer_norm_forward(np.concatenate(outs, axis=1), params["final_norm.scale"], params["final_norm.bias"])
-    logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # (B, N, V), decision 13
-    return logits, state, (tokens, spans, caches, norm_cache, output_cache)
+    return np.concatenate(outs, axis=2), (caches, bias_cache)
 
 
-# M the embedding: logits = norm(y) M^T / sqrt(D), x = M[tokens]: dM = dlogits^T norm(y) / sqrt(D) + dx at the tokens' rows
-def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
-
-    dnext_state None stops the gradient at the segment's end (decision 14): "the final set of state vectors from the last block
-    are stored in a non-differentiable cache" (3.2).
-    """
-    tokens, spans, caches, norm_cache, output_cache = cache
-    if dnext_state is None:
-        dnext_state = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
-    dnormed, dembedding = linear_backward(dlogits, output_cache)
-    dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
-    grads = prefixed("final_norm.", dnorm)
-    dx, dstate = np.empty_like(dy), dnext_state
-    for span, span_cache in zip(reversed(spans), reversed(caches), strict=True):
-        dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, span_cache)
-        add_into(grads, dstack)
-    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    add_into(grads, {"embedding": dembedding})
-    for name in initial_state_backward(config, dstate):
-        grads[name] = np.zeros_like(params[name])  # they act through `state`: see initial_state_backward
-    return grads, dstate
+# tile t reads the keys of blocks t - 1 and t: dkeys of a block = what its own tile sends back + what the next tile sends back
+def sliding_attention_backward(dout, cache, dkeys, dvalues):
+    """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the gradients of scale and position_bias."""
+    caches, bias_cache = cache
+    dquery, dscale, dbias = np.empty_like(dout), 0.0, 0.0
+    for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True):
+        dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(dout[:, :, own], tile_cache)
+        dkeys[:, :, tile] += dkey
+        dvalues[:, :, tile] += dvalue
+        dscale, dbias = dscale + dscale_tile, dbias + dbias_tile
+    return dquery, {"scale": dscale, "position_bias": position_bias_backward(dbias, bias_cache)}
 
 
 # ----------------------------------------------------------------------------
@@ -806,10 +480,8 @@ def check_gradients(params, config, segments, rng):
 def demonstrate():
     """Check gradients against finite differences, then fit a tiny batch; prints what it shows."""
     rng = np.random.default_rng(0)
-    config = Config(
-        vocabulary=11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12,
-        recurrent_layers=(2,), states=3, buckets=6, max_distance=5, dropout=0.0,
-    )  # fmt: skip
+    config = Config(11, width=12, layers=3, heads=2, head_width=5, feed_forward=20, window=4, segment=12, states=3)
+    config = replace(config, recurrent_layers=(2,), buckets=6, max_distance=5, dropout=0.0)
     params = init_params(config, rng)
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
@@ -831,11 +503,336 @@ def demonstrate():
     fresh = initial_state(params, config, 2)
     _, state, _ = forward(params, config, segments[0][0], fresh)
     cleared = state._replace(states=fresh.states)
-    starts = {"state and cached block carried": state, "states cleared": cleared, "both cleared": fresh}
-    for label, start in starts.items():
+    for label, start in (("state and cached block carried", state), ("states cleared", cleared), ("both cleared", fresh)):
         logits, _, _ = forward(params, config, segments[1][0], start)
         nats, _ = cross_entropy_forward(logits, segments[1][1], np.ones((2, 12), bool))
         print(f"Second segment, {label}: {nats / 24 / np.log(2):.3f} bits per token")
+
+
+# ----------------------------------------------------------------------------
+# what every Transformer has: attention and its projections, norms, softmax, dropout; a first reading takes it as known
+NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm
+# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
+AttentionCache = namedtuple("AttentionCache", "query key value scale similarity weights dropped dropout_mask")
+
+
+def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
+    """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
+    similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
+    scores = similarity * scale[:, None, None]  # decision 5: learned scale, no 1/sqrt(E)
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    weights, _ = softmax_forward(scores)
+    dropped, dropout_mask = dropout_forward(weights, rate, rng)
+    return dropped @ value, AttentionCache(query, key, value, scale, similarity, weights, dropped, dropout_mask)
+
+
+# u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
+def attention_backward(dout, cache):
+    """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
+    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
+    dvalue = dropped.swapaxes(-1, -2) @ dout
+    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
+    dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
+    dscale = (dscores * similarity).sum((0, 2, 3))
+    dsimilarity = dscores * scale[:, None, None]
+    return dsimilarity @ key, dsimilarity.swapaxes(-1, -2) @ query, dvalue, dscale, dsimilarity.sum(0)
+
+
+def head_projections_forward(p, names, heads, x):
+    """{name: x W^T split into heads, (B, H, N, E)}; keys and queries are brought to unit length."""
+    projected, caches = {}, {}
+    for name in names:
+        out, linear_cache = linear_forward(x, p[name])
+        out, norm_cache = split_heads(out, heads), None
+        if name != "value":
+            out, norm_cache = unit_norm_forward(out)
+        projected[name], caches[name] = out, (linear_cache, norm_cache)
+    return projected, caches
+
+
+# u = x W^T, y = u / |u| per head: du = (dy - y (y·dy)) / |u|, dx = sum of du W over the names, dW = du^T x
+def head_projections_backward(dprojected, caches):
+    """dx, summed over the projections that have a gradient, and {name: dW}."""
+    dx, grads = 0.0, {}
+    for name, dout in dprojected.items():
+        linear_cache, norm_cache = caches[name]
+        dlinear = dout if norm_cache is None else unit_norm_backward(dout, norm_cache)
+        dx_of_name, grads[name] = linear_backward(merge_heads(dlinear), linear_cache)
+        dx = dx + dx_of_name
+    return dx, grads
+
+
+def unit_norm_forward(x):
+    """Unit length over the last axis: query-key normalisation (3.3)."""
+    inverse = 1 / np.sqrt((x**2).sum(-1, keepdims=True) + NORM_EPSILON)
+    unit = x * inverse
+    return unit, (unit, inverse)
+
+
+# y = x / |x|: dx = (dy - y (y·dy)) / |x|
+def unit_norm_backward(dunit, cache):
+    unit, inverse = cache
+    return inverse * (dunit - unit * (dunit * unit).sum(-1, keepdims=True))
+
+
+def position_bucket(distance, buckets, max_distance):
+    """T5's causal buckets: one for each distance below buckets/2, then logarithmic up to max_distance."""
+    exact = buckets // 2
+    distance = np.maximum(distance, 0)
+    ratio = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
+    coarse = np.minimum(exact + (ratio * (buckets - exact)).astype(int), buckets - 1)
+    return np.where(distance < exact, distance, coarse)
+
+
+def position_bias_forward(table, window, max_distance):
+    """Bias of every query-key pair of a tile from the table (H, buckets)."""
+    bucket = position_bucket(tile_distance(window), table.shape[1], max_distance)  # (W, 2W)
+    return table[:, bucket], (bucket, table)  # (H, W, 2W)
+
+
+# bias_ij = table[bucket(i - j)]: dtable[b] = sum of dbias_ij over all pairs i, j in bucket b
+def position_bias_backward(dbias, cache):
+    bucket, table = cache
+    dtable = np.zeros_like(table)
+    for b in range(table.shape[1]):
+        dtable[:, b] = dbias[:, bucket == b].sum(-1)
+    return dtable
+
+
+def layer_norm_forward(x, scale, bias):
+    """Zero mean and unit variance over the last axis, then scale and bias."""
+    centred = x - x.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
+    normal = centred * inverse
+    return normal * scale + bias, (normal, inverse, scale)
+
+
+# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
+def layer_norm_backward(dy, cache):
+    normal, inverse, scale = cache
+    dnormal = dy * scale
+    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
+    sum_axes = tuple(range(dy.ndim - 1))
+    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+
+
+def linear_forward(x, weight):
+    """y = x W^T for x (..., in) and weight (out, in)."""
+    return x @ weight.T, (x, weight)
+
+
+# y = x W^T: dx = dy W, dW = dy^T x over all rows
+def linear_backward(dy, cache):
+    x, weight = cache
+    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
+    return dy @ weight, dweight
+
+
+def softmax_forward(scores):
+    """Softmax over the last axis; -inf scores get exactly zero."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights, weights
+
+
+# w = softmax(s): ds = w (dw - w·dw)
+def softmax_backward(dweights, weights):
+    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+
+
+def dropout_forward(x, rate, rng):
+    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
+    if rng is None or rate == 0:
+        return x, None
+    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
+    return x * dropout_mask, dropout_mask
+
+
+def dropout_backward(dy, dropout_mask):
+    return dy if dropout_mask is None else dy * dropout_mask
+
+
+def cross_entropy_forward(logits, targets, scored):
+    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
+    shifted = logits - logits.max(-1, keepdims=True)
+    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
+    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
+    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
+
+
+# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
+def cross_entropy_backward(dloss, cache):
+    log_probabilities, targets, scored = cache
+    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
+    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
+
+
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+
+
+# ----------------------------------------------------------------------------
+# variants: the LSTM gate, gates with an MLP (dual, single); a first reading skips them, and `feedback` and `shared` above
+
+
+def lstm_gate_forward(p, carry, hidden):
+    """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
+    (z, z_cache), (i, i_cache), (f, f_cache) = (linear_forward(hidden, p[f"weight_{name}"]) for name in "zif")
+    z = np.tanh(z + p["bias_z"])  # Eq. 4
+    i = sigmoid(i + p["bias_i"] - 1)  # Eq. 5
+    f = sigmoid(f + p["bias_f"] + 1)  # Eq. 6
+    return carry * f + z * i, ({"z": z_cache, "i": i_cache, "f": f_cache}, carry, z, i, f)  # Eq. 7
+
+
+# c' = c f + z i: dc = dc' f; through tanh and sigmoids dc' i (1 - z²) for z, dc' z i (1 - i) for i, dc' c f (1 - f) for f
+def lstm_gate_backward(dout, cache):
+    linear_caches, carry, z, i, f = cache
+    dlinear = {"z": dout * i * (1 - z**2), "i": dout * z * i * (1 - i), "f": dout * carry * f * (1 - f)}
+    dhidden, grads = 0.0, {}
+    for name, dname in dlinear.items():
+        dhidden_of_name, grads[f"weight_{name}"] = linear_backward(dname, linear_caches[name])
+        dhidden = dhidden + dhidden_of_name
+        grads[f"bias_{name}"] = dname.sum((0, 1))
+    return dout * f, dhidden, grads
+
+
+GATES = {"fixed": (fixed_gate_forward, fixed_gate_backward), "lstm": (lstm_gate_forward, lstm_gate_backward)}
+
+
+def gating_forward(p, config, states, attended):
+    """The next states, from states (B, S, D) and attended (B, S, 2HE): through a gate, an MLP with a gate, or both (3.6)."""
+    gate_forward, _ = GATES[config.gate]
+    carry, x, gate_cache, norm_cache = states, attended, None, None
+    if config.configuration != "single":  # single: attention feeds the MLP directly
+        carry, gate_cache = gate_forward(subtree(p, "attention_gate."), states, attended)
+    if config.configuration == "skip":  # no MLP
+        return carry, (gate_cache, None, None, None, None)
+    if config.configuration == "dual":  # a gate for each residual (Figure 1)
+        x, norm_cache = layer_norm_forward(carry, p["mlp_norm.scale"], p["mlp_norm.bias"])
+    hidden, hidden_cache = linear_forward(x, p["mlp_hidden"])
+    hidden = np.maximum(hidden, 0)  # (B, S, F), whose output layer is the gate's matrix (3.4)
+    out, mlp_gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
+    return out, (gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache)
+
+
+# u = gate(c, a), h = relu(W norm(u)), c' = gate(u, h): du = its part of gate'(dc') + norm'(W^T (dh where h > 0)), dc from du
+def gating_backward(config, dout, cache):
+    """Gradients of states, attended and the parameters."""
+    _, gate_backward = GATES[config.gate]
+    gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache = cache
+    dcarry, grads = dout, {}
+    if config.configuration != "skip":
+        dcarry, dhidden, dgate = gate_backward(dout, mlp_gate_cache)
+        dx, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
+        grads |= {"mlp_hidden": dweight} | prefixed("mlp_gate.", dgate)
+    if config.configuration == "single":
+        return dcarry, dx, grads
+    if config.configuration == "dual":
+        dnorm_input, dnorm = layer_norm_backward(dx, norm_cache)
+        dcarry = dcarry + dnorm_input
+        grads |= prefixed("mlp_norm.", dnorm)
+    dstates, dattended, dgate = gate_backward(dcarry, gate_cache)
+    return dstates, dattended, grads | prefixed("attention_gate.", dgate)
+
+
+# ----------------------------------------------------------------------------
+# starting values: how every parameter is drawn; a first reading skips them
+
+
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # decision 13: starts at N(0, 1)
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng, layer))
+    return params | prefixed("final_norm.", init_norm(config.width))
+
+
+def init_layer(config, rng, layer):
+    """Parameters of a layer, counted from 0 (decision 2: no biases here)."""
+    d, h, he = config.width, config.heads, config.heads * config.head_width
+    recurrent = layer + 1 in config.recurrent_layers
+    reads_state = config.feedback or recurrent
+    p = prefixed("norm.", init_norm(d)) | {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
+    p["scale"] = np.full(h, config.attention_scale)  # decision 5: a learned scale
+    p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 6: variance 1/buckets
+    if reads_state:
+        p |= {"cross_query": init_linear(rng, he, d), "cross_scale": np.full(h, config.attention_scale)}
+    p["output"] = init_linear(rng, d, 2 * he if reads_state else he)
+    p |= prefixed("mlp_norm.", init_norm(d))
+    p |= {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
+    if recurrent:
+        p |= prefixed("state.", init_recurrence(config, rng))
+    return p
+
+
+def init_recurrence(config, rng):
+    """Parameters of the horizontal direction of one recurrent layer."""
+    d, he = config.width, config.heads * config.head_width
+    p = {"initial": rng.normal(0, 0.1, (config.states, d)), "ids": rng.normal(0, 1, (config.states, d))}
+    p |= prefixed("norm.", init_norm(d))
+    p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query", "cross_query")}
+    p |= {name: np.full(config.heads, config.attention_scale) for name in ("scale", "cross_scale")}
+    if config.configuration != "single":
+        p |= prefixed("attention_gate.", init_gate(config, rng, 2 * he))
+    if config.configuration == "dual":
+        p |= prefixed("mlp_norm.", init_norm(d))
+    if config.configuration != "skip":
+        p["mlp_hidden"] = init_linear(rng, config.feed_forward, 2 * he if config.configuration == "single" else d)
+        p |= prefixed("mlp_gate.", init_gate(config, rng, config.feed_forward))
+    return p
+
+
+def init_gate(config, rng, fan_in):
+    """Section 3.5: gate biases N(0, 0.1^2), gate weights truncated normal (decision 3: variance 0.1 / fan_in)."""
+    matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
+    gate = {f"weight_{m}": truncated_normal(rng, (config.width, fan_in), (0.1 / fan_in) ** 0.5) for m in matrices}
+    return gate | {f"bias_{m}": rng.normal(0, 0.1, config.width) for m in biases}
+
+
+def init_linear(rng, fan_out, fan_in):
+    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+
+
+def init_norm(width):
+    return {"scale": np.ones(width), "bias": np.zeros(width)}
+
+
+def truncated_normal(rng, shape, deviation):
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
+    draw = rng.standard_normal(shape)
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * (deviation / 0.8796256610342398)
+
+
+# ----------------------------------------------------------------------------
+# checks: what Config refuses; a first reading skips them
+
+
+def check_config(config):
+    """Raise ValueError, naming the field, for a config that cannot work."""
+    for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "window", "segment", "states"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    n, w, layers, recurrent, kind = config.segment, config.window, config.layers, config.recurrent_layers, config.configuration
+    buckets, far, rate, scale = config.buckets, config.max_distance, config.dropout, config.attention_scale
+    refused = {
+        f"segment {n} is not a multiple of window {w}; the nearest is {max(1, round(n / w)) * w}": n % w,
+        f"recurrent_layers names {recurrent}; they must lie in 1..{layers}": any(not 1 <= layer <= layers for layer in recurrent),
+        f"recurrent_layers {recurrent} must be a tuple, ascending, each layer once": tuple(sorted(set(recurrent))) != recurrent,
+        f"gate is {config.gate!r}; it must be 'fixed' or 'lstm'": config.gate not in GATES,
+        f"configuration is {kind!r}; it must be 'dual', 'single' or 'skip'": kind not in ("dual", "single", "skip"),
+        f"feedback needs exactly one recurrent layer; recurrent_layers is {recurrent}": config.feedback and len(recurrent) != 1,
+        f"buckets is {buckets}; it must be even and at least 2": buckets < 2 or buckets % 2,
+        f"max_distance {far} must exceed half of buckets {buckets}": far <= buckets // 2,
+        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
+        f"attention_scale is {scale}; it must be positive and finite": not 0 < scale < np.inf,
+    }
+    for message, wrong in refused.items():
+        if wrong:
+            raise ValueError(message)
 
 
 if __name__ == "__main__":

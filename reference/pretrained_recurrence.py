@@ -6,10 +6,6 @@ that passes from window to window. GPT-2 and the new parameters are trained toge
 A lane is one row of the batch; it reads a document of its own. vectors = 0 is exactly GPT-2.
 `forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
 
-Read in this order: `forward`, the whole model; `pool_forward`, `module_forward` and `window_attention_forward`, all that is new;
-`windows_of` and `loss_and_gradients`; then each backward. At first, skip Config's checks and the operations that you know.
-Decisions are numbered in docs/pretrained_recurrence.md.
-
 Glossary: code symbol, meaning, paper symbol, shape
     tokens            token ids of one window                          t_1 .. t_T   (B, N), N = T except in a short last window
     segment, overlap  tokens of a window; those also in the previous   T, o
@@ -18,25 +14,24 @@ Glossary: code symbol, meaning, paper symbol, shape
     mixed             the layers' outputs, summed in those shares                   (B, N, D)
     pooled            mixed, pooled over positions: state.pooled       z            (B, D)
     inserted          what the network makes of pooled                 h_prev       (B, S, D), S = vectors, 1 in the paper
-    insertion_layers  the layers that see inserted, counted from 1     l_ins
+    insertion_layers  the layers that see inserted                     l_ins
     present           whether a window came before                                  (B,)
 
 B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L layers, S inserted vectors.
+Layers are counted from 1, as in the paper; in the names of parameters from 0. Decisions: docs/pretrained_recurrence.md.
 """
 
 import math
 import runpy
 import sys
+from collections import namedtuple
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 # ----------------------------------------------------------------------------
-# parameters: sizes and variants, the state, GPT-2's weights and the module's
-NORM_EPSILON = 1e-5  # under the square root of layer_norm (decision 1)
-DEVIATION = 0.02  # of GPT-2's weights at the start (decision 3)
-POOLS = ("all", "advance")
+# configuration: sizes and variants, and what a window hands to the next one
 
 
 @dataclass(frozen=True)
@@ -80,29 +75,7 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self):
-        for name in ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions", "segment", "module_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("vectors", "module_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
-        if self.width % self.heads:
-            nearest = max(1, round(self.width / self.heads)) * self.heads
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; the nearest is {nearest}")
-        if self.segment > self.max_positions:
-            raise ValueError(f"segment {self.segment} is longer than the position table; max_positions is {self.max_positions}")
-        if not 0 <= self.overlap < self.segment:
-            raise ValueError(f"overlap is {self.overlap}; it must lie in 0..{self.segment - 1} for segment {self.segment}")
-        layers = self.insertion_layers
-        if self.vectors and (not isinstance(layers, tuple) or not layers or tuple(sorted(set(layers))) != layers):
-            raise ValueError(f"insertion_layers {layers} must be a tuple, ascending, each layer once, at least one")
-        if self.vectors and (layers[0] < 1 or layers[-1] > self.layers):
-            raise ValueError(f"insertion_layers {layers} must lie in 1..{self.layers}, the layers there are")
-        for name, choices in (("pooling", tuple(POOLINGS)), ("pool", POOLS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        check_config(self)
 
     @property
     def stride(self):
@@ -117,93 +90,31 @@ class State(NamedTuple):
     present: np.ndarray  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
-class Window(NamedTuple):
-    """A part of a document that is read at once; only the predictions at its scored positions count."""
-
-    tokens: np.ndarray  # (B, N)
-    targets: np.ndarray  # (B, N)
-    scored: np.ndarray  # (B, N) bool
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
-
-
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def init_affine(rng, name, fan_out, fan_in):
-    return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
-
-
-def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
-    return {name: rng.normal(0, deviation, (fan_out, fan_in)), f"{name}_bias": np.zeros(fan_out)}
-
-
-def init_layer(config, rng):
-    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual stream
-    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
-    for name in ("query", "key", "value"):
-        p |= init_gpt2(rng, name, d, d)
-    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
-    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
-
-
-def init_module(config, rng):
-    """The recurrence module: all that is added to GPT-2."""
-    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width  # decision 2: equal shares
-    if config.pooling == "attention":
-        p["fixed_key"] = np.zeros(config.width)  # decision 9
-    for layer in range(1, config.module_layers + 1):
-        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)  # decision 3: variance 1 / fan_in
-        fan_in = config.module_width
-    return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
-
-
-def init_params(config, rng):
-    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3
-    for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
-    params |= prefixed("final_norm.", init_norm(config.width))
-    return params | (prefixed("module.", init_module(config, rng)) if config.vectors else {})
-
-
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
-
-
-def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
-
-
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
-
-
-def initial_state(params, config, batch):
-    """What a document starts with: nothing to insert (decision 5)."""
-    if config.vectors == 0:
-        return State(np.zeros((batch, 0)), np.zeros((batch, 0), bool))
-    return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
-
-
 # ----------------------------------------------------------------------------
-# operations: pooling and the mask of a window, then the usual ones
+# the method: pool a window to z, make h_prev of it, attend to h_prev in the next window; start here
+
+
+def pool_forward(p, config, outputs):
+    """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
+    length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
+    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])
+    pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
+    return pooled, (length, mix_cache, pooling_cache)
+
+
+# z = pooling(mix(h)): dh = mix'(pooling'(dz)), zero at positions that are not pooled
+def pool_backward(config, dpooled, cache):
+    """Gradients of outputs and of the parameters."""
+    length, mix_cache, pooling_cache = cache
+    dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
+    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
+    doutputs = np.pad(dpart, ((0, 0), (0, 0), (0, length - dpart.shape[2]), (0, 0)))  # (L, B, N, D)
+    return doutputs, grads | {"layer_scores": dlayer_scores}
+
+
+def pooled_rows(config, length):
+    """How many of a window's positions are pooled, from the first on (decision 8: all by default)."""
+    return length if config.pool == "all" else max(1, length - config.overlap)
 
 
 def mix_forward(layer_scores, outputs):
@@ -230,58 +141,366 @@ def mean_over_positions_backward(dpooled, shape):
     return np.broadcast_to(dpooled[:, None] / shape[1], shape), {}
 
 
-def max_over_positions_forward(p, mixed):
-    """The largest value of each of the D numbers, (B, rows, D) -> (B, D) (decision 9)."""
-    largest = mixed.argmax(1)[:, None]  # (B, 1, D)
-    return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
+def module_forward(p, config, pooled):
+    """h_prev: z (B, D) through the feed-forward network, (B, S, D) (3.1)."""
+    hidden, caches = pooled, []
+    for layer in range(1, config.module_layers + 1):
+        before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
+        hidden, gelu_cache = gelu_forward(before)
+        caches.append((affine_cache, gelu_cache))
+    inserted, output_cache = affine_forward(p, "inserted", hidden)
+    return inserted.reshape(len(pooled), config.vectors, config.width), (caches, output_cache)
 
 
-# z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
-def max_over_positions_backward(dpooled, cache):
-    largest, shape = cache
-    dmixed = np.zeros(shape)
-    np.put_along_axis(dmixed, largest, dpooled[:, None], 1)
-    return dmixed, {}
+# h_prev = W_out gelu(.. gelu(W_1 z + b_1) ..) + b_out: dz and the weights' gradients from the last matrix to the first
+def module_backward(dinserted, cache):
+    """Gradients of z and of the parameters."""
+    caches, output_cache = cache
+    dhidden, grads = affine_backward(dinserted.reshape(len(dinserted), -1), output_cache)
+    for affine_cache, gelu_cache in reversed(caches):
+        dhidden, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), affine_cache)
+        grads |= dweights
+    return dhidden, grads
 
 
-def attention_over_positions_forward(p, mixed):
-    """Positions weighted by how well they fit a learned fixed key f, (B, rows, D) -> (B, D) (decision 9)."""
-    scale = mixed.shape[-1] ** -0.5
-    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, rows)
-    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
+def gelu_forward(x):
+    """GPT-2's approximation of GELU: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + curve), (x, curve)
 
 
-# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
-def attention_over_positions_backward(dpooled, cache):
-    fixed_key, scale, mixed, weights = cache
-    dweights = (mixed * dpooled[:, None]).sum(-1)
-    dscores = softmax_backward(dweights, weights) * scale
-    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
-    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
+# y = x/2 (1 + t), t = tanh(u), u = c (x + a x^3): dx = dy/2 (1 + t + x (1 - t^2) u'), u' = c (1 + 3 a x^2)
+def gelu_backward(dy, cache):
+    x, curve = cache
+    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
+    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
 
 
-POOLINGS = {
-    "mean": (mean_over_positions_forward, mean_over_positions_backward),
-    "max": (max_over_positions_forward, max_over_positions_backward),
-    "attention": (attention_over_positions_forward, attention_over_positions_backward),
-}
+def window_attention_forward(p, config, x, inserted, present, rng):
+    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
+    (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
+    mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10: the slot's too
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
+
+
+# y = x + W_o attention([h | x]): dx = dy + dsource at x's positions, dh = dsource at h's
+def window_attention_backward(config, dy, cache):
+    """Gradients of x, of inserted (B, S, D) and of the parameters."""
+    projections_cache, attention_cache, output_cache, dropout_mask = cache
+    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    dsource, dprojections = window_projections_backward(dquery, dkey, dvalue, projections_cache)
+    vectors = dsource.shape[1] - dy.shape[1]
+    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dprojections
+
+
+def window_projections_forward(p, config, x, inserted):
+    """Query of x (B, N, D); key and value of x and inserted (B, S, D), if any: "301 inputs, 300 outputs" (3.1)."""
+    # decision 4: before the norm, without position, query and residual
+    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
+    normal, norm_cache = norm_forward(p, "norm", source)
+    query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
+    key, key_cache = affine_forward(p, "key", normal)
+    value, value_cache = affine_forward(p, "value", normal)
+    parts = [split_heads(part, config.heads) for part in (query, key, value)]  # (B, H, N or S + N, E)
+    return parts, (norm_cache, query_cache, key_cache, value_cache)
+
+
+# n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n: dn = dk W_k + dv W_v, plus dq W_q at x's positions
+def window_projections_backward(dquery, dkey, dvalue, cache):
+    """Gradients of source (B, S + N, D) and of the parameters."""
+    norm_cache, query_cache, key_cache, value_cache = cache
+    dqueries, grads = affine_backward(merge_heads(dquery), query_cache)
+    dkeys, dkey_weights = affine_backward(merge_heads(dkey), key_cache)  # decision 13: exactly zero for the bias
+    dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
+    dnormal = dkeys + dvalues
+    dnormal[:, -dqueries.shape[1] :] += dqueries
+    dsource, dnorm = norm_backward(dnormal, norm_cache)
+    return dsource, grads | dkey_weights | dvalue_weights | dnorm
 
 
 def window_mask(length, vectors, present):
     """Which of [inserted | tokens] each token sees, (B, 1, N, S + N): inserted if a window came before, and no later token."""
     causal = np.tril(np.ones((length, length), bool))
-    # decision 5. The reshape gives (B, 1, 1), for plain GPT-2 (B, 1, 0); without vectors either becomes (B, N, 0)
+    # decision 5: no slot in a first window. (B, 1, 1), for plain GPT-2 (B, 1, 0); without vectors either becomes (B, N, 0)
     slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
     return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
 
 
-class AttentionCache(NamedTuple):
-    query: np.ndarray  # (B, H, N, E)
-    key: np.ndarray  # (B, H, K, E)
-    value: np.ndarray  # (B, H, K, E)
-    weights: np.ndarray  # (B, H, N, K), before dropout
-    dropped: np.ndarray  # (B, H, N, K), after dropout
-    dropout_mask: np.ndarray | None  # (B, H, N, K)
+def split_heads(x, heads):
+    """(B, N, H*E) -> (B, H, N, E)"""
+    batch, length, width = x.shape
+    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
+    batch, heads, length, width = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
+
+
+# ----------------------------------------------------------------------------
+# the model: GPT-2, with a vector more at one layer; read it next
+
+
+def initial_state(params, config, batch):
+    """What a document starts with: nothing to insert."""
+    if config.vectors == 0:
+        return State(np.zeros((batch, 0)), np.zeros((batch, 0), bool))
+    return State(np.zeros((batch, config.width)), np.zeros(batch, bool))
+
+
+def forward(params, config, tokens, state, rng=None):
+    """Read one window.
+
+    tokens (B, N) are ids below V, 1 <= N <= config.segment, and the previous window, if any, has read the first config.overlap of
+    them too. state comes from `initial_state` or the previous window; rng turns dropout on. Returns logits (B, N, V), where
+    position i predicts token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
+    """
+    if not 1 <= tokens.shape[1] <= config.segment:
+        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
+    inserted, module_cache, module = None, None, subtree(params, "module.")
+    if config.vectors:
+        inserted, module_cache = module_forward(module, config, state.pooled)  # a first window's too: the mask hides it
+    x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
+    x, dropout_mask = dropout_forward(x, config.dropout, rng)
+    outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
+    hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
+    logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
+    next_state, pool_cache = state, None
+    if config.vectors:
+        last = hidden if config.pool_final_norm else outputs[-1]  # decision 2: raw unless asked
+        pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
+        next_state = State(pooled, np.ones(len(tokens), bool))
+    return logits, next_state, ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache)
+
+
+def backward(params, config, cache, dlogits, dnext_state=None):
+    """Gradients of the parameters and of the incoming state; dnext_state None stops the gradient at the window's end."""
+    (tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache = cache
+    dhidden, dembedding = linear_backward(dlogits, output_cache)
+    doutputs, grads = np.zeros((config.layers, *dhidden.shape)), {}
+    if config.vectors and dnext_state is not None:
+        doutputs, dpool = pool_backward(config, dnext_state.pooled, pool_cache)
+        grads |= prefixed("module.", dpool)
+        if config.pool_final_norm:
+            dhidden = dhidden + doutputs[-1]
+            doutputs[-1] = 0
+    dlast, dnorm = norm_backward(dhidden, norm_cache)
+    doutputs[-1] += dlast
+    dx, dinserted, dlayers = layers_backward(config, doutputs, caches)
+    dstate = initial_state(params, config, len(tokens))
+    if config.vectors:
+        dpooled, dmodule = module_backward(dinserted, module_cache)
+        dstate = dstate._replace(pooled=dpooled)
+        grads |= prefixed("module.", dmodule)
+    dx = dropout_backward(dx, dropout_mask)
+    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
+    dpositions = np.pad(dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0)))  # none for positions after N
+    grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
+    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
+
+
+def layers_forward(params, config, x, inserted, present, rng):
+    """All layers over x (B, N, D); returns their outputs (L, B, N, D)."""
+    outputs, caches = [], []
+    for layer in range(1, config.layers + 1):
+        own = inserted if layer in config.insertion_layers else None
+        x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng)
+        outputs.append(x)
+        caches.append(cache)
+    return np.stack(outputs), caches
+
+
+def layers_backward(config, doutputs, caches):
+    """Gradients of x, of inserted (None if there was none) and of the parameters, from those of all layers' outputs."""
+    dx, dinserted, grads = 0.0, None, {}
+    for layer in reversed(range(1, config.layers + 1)):
+        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer - 1], caches[layer - 1])  # decision 6: z's gradient too
+        if dslots.shape[1]:
+            dinserted = dslots if dinserted is None else dinserted + dslots  # decision 9: every layer sees the same vectors
+        grads |= prefixed(f"layers.{layer - 1}.", dlayer)
+    return dx, dinserted, grads
+
+
+def layer_forward(p, config, x, inserted, present, rng):
+    x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
+    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
+    return x, (attention_cache, mlp_cache)
+
+
+def layer_backward(config, dx, cache):
+    """Gradients of x, of inserted and of the parameters."""
+    attention_cache, mlp_cache = cache
+    dx, grads = gelu_mlp_backward(dx, mlp_cache)
+    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention
+
+
+def gelu_mlp_forward(p, config, x, rng):
+    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
+    normal, norm_cache = norm_forward(p, "mlp_norm", x)
+    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
+    hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
+    out, output_cache = affine_forward(p, "mlp_output", hidden)
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
+
+
+def gelu_mlp_backward(dy, cache):
+    norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
+    dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
+    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
+    dx, dnorm = norm_backward(dnormal, norm_cache)
+    return dy + dx, grads | dweights | dnorm
+
+
+# ----------------------------------------------------------------------------
+# through segments: a document in windows, its loss and gradients, and continuations
+
+
+class Window(NamedTuple):
+    """A part of a document that is read at once; only the predictions at its scored positions count."""
+
+    tokens: np.ndarray  # (B, N)
+    targets: np.ndarray  # (B, N)
+    scored: np.ndarray  # (B, N) bool
+
+
+def windows_of(config, document):
+    """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
+
+    A window begins T - o tokens after the previous one, which has scored what the first o predictions are of.
+    """
+    length = document.shape[1]
+    count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
+    windows = []
+    for start in range(0, count * config.stride, config.stride):
+        stop = min(start + config.segment, length - 1)  # decision 7: the last window is short
+        scored = np.arange(stop - start) >= (config.overlap if start else 0)
+        tokens, targets = document[:, start:stop], document[:, start + 1 : stop + 1]
+        windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
+    return windows
+
+
+def segment_rng(seed, index):
+    """The generator of one segment's dropout, the same whenever it is computed; None for no dropout."""
+    return None if seed is None else np.random.default_rng([seed, index])
+
+
+def count_scored(segments):
+    """Scored tokens of a rollout, at least 1."""
+    return max(1, sum(int(segment.scored.sum()) for segment in segments))
+
+
+def loss_and_gradients(params, config, windows, seed=None):
+    """Mean loss of a document's scored tokens, its gradients through all windows, and all states read."""
+    states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
+    loss, caches = 0.0, []
+    for t, window in enumerate(windows):
+        logits, state, cache = forward(params, config, window.tokens, states[-1], segment_rng(seed, t))
+        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
+        loss += part
+        states.append(state)
+        caches.append((cache, loss_cache))
+    grads, dstate = {}, None
+    for cache, loss_cache in reversed(caches):
+        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        add_into(grads, dparams)
+    return loss / count, grads, states[:-1]
+
+
+def checkpointed(params, config, windows, seed=None):
+    """The same loss and gradients, from the z's and one window's activations at a time (3.2; decision 11: z alone is stored)."""
+    states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
+    loss, grads, dstate = 0.0, {}, None
+    for t, window in enumerate(windows[:-1]):
+        states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
+    for t, window in reversed(list(enumerate(windows))):
+        logits, _, cache = forward(params, config, window.tokens, states.pop(), segment_rng(seed, t))
+        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
+        dparams, dstate = backward(params, config, cache, cross_entropy_backward(1 / count, loss_cache), dstate)
+        loss = loss + part
+        add_into(grads, dparams)
+    return loss / count, grads
+
+
+def greedy_continuation(params, config, context, count):
+    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3); (B, count).
+
+    The context is read window by window. The continuation stands in a new window, which knows of the context by h_prev and by the
+    tokens that it begins with: the last, or the last config.overlap. Raises ValueError if that window gets too long.
+    """
+    state = initial_state(params, config, len(context))
+    for start in range(0, context.shape[1] - config.overlap, config.stride):  # of o tokens or fewer nothing is left to pool
+        state = forward(params, config, context[:, start : start + config.segment], state)[1]
+    text = context[:, -max(1, config.overlap) :]  # decision 12: the last is read again
+    for _ in range(count):
+        logits = forward(params, config, text, state)[0]
+        text = np.concatenate([text, logits[:, -1:].argmax(-1)], axis=1)
+    return text[:, -count:] if count else text[:, :0]
+
+
+# ----------------------------------------------------------------------------
+# demonstration: the gradients checked, the windows computed again, a tiny text fitted
+
+
+def check_gradients(params, config, windows, rng):
+    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error."""
+    _, grads, _ = loss_and_gradients(params, config, windows)
+    print(f"{'parameter':<34}{'shape':<10} analytic  numeric   relative error")
+    worst = 0.0
+    for name, value in params.items():
+        direction = rng.standard_normal(value.shape)
+        ends = [loss_and_gradients(params | {name: value + h * direction}, config, windows)[0] for h in (1e-5, -1e-5)]
+        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
+        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
+        worst = max(worst, error)
+        print(f"{name:<34}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
+    return worst
+
+
+def demonstrate():
+    """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
+    rng = np.random.default_rng(0)
+    config = Config(11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16)
+    params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
+    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
+    print("GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last.")
+    worst = check_gradients(params, config, windows, rng)
+    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
+    if not worst < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
+    _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
+    _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
+    apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
+    print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
+    if not apart < 1e-9:
+        raise SystemExit("checkpointing disagrees with back-propagation through time")
+    print(f"Adam on these {count_scored(windows)} predictions of random tokens (there is nothing to learn but the text itself):")
+    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    for step in range(1, 201):
+        loss, grads, states = loss_and_gradients(params, config, windows)
+        for name, grad in grads.items():  # Adam
+            first, second = moments[name]
+            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
+            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        if step in (1, 10, 50, 200):
+            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
+    last, count = windows[-1], windows[-1].scored.sum()
+    for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
+        nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)
+        print(f"Last window, {label}: {nats / count / np.log(2):.3f} bits per token")
+
+
+# ----------------------------------------------------------------------------
+# what every Transformer has: attention, softmax, linear, norm, dropout; a first reading takes it as known
+NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: as in GPT-2
+# query (B, H, N, E); key, value (B, H, K, E); weights before dropout, after it and its mask (B, H, N, K)
+AttentionCache = namedtuple("AttentionCache", "query key value weights dropped dropout_mask")
 
 
 def masked_attention_forward(query, key, value, mask, rate, rng):
@@ -299,19 +518,6 @@ def masked_attention_backward(dout, cache):
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
     return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
-
-
-def gelu_forward(x):
-    """GPT-2's approximation of GELU (decision 1): x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
-    curve = np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
-    return 0.5 * x * (1 + curve), (x, curve)
-
-
-# y = x/2 (1 + t), t = tanh(u), u = c (x + a x^3): dx = dy/2 (1 + t + x (1 - t^2) u'), u' = c (1 + 3 a x^2)
-def gelu_backward(dy, cache):
-    x, curve = cache
-    inner = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
-    return dy * 0.5 * (1 + curve + x * (1 - curve**2) * inner)
 
 
 def softmax_forward(scores):
@@ -396,18 +602,6 @@ def dropout_backward(dy, dropout_mask):
     return dy if dropout_mask is None else dy * dropout_mask
 
 
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
 def cross_entropy_forward(logits, targets, scored):
     """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
@@ -423,337 +617,150 @@ def cross_entropy_backward(dloss, cache):
     return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
 
 
+def prefixed(prefix, tree):
+    """{name: a} -> {prefix + name: a}."""
+    return {prefix + name: array for name, array in tree.items()}
+
+
+def subtree(params, prefix):
+    """The parameters below prefix, by their names without it."""
+    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
+
+
+def add_into(total, part):
+    """Sum a dict of gradients into another; total is ours to change."""
+    for name, array in part.items():
+        total[name] = total[name] + array if name in total else array
+
+
 # ----------------------------------------------------------------------------
-# the method: pool a window to z, make h_prev of it, attend to h_prev in the next window
+# variants: other ways to make one vector of a window's positions; a first reading skips them
 
 
-def pooled_rows(config, length):
-    """How many of a window's positions are pooled, from the first on: all, or those that the next does not read (decision 8)."""
-    return length if config.pool == "all" else max(1, length - config.overlap)
+def max_over_positions_forward(p, mixed):
+    """The largest value of each of the D numbers, (B, rows, D) -> (B, D); decision 9: what else was tried."""
+    largest = mixed.argmax(1)[:, None]  # (B, 1, D)
+    return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
 
 
-def pool_forward(p, config, outputs):
-    """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
-    length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
-    mixed, mix_cache = mix_forward(p["layer_scores"], outputs[:, :, :rows])
-    pooled, pooling_cache = POOLINGS[config.pooling][0](p, mixed)
-    return pooled, (length, mix_cache, pooling_cache)
+# z_d = max_i m_id: dm_id = dz_d at the first i that has the maximum, 0 elsewhere
+def max_over_positions_backward(dpooled, cache):
+    largest, shape = cache
+    dmixed = np.zeros(shape)
+    np.put_along_axis(dmixed, largest, dpooled[:, None], 1)
+    return dmixed, {}
 
 
-def pool_backward(config, dpooled, cache):
-    """Gradients of outputs and of the parameters."""
-    length, mix_cache, pooling_cache = cache
-    dmixed, grads = POOLINGS[config.pooling][1](dpooled, pooling_cache)
-    dlayer_scores, dpart = mix_backward(dmixed, mix_cache)  # (L, B, rows, D)
-    doutputs = np.pad(dpart, ((0, 0), (0, 0), (0, length - dpart.shape[2]), (0, 0)))  # (L, B, N, D)
-    return doutputs, grads | {"layer_scores": dlayer_scores}
+def attention_over_positions_forward(p, mixed):
+    """Positions weighted by how well they fit a learned fixed key f, (B, rows, D) -> (B, D)."""
+    scale = mixed.shape[-1] ** -0.5
+    weights, _ = softmax_forward(mixed @ p["fixed_key"] * scale)  # (B, rows)
+    return (weights[..., None] * mixed).sum(1), (p["fixed_key"], scale, mixed, weights)
 
 
-def module_forward(p, config, pooled):
-    """h_prev: z (B, D) through the feed-forward network, (B, S, D) (3.1, decision 3)."""
-    hidden, caches = pooled, []
+# s = m f / sqrt(D), z = sum_i softmax(s)_i m_i: ds = softmax'(m dz), dm_i = w_i dz + ds_i f / sqrt(D), df = m^T ds / sqrt(D)
+def attention_over_positions_backward(dpooled, cache):
+    fixed_key, scale, mixed, weights = cache
+    dweights = (mixed * dpooled[:, None]).sum(-1)
+    dscores = softmax_backward(dweights, weights) * scale
+    dmixed = weights[..., None] * dpooled[:, None] + dscores[..., None] * fixed_key
+    return dmixed, {"fixed_key": np.tensordot(dscores, mixed, 2)}
+
+
+POOLINGS = {
+    "mean": (mean_over_positions_forward, mean_over_positions_backward),
+    "max": (max_over_positions_forward, max_over_positions_backward),
+    "attention": (attention_over_positions_forward, attention_over_positions_backward),
+}
+
+
+# ----------------------------------------------------------------------------
+# starting values: GPT-2's weights and the module's; a first reading skips them
+DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: the paper is silent
+
+
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
+    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3: OpenAI's code has 0.01
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
+    params |= prefixed("final_norm.", init_norm(config.width))
+    return params | (prefixed("module.", init_module(config, rng)) if config.vectors else {})
+
+
+def init_layer(config, rng):
+    d, residual = config.width, DEVIATION / math.sqrt(2 * config.layers)  # decision 3: what writes to the residual stream
+    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
+    for name in ("query", "key", "value"):
+        p |= init_gpt2(rng, name, d, d)
+    p |= init_gpt2(rng, "output", d, d, residual) | init_gpt2(rng, "mlp_hidden", config.feed_forward, d)
+    return p | init_gpt2(rng, "mlp_output", d, config.feed_forward, residual)
+
+
+def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
+    return {name: rng.normal(0, deviation, (fan_out, fan_in)), f"{name}_bias": np.zeros(fan_out)}
+
+
+def init_module(config, rng):
+    """The recurrence module: all that is added to GPT-2."""
+    p, fan_in = {"layer_scores": np.zeros(config.layers)}, config.width  # decision 2: equal shares at first
+    if config.pooling == "attention":
+        p["fixed_key"] = np.zeros(config.width)  # decision 9: starts at zero
     for layer in range(1, config.module_layers + 1):
-        before, affine_cache = affine_forward(p, f"hidden_{layer}", hidden)
-        hidden, gelu_cache = gelu_forward(before)
-        caches.append((affine_cache, gelu_cache))
-    inserted, output_cache = affine_forward(p, "inserted", hidden)
-    return inserted.reshape(len(pooled), config.vectors, config.width), (caches, output_cache)
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)  # decision 3: variance 1 / fan_in
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", config.vectors * config.width, fan_in)
 
 
-def module_backward(dinserted, cache):
-    """Gradients of z and of the parameters."""
-    caches, output_cache = cache
-    dhidden, grads = affine_backward(dinserted.reshape(len(dinserted), -1), output_cache)
-    for affine_cache, gelu_cache in reversed(caches):
-        dhidden, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), affine_cache)
-        grads |= dweights
-    return dhidden, grads
+def init_affine(rng, name, fan_out, fan_in):
+    return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
 
 
-def window_projections_forward(p, config, x, inserted):
-    """Query of x (B, N, D); key and value of x and inserted (B, S, D), if any: "301 inputs, 300 outputs" (3.1, decision 4)."""
-    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    normal, norm_cache = norm_forward(p, "norm", source)
-    query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
-    key, key_cache = affine_forward(p, "key", normal)
-    value, value_cache = affine_forward(p, "value", normal)
-    parts = [split_heads(part, config.heads) for part in (query, key, value)]  # (B, H, N or S + N, E)
-    return parts, (norm_cache, query_cache, key_cache, value_cache)
+def init_linear(rng, fan_out, fan_in):
+    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
 
 
-# n = norm([h | x]), q = W_q n_x, k = W_k n, v = W_v n: dn = dk W_k + dv W_v, plus dq W_q at x's positions
-def window_projections_backward(dquery, dkey, dvalue, cache):
-    """Gradients of source (B, S + N, D) and of the parameters."""
-    norm_cache, query_cache, key_cache, value_cache = cache
-    dqueries, grads = affine_backward(merge_heads(dquery), query_cache)
-    dkeys, dkey_weights = affine_backward(merge_heads(dkey), key_cache)  # decision 13: none for the bias
-    dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
-    dnormal = dkeys + dvalues
-    dnormal[:, -dqueries.shape[1] :] += dqueries
-    dsource, dnorm = norm_backward(dnormal, norm_cache)
-    return dsource, grads | dkey_weights | dvalue_weights | dnorm
+def init_norm(width):
+    return {"scale": np.ones(width), "bias": np.zeros(width)}
 
 
-def window_attention_forward(p, config, x, inserted, present, rng):
-    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
-    (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
-    mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
-    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10
-    out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
-    return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
-
-
-# y = x + W_o attention([h | x]): dx = dy + dsource at x's positions, dh = dsource at h's
-def window_attention_backward(config, dy, cache):
-    """Gradients of x, of inserted (B, S, D) and of the parameters."""
-    projections_cache, attention_cache, output_cache, dropout_mask = cache
-    dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
-    dsource, dprojections = window_projections_backward(dquery, dkey, dvalue, projections_cache)
-    vectors = dsource.shape[1] - dy.shape[1]
-    return dy + dsource[:, vectors:], dsource[:, :vectors], grads | dprojections
+def truncated_normal(rng, shape, deviation):
+    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
+    draw = rng.standard_normal(shape)
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * (deviation / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------
-# the model: GPT-2, with a vector more at one layer
+# checks: what Config refuses; a first reading skips them
+POOLS = ("all", "advance")
 
 
-def gelu_mlp_forward(p, config, x, rng):
-    """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = norm_forward(p, "mlp_norm", x)
-    before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
-    hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
-    out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
-    return x + out, (norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask)
-
-
-def gelu_mlp_backward(dy, cache):
-    norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
-    dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
-    dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
-    return dy + dx, grads | dweights | dnorm
-
-
-def layer_forward(p, config, x, inserted, present, rng):
-    x, attention_cache = window_attention_forward(p, config, x, inserted, present, rng)
-    x, mlp_cache = gelu_mlp_forward(p, config, x, rng)
-    return x, (attention_cache, mlp_cache)
-
-
-def layer_backward(config, dx, cache):
-    """Gradients of x, of inserted and of the parameters."""
-    attention_cache, mlp_cache = cache
-    dx, grads = gelu_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention = window_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention
-
-
-def layers_forward(params, config, x, inserted, present, rng):
-    """All layers over x (B, N, D); returns their outputs (L, B, N, D)."""
-    outputs, caches = [], []
-    for layer in range(1, config.layers + 1):
-        own = inserted if layer in config.insertion_layers else None
-        x, cache = layer_forward(subtree(params, f"layers.{layer - 1}."), config, x, own, present, rng)
-        outputs.append(x)
-        caches.append(cache)
-    return np.stack(outputs), caches
-
-
-def layers_backward(config, doutputs, caches):
-    """Gradients of x, of inserted (None if there was none) and of the parameters, from those of all layers' outputs."""
-    dx, dinserted, grads = 0.0, None, {}
-    for layer in reversed(range(config.layers)):
-        dx, dslots, dlayer = layer_backward(config, dx + doutputs[layer], caches[layer])  # decision 6: z's gradient too
-        if dslots.shape[1]:
-            dinserted = dslots if dinserted is None else dinserted + dslots  # decision 9: every layer sees the same vectors
-        grads |= prefixed(f"layers.{layer}.", dlayer)
-    return dx, dinserted, grads
-
-
-def forward(params, config, tokens, state, rng=None):
-    """Read one window.
-
-    tokens (B, N) are ids below V, 1 <= N <= config.segment, and the previous window, if any, has read the first config.overlap of
-    them too. state comes from `initial_state` or the previous window; rng turns dropout on. Returns logits (B, N, V), where
-    position i predicts token i + 1, the next state, and the cache for `backward`. Raises ValueError for another N.
-    """
-    if not 1 <= tokens.shape[1] <= config.segment:
-        raise ValueError(f"a window of {tokens.shape[1]} tokens; it must have 1 to {config.segment}, the segment")
-    inserted, module_cache, module = None, None, subtree(params, "module.")
-    if config.vectors:
-        inserted, module_cache = module_forward(module, config, state.pooled)  # a first window's too: the mask hides it
-    x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
-    x, dropout_mask = dropout_forward(x, config.dropout, rng)  # decision 10
-    outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
-    hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
-    logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
-    next_state, pool_cache = state, None
-    if config.vectors:
-        last = hidden if config.pool_final_norm else outputs[-1]  # decision 2
-        pooled, pool_cache = pool_forward(module, config, np.concatenate([outputs[:-1], last[None]]))
-        next_state = State(pooled, np.ones(len(tokens), bool))
-    return logits, next_state, ((tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache)
-
-
-def backward(params, config, cache, dlogits, dnext_state=None):
-    """Gradients of the parameters and of the incoming state; dnext_state None stops the gradient at the window's end."""
-    (tokens, dropout_mask), module_cache, caches, (norm_cache, output_cache), pool_cache = cache
-    dhidden, dembedding = linear_backward(dlogits, output_cache)
-    doutputs, grads = np.zeros((config.layers, *dhidden.shape)), {}
-    if config.vectors and dnext_state is not None:
-        doutputs, dpool = pool_backward(config, dnext_state.pooled, pool_cache)
-        grads |= prefixed("module.", dpool)
-        if config.pool_final_norm:
-            dhidden = dhidden + doutputs[-1]
-            doutputs[-1] = 0
-    dlast, dnorm = norm_backward(dhidden, norm_cache)
-    doutputs[-1] += dlast
-    dx, dinserted, dlayers = layers_backward(config, doutputs, caches)
-    dstate = initial_state(params, config, len(tokens))
-    if config.vectors:
-        dpooled, dmodule = module_backward(dinserted, module_cache)
-        dstate = dstate._replace(pooled=dpooled)
-        grads |= prefixed("module.", dmodule)
-    dx = dropout_backward(dx, dropout_mask)
-    np.add.at(dembedding, tokens, dx)  # the tied embedding's second gradient
-    dpositions = np.pad(dx.sum(0), ((0, config.max_positions - dx.shape[1]), (0, 0)))  # none for positions after N
-    grads |= dlayers | dnorm | {"embedding": dembedding, "positions": dpositions}
-    return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
-
-
-# ----------------------------------------------------------------------------
-# through segments: a document in windows, its loss and gradients, and continuations
-
-
-def windows_of(config, document):
-    """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
-
-    Window k begins k (T - o) tokens in. Its first o predictions are of tokens that the previous window has scored.
-    """
-    length = document.shape[1]
-    count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
-    windows = []
-    for start in range(0, count * config.stride, config.stride):
-        stop = min(start + config.segment, length - 1)  # decision 7: the last window is short
-        scored = np.arange(stop - start) >= (config.overlap if start else 0)
-        tokens, targets = document[:, start:stop], document[:, start + 1 : stop + 1]
-        windows.append(Window(tokens, targets, np.broadcast_to(scored, tokens.shape)))
-    return windows
-
-
-def segment_rng(seed, index):
-    """The generator of one segment's dropout, the same whenever it is computed; None for no dropout."""
-    return None if seed is None else np.random.default_rng([seed, index])
-
-
-def count_scored(segments):
-    """Scored tokens of a rollout, at least 1."""
-    return max(1, sum(int(segment.scored.sum()) for segment in segments))
-
-
-def loss_and_gradients(params, config, windows, seed=None):
-    """Mean loss of a document's scored tokens, its gradients through all windows (decision 6), and all states read."""
-    states = [initial_state(params, config, len(windows[0].tokens))]
-    loss, caches = 0.0, []
-    for t, window in enumerate(windows):
-        logits, state, cache = forward(params, config, window.tokens, states[-1], segment_rng(seed, t))
-        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        loss += part
-        states.append(state)
-        caches.append((cache, loss_cache))
-    grads, dstate = {}, None
-    for cache, loss_cache in reversed(caches):
-        dlogits = cross_entropy_backward(1 / count_scored(windows), loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        add_into(grads, dparams)
-    return loss / count_scored(windows), grads, states[:-1]
-
-
-def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, storing only the z's and one window's activations at a time (3.2, decision 11)."""
-    states = [initial_state(params, config, len(windows[0].tokens))]
-    loss, grads, dstate = 0.0, {}, None
-    for t, window in enumerate(windows[:-1]):
-        states.append(forward(params, config, window.tokens, states[-1], segment_rng(seed, t))[1])
-    for t, window in reversed(list(enumerate(windows))):
-        logits, _, cache = forward(params, config, window.tokens, states.pop(), segment_rng(seed, t))
-        part, loss_cache = cross_entropy_forward(logits, window.targets, window.scored)
-        dlogits = cross_entropy_backward(1 / count_scored(windows), loss_cache)
-        dparams, dstate = backward(params, config, cache, dlogits, dstate)
-        loss = loss + part
-        add_into(grads, dparams)
-    return loss / count_scored(windows), grads
-
-
-def greedy_continuation(params, config, context, count):
-    """The `count` most probable next tokens after a context (B, n), n >= 1, one at a time (5.3); (B, count).
-
-    The context is read window by window. The continuation stands in a new window that begins with the context's last token, or
-    its last config.overlap (decision 12), and knows of the rest by h_prev alone. Raises ValueError if that window gets too long.
-    """
-    state = initial_state(params, config, len(context))
-    for start in range(0, context.shape[1] - config.overlap, config.stride):  # of o tokens or fewer nothing is left to pool
-        state = forward(params, config, context[:, start : start + config.segment], state)[1]
-    text = context[:, -max(1, config.overlap) :]
-    for _ in range(count):
-        logits = forward(params, config, text, state)[0]
-        text = np.concatenate([text, logits[:, -1:].argmax(-1)], axis=1)
-    return text[:, -count:] if count else text[:, :0]
-
-
-# ----------------------------------------------------------------------------
-# demonstration: the gradients checked, the windows computed again, a tiny text fitted
-
-
-def check_gradients(params, config, windows, rng):
-    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error."""
-    _, grads, _ = loss_and_gradients(params, config, windows)
-    print(f"{'parameter':<34}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        ends = [loss_and_gradients(params | {name: value + h * direction}, config, windows)[0] for h in (1e-5, -1e-5)]
-        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<34}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
-
-
-def demonstrate():
-    """Check gradients against finite differences and checkpointing against BPTT, then fit a tiny text; prints what it shows."""
-    rng = np.random.default_rng(0)
-    config = Config(11, width=12, layers=3, heads=2, feed_forward=20, max_positions=6, segment=6, overlap=2, module_width=16)
-    params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
-    windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
-    print("GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last.")
-    worst = check_gradients(params, config, windows, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
-    _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
-    apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
-    print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
-    if not apart < 1e-9:
-        raise SystemExit("checkpointing disagrees with back-propagation through time")
-    print(f"Adam on these {count_scored(windows)} predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
-    for step in range(1, 201):
-        loss, grads, states = loss_and_gradients(params, config, windows)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
-        if step in (1, 10, 50, 200):
-            print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
-    last, count = windows[-1], windows[-1].scored.sum()
-    for label, state in (("h_prev", states[-1]), ("memory cleared", initial_state(params, config, 2))):
-        nats, _ = cross_entropy_forward(forward(params, config, last.tokens, state)[0], last.targets, last.scored)
-        print(f"Last window, {label}: {nats / count / np.log(2):.3f} bits per token")
+def check_config(config):
+    """Raise ValueError, naming the field, for a config that cannot work."""
+    for name, kind in Config.__annotations__.items():
+        least = 0 if name in ("vectors", "module_layers") else 1
+        if kind is int and name != "overlap" and getattr(config, name) < least:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least {least}")
+    width, heads, t, o, rate = config.width, config.heads, config.segment, config.overlap, config.dropout
+    numbers, layers = config.insertion_layers if config.vectors else (1,), config.layers  # plain GPT-2 has none
+    ascending = isinstance(numbers, tuple) and bool(numbers) and tuple(sorted(set(numbers))) == numbers
+    outside = ascending and (numbers[0] < 1 or numbers[-1] > layers)
+    refused = {
+        f"width {width} is not a multiple of heads {heads}; the nearest is {max(1, round(width / heads)) * heads}": width % heads,
+        f"segment {t} is longer than the position table; max_positions is {config.max_positions}": t > config.max_positions,
+        f"overlap is {o}; it must lie in 0..{t - 1} for segment {t}": not 0 <= o < t,
+        f"insertion_layers {numbers} must be a tuple, ascending, each layer once, at least one": not ascending,
+        f"insertion_layers {numbers} must lie in 1..{layers}, the layers there are": outside,
+        f"pooling is {config.pooling!r}; it must be one of {', '.join(POOLINGS)}": config.pooling not in POOLINGS,
+        f"pool is {config.pool!r}; it must be one of {', '.join(POOLS)}": config.pool not in POOLS,
+        f"dropout is {rate}; it must be at least 0 and below 1": not 0 <= rate < 1,
+    }
+    for message, wrong in refused.items():
+        if wrong:
+            raise ValueError(message)
 
 
 if __name__ == "__main__":
