@@ -931,7 +931,7 @@ def init_layer(config, rng, name):
 
 
 def init_attention(config, rng, causal=None, memory=False):
-    """Self-attention, or cross-attention if causal is None; memory is given a norm. decision 2: Eq. 1 has no biases."""
+    """Self-attention, or cross-attention if causal is None; memory is given a norm (decision 2: biases, except in Eq. 1)."""
     d, inner = config.width, config.heads * config.head_width
     p = prefixed("norm.", init_norm(d)) | (prefixed("memory_norm.", init_norm(d)) if memory else {})
     if causal is None or config.positions == "simplified":

@@ -7,9 +7,8 @@ or no: every token has a logit to be the span's start and one to be its end, and
 [CLS] token's outputs, of which the maximum over all windows is taken.
 `forward` maps (tokens, state) to (outputs, next state), `backward` the gradient of the next state to that of the incoming one.
 
-Read in this order: `forward`, the whole encoder; `next_state_forward` and `vector_forward`, all that is new; `answer_forward`;
-then each backward. Skip at first Config's checks, `masked_forward` (the pretraining) and the operations that you know.
-Decisions are in docs/pretrained_recurrence.md, under "Question answering".
+The file is in the order of reading: what is new, then the encoder, `forward`. The operations that every Transformer has are those
+of pretrained_recurrence.py, the same paper's. Decisions are in docs/pretrained_recurrence.md, under "Question answering".
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens      token ids of one window: [CLS] question [SEP] text [SEP]             (B, N)
@@ -32,10 +31,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reference.pretrained_recurrence import (
+    DEVIATION,
+    NORM_EPSILON,  # noqa: F401  of accelerated/lab/systems/roberta.py
+    add_into,
+    affine_backward,
+    affine_forward,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    dropout_backward,
+    dropout_forward,
+    init_affine,
+    init_gpt2,
+    init_norm,
+    linear_backward,
+    linear_forward,
+    masked_attention_backward,
+    masked_attention_forward,
+    merge_heads,
+    norm_backward,
+    norm_forward,
+    prefixed,
+    split_heads,
+    subtree,
+)
+
 # ----------------------------------------------------------------------------
-# parameters: sizes, starting values and the state that an example begins with
-NORM_EPSILON = 1e-5  # under the square root of layer_norm
-DEVIATION = 0.02  # of RoBERTa's weights at the start
+# configuration: sizes of the encoder, and what a window hands to the next one; read it first
 KINDS = ("span", "yes", "no")
 
 
@@ -70,18 +92,7 @@ class Config:
     dropout: float = 0.1
 
     def __post_init__(self):
-        for name in ("vocabulary", "width", "layers", "heads", "feed_forward", "segment", "module_width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.width % self.heads:
-            nearest = max(1, round(self.width / self.heads)) * self.heads
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}; the nearest is {nearest}")
-        if not 1 <= self.insertion_layer <= self.layers:
-            raise ValueError(f"insertion_layer is {self.insertion_layer}; it must lie in 1..{self.layers}")
-        if self.module_layers < 0:
-            raise ValueError(f"module_layers is {self.module_layers}; it must be at least 0")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        check_config(self)
 
 
 class State(NamedTuple):
@@ -92,105 +103,28 @@ class State(NamedTuple):
     present: np.ndarray  # (B,) bool, false before an example's first window
 
 
-class Answer(NamedTuple):
-    """What is asked for; start and end count the tokens of all windows one after another, and are read only of spans."""
-
-    kind: np.ndarray  # (B,), an index of KINDS
-    start: np.ndarray  # (B,)
-    end: np.ndarray  # (B,)
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
-
-
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def init_norm(width):
-    return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def init_affine(rng, name, fan_out, fan_in):
-    return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
-
-
-def init_gpt2(rng, name, fan_out, fan_in, deviation=DEVIATION):
-    return {name: rng.normal(0, deviation, (fan_out, fan_in)), f"{name}_bias": np.zeros(fan_out)}
-
-
-def init_encoder_layer(config, rng):
-    """Parameters of a layer; every matrix begins at N(0, 0.02^2), every bias at zero."""
-    d, f = config.width, config.feed_forward
-    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
-    for name in ("query", "key", "value", "output"):
-        p |= init_gpt2(rng, name, d, d)
-    return p | init_gpt2(rng, "mlp_hidden", f, d) | init_gpt2(rng, "mlp_output", d, f)
-
-
-def init_vector_network(config, rng):
-    """The network that makes the inserted vector of the pooled one; as in the GPT-2 of this paper."""
-    p, fan_in = {}, config.width
-    for layer in range(1, config.module_layers + 1):
-        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
-        fan_in = config.module_width
-    return p | init_affine(rng, "inserted", config.width, fan_in)
-
-
-def init_params(config, rng):
-    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
-    d = config.width
-    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, d))}
-    params["positions"] = rng.normal(0, DEVIATION, (config.segment, d))
-    params |= prefixed("embedding_norm.", init_norm(d))
-    for layer in range(config.layers):
-        params |= prefixed(f"layers.{layer}.", init_encoder_layer(config, rng))
-    masked = init_gpt2(rng, "hidden", d, d) | prefixed("norm.", init_norm(d)) | {"bias": np.zeros(config.vocabulary)}
-    heads = {"span": rng.normal(0, DEVIATION, (2, d))} | init_gpt2(rng, "kind", 3, d)  # softmax would cancel a bias of span
-    params |= prefixed("masked.", masked) | prefixed("answer.", heads)
-    return params | (prefixed("module.", init_vector_network(config, rng)) if config.recurrent else {})
-
-
-def prefixed(prefix, tree):
-    """{name: a} -> {prefix + name: a}."""
-    return {prefix + name: array for name, array in tree.items()}
-
-
-def subtree(params, prefix):
-    """The parameters below prefix, by their names without it."""
-    return {name[len(prefix) :]: array for name, array in params.items() if name.startswith(prefix)}
-
-
-def add_into(total, part):
-    """Sum a dict of gradients into another; total is ours to change."""
-    for name, array in part.items():
-        total[name] = total[name] + array if name in total else array
-
-
-def initial_state(params, config, batch):
-    """What an example begins with: nothing read."""
-    return State(np.zeros((batch, config.width)), np.zeros((batch, config.width)), np.zeros(batch, bool))
-
-
 # ----------------------------------------------------------------------------
-# operations: the activation first, then the usual ones
+# the method: what a first reading is for: a window's outputs become one vector, and the next window attends to it
+def next_state_forward(state, x, readable):
+    """The State after outputs x (B, N, D) of a window; a lane whose example has ended keeps its own."""
+    reads = readable[:, 0]  # (B,), its [CLS]
+    pooled, mean_cache = mean_of_rows_forward(x, readable)
+    largest, larger_cache = larger_forward(state.first, x[:, 0])
+    first = np.where(state.present[:, None], largest, x[:, 0])  # "max pool the embedding of the [CLS] token across windows"
+    kept = reads[:, None]
+    new = State(np.where(kept, pooled, state.pooled), np.where(kept, first, state.first), state.present | reads)
+    return new, (reads, state.present, mean_cache, larger_cache)
 
 
-def exact_gelu_forward(x):
-    """x Phi(x), Phi the normal distribution's cumulative function: RoBERTa's, not GPT-2's approximation."""
-    phi = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
-    return x * phi, (x, phi)
-
-
-# y = x Phi(x): dx = dy (Phi(x) + x phi(x)), phi the normal density
-def exact_gelu_backward(dy, cache):
-    x, phi = cache
-    return dy * (phi + x * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi))
+# z' = z or mean(x), f' = f or x_0 or max(f, x_0): each gradient goes where the value came from
+def next_state_backward(dnext, cache):
+    """Gradients of the incoming state and of x (B, N, D)."""
+    reads, present, mean_cache, larger_cache = cache
+    dpooled, dfirst = (np.where(reads[:, None], field, 0) for field in dnext[:2])
+    dx = mean_of_rows_backward(dpooled, mean_cache)
+    dold, dlargest = larger_backward(np.where(present[:, None], dfirst, 0), larger_cache)
+    dx[:, 0] += np.where(present[:, None], dlargest, dfirst)
+    return State(dnext.pooled - dpooled, dnext.first - dfirst + dold, dnext.present), dx
 
 
 def mean_of_rows_forward(x, counted):
@@ -214,145 +148,6 @@ def larger_backward(dout, of_a):
     return dout * of_a, dout * ~of_a
 
 
-class AttentionCache(NamedTuple):
-    query: np.ndarray  # (B, H, N, E)
-    key: np.ndarray  # (B, H, K, E)
-    value: np.ndarray  # (B, H, K, E)
-    weights: np.ndarray  # (B, H, N, K), before dropout
-    dropped: np.ndarray  # (B, H, N, K), after dropout
-    dropout_mask: np.ndarray | None  # (B, H, N, K)
-
-
-def masked_attention_forward(query, key, value, mask, rate, rng):
-    """softmax(q·k / sqrt(E)) v: query (B, H, N, E); key, value (B, H, K, E); mask, true if seen, broadcasts to (B, H, N, K)."""
-    scores = np.where(mask, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
-    weights, _ = softmax_forward(scores)  # (B, H, N, K)
-    dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, weights, dropped, dropout_mask)
-
-
-# s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
-def masked_attention_backward(dout, cache):
-    """Gradients of query, key and value, exactly zero for a key that nobody sees."""
-    query, key, value, weights, dropped, dropout_mask = cache
-    dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
-    dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
-    return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
-
-
-def softmax_forward(scores):
-    """Softmax over the last axis; -inf scores get exactly zero."""
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    return weights, weights
-
-
-# w = softmax(s): ds = w (dw - w·dw)
-def softmax_backward(dweights, weights):
-    return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
-
-
-def linear_forward(x, weight):
-    """y = x W^T for x (..., in) and weight (out, in)."""
-    return x @ weight.T, (x, weight)
-
-
-# y = x W^T: dx = dy W, dW = dy^T x over all rows
-def linear_backward(dy, cache):
-    x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
-
-
-def affine_forward(p, name, x):
-    """x W^T + b, where p has a bias of that name."""
-    y, cache = linear_forward(x, p[name])
-    biased = f"{name}_bias" in p
-    return (y + p[f"{name}_bias"] if biased else y), (name, biased, cache)
-
-
-# y = x W^T + b: dx = dy W, dW = dy^T x, db = sum of dy
-def affine_backward(dy, cache):
-    """Gradients of x, and of the weight and the bias by name."""
-    name, biased, linear_cache = cache
-    dx, dweight = linear_backward(dy, linear_cache)
-    dbias = dy.sum(tuple(range(dy.ndim - 1)))
-    if name == "key":  # q.b is the same for all keys, so softmax cancels it: exactly zero, not the sum's rounding
-        dbias = np.zeros_like(dbias)
-    return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
-
-
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
-    centred = x - x.mean(-1, keepdims=True)
-    inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
-
-
-# n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
-def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
-    dnormal = dy * scale
-    dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
-    sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
-
-
-def norm_forward(p, name, x):
-    y, cache = layer_norm_forward(x, p[f"{name}.scale"], p[f"{name}.bias"])
-    return y, (name, cache)
-
-
-def norm_backward(dy, cache):
-    name, norm_cache = cache
-    dx, grads = layer_norm_backward(dy, norm_cache)
-    return dx, prefixed(f"{name}.", grads)
-
-
-def dropout_forward(x, rate, rng):
-    """Inverted dropout; rng None (evaluation) or rate 0 passes x through."""
-    if rng is None or rate == 0:
-        return x, None
-    dropout_mask = (rng.random(x.shape) >= rate) / (1 - rate)
-    return x * dropout_mask, dropout_mask
-
-
-def dropout_backward(dy, dropout_mask):
-    return dy if dropout_mask is None else dy * dropout_mask
-
-
-def split_heads(x, heads):
-    """(B, N, H*E) -> (B, H, N, E)"""
-    batch, length, width = x.shape
-    return x.reshape(batch, length, heads, width // heads).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x):
-    """(B, H, N, E) -> (B, N, H*E), the adjoint of split_heads."""
-    batch, heads, length, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, length, heads * width)
-
-
-def cross_entropy_forward(logits, targets, scored):
-    """Summed -log p of targets (B, N) at the scored (B, N) positions, in nats."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_probabilities = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))  # (B, N, V)
-    of_targets = np.take_along_axis(log_probabilities, targets[..., None], axis=-1)[..., 0]
-    return -of_targets[scored].sum(), (log_probabilities, targets, scored)
-
-
-# loss = -log p_target, p = softmax(logits): dlogits = p - onehot(target)
-def cross_entropy_backward(dloss, cache):
-    log_probabilities, targets, scored = cache
-    one_hot = np.arange(log_probabilities.shape[-1]) == targets[..., None]  # (B, N, V)
-    return dloss * (np.exp(log_probabilities) - one_hot) * scored[..., None]
-
-
-# ----------------------------------------------------------------------------
-# the method: a window's outputs become one vector, and the next window attends to it
-
-
 def vector_forward(p, config, pooled):
     """h_prev (B, 1, D) of z (B, D): a network with two hidden layers of 768 in the paper (5.4)."""
     hidden, caches = pooled, []
@@ -374,26 +169,30 @@ def vector_backward(dinserted, cache):
     return dhidden, grads
 
 
-def next_state_forward(state, x, readable):
-    """The State after outputs x (B, N, D) of a window; a lane whose example has ended keeps its own."""
-    reads = readable[:, 0]  # (B,), its [CLS]
-    pooled, mean_cache = mean_of_rows_forward(x, readable)
-    largest, larger_cache = larger_forward(state.first, x[:, 0])
-    first = np.where(state.present[:, None], largest, x[:, 0])  # "max pool the embedding of the [CLS] token across windows"
-    kept = reads[:, None]
-    new = State(np.where(kept, pooled, state.pooled), np.where(kept, first, state.first), state.present | reads)
-    return new, (reads, state.present, mean_cache, larger_cache)
+def post_norm_attention_forward(p, config, x, inserted, mask, rng):
+    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x; then the norm."""
+    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
+    made = [affine_forward(p, name, rows) for name, rows in (("query", x), ("key", source), ("value", source))]
+    parts = (split_heads(part, config.heads) for part, _ in made)
+    out, attention_cache = masked_attention_forward(*parts, mask, config.dropout, rng)
+    out, output_cache = affine_forward(p, "output", merge_heads(out))
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, norm_cache = norm_forward(p, "norm", x + out)  # RoBERTa's norm comes after the sum
+    return out, ([cache for _, cache in made], attention_cache, output_cache, dropout_mask, norm_cache)
 
 
-# z' = z or mean(x), f' = f or x_0 or max(f, x_0): each gradient goes where the value came from
-def next_state_backward(dnext, cache):
-    """Gradients of the incoming state and of x (B, N, D)."""
-    reads, present, mean_cache, larger_cache = cache
-    dpooled, dfirst = (np.where(reads[:, None], field, 0) for field in dnext[:2])
-    dx = mean_of_rows_backward(dpooled, mean_cache)
-    dold, dlargest = larger_backward(np.where(present[:, None], dfirst, 0), larger_cache)
-    dx[:, 0] += np.where(present[:, None], dlargest, dfirst)
-    return State(dnext.pooled - dpooled, dnext.first - dfirst + dold, dnext.present), dx
+# y = norm(x + W_o attention(x, [h | x])): dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
+def post_norm_attention_backward(config, dy, cache):
+    """Gradients of x, of inserted (B, S, D) and of the parameters."""
+    projection_caches, attention_cache, output_cache, dropout_mask, norm_cache = cache
+    dsum, grads = norm_backward(dy, norm_cache)
+    dout, doutput = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
+    dparts = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
+    made = [affine_backward(merge_heads(d), cache) for d, cache in zip(dparts, projection_caches, strict=True)]
+    (dx, dquery), (dsource_by_key, dkey), (dsource_by_value, dvalue) = made
+    dsource = dsource_by_key + dsource_by_value
+    vectors = dsource.shape[1] - dy.shape[1]  # S, or 0 without
+    return dsum + dx + dsource[:, vectors:], dsource[:, :vectors], grads | doutput | dquery | dkey | dvalue
 
 
 def window_keys_mask(readable, present, vectors):
@@ -404,72 +203,11 @@ def window_keys_mask(readable, present, vectors):
     return np.concatenate([slots, seen], axis=1)[:, None, None]
 
 
-def post_norm_attention_forward(p, config, x, inserted, mask, rng):
-    """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x; then the norm."""
-    source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    query, query_cache = affine_forward(p, "query", x)
-    key, key_cache = affine_forward(p, "key", source)
-    value, value_cache = affine_forward(p, "value", source)
-    parts = (split_heads(part, config.heads) for part in (query, key, value))
-    out, attention_cache = masked_attention_forward(*parts, mask, config.dropout, rng)
-    out, output_cache = affine_forward(p, "output", merge_heads(out))
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
-    out, norm_cache = norm_forward(p, "norm", x + out)  # RoBERTa's norm comes after the sum
-    return out, ((query_cache, key_cache, value_cache), attention_cache, output_cache, dropout_mask, norm_cache)
-
-
-# y = norm(x + W_o attention(x, [h | x])): dsum = norm'(dy), dx = dsum + dq W_q + dsource at x's positions, dh = dsource at h's
-def post_norm_attention_backward(config, dy, cache):
-    """Gradients of x, of inserted (B, S, D) and of the parameters."""
-    projection_caches, attention_cache, output_cache, dropout_mask, norm_cache = cache
-    dsum, grads = norm_backward(dy, norm_cache)
-    dout, doutput = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
-    dparts = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
-    grads, dinputs = grads | doutput, []
-    for dpart, projection_cache in zip(dparts, projection_caches, strict=True):
-        dinput, dweights = affine_backward(merge_heads(dpart), projection_cache)
-        dinputs.append(dinput)
-        grads |= dweights
-    dquery, dkey, dvalue = dinputs
-    vectors = dkey.shape[1] - dy.shape[1]
-    dsource = dkey + dvalue
-    return dsum + dquery + dsource[:, vectors:], dsource[:, :vectors], grads
-
-
 # ----------------------------------------------------------------------------
-# the model: RoBERTa's layers, and the heads that are put on top
-
-
-def post_norm_mlp_forward(p, config, x, rng):
-    """norm(x + dropout(W_2 gelu(W_1 x + b_1) + b_2))"""
-    before, hidden_cache = affine_forward(p, "mlp_hidden", x)
-    hidden, gelu_cache = exact_gelu_forward(before)  # (B, N, F)
-    out, output_cache = affine_forward(p, "mlp_output", hidden)
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)
-    out, norm_cache = norm_forward(p, "mlp_norm", x + out)
-    return out, (hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache)
-
-
-def post_norm_mlp_backward(dy, cache):
-    hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache = cache
-    dsum, dnorm = norm_backward(dy, norm_cache)
-    dhidden, grads = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
-    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
-    return dsum + dx, grads | dweights | dnorm
-
-
-def layer_forward(p, config, x, inserted, mask, rng):
-    x, attention_cache = post_norm_attention_forward(p, config, x, inserted, mask, rng)
-    x, mlp_cache = post_norm_mlp_forward(p, config, x, rng)
-    return x, (attention_cache, mlp_cache)
-
-
-def layer_backward(config, dx, cache):
-    """Gradients of x, of inserted and of the parameters."""
-    attention_cache, mlp_cache = cache
-    dx, grads = post_norm_mlp_backward(dx, mlp_cache)
-    dx, dinserted, dattention = post_norm_attention_backward(config, dx, attention_cache)
-    return dx, dinserted, grads | dattention
+# the model: RoBERTa's encoder, and the heads that choose an answer
+def initial_state(params, config, batch):
+    """What an example begins with: nothing read."""
+    return State(np.zeros((batch, config.width)), np.zeros((batch, config.width)), np.zeros(batch, bool))
 
 
 def forward(params, config, tokens, readable, state, rng=None):
@@ -516,6 +254,50 @@ def backward(params, config, cache, doutputs, dnext_state):
     return {name: grads.get(name, np.zeros_like(value)) for name, value in params.items()}, dstate
 
 
+def layer_forward(p, config, x, inserted, mask, rng):
+    x, attention_cache = post_norm_attention_forward(p, config, x, inserted, mask, rng)
+    x, mlp_cache = post_norm_mlp_forward(p, config, x, rng)
+    return x, (attention_cache, mlp_cache)
+
+
+def layer_backward(config, dx, cache):
+    """Gradients of x, of inserted and of the parameters."""
+    attention_cache, mlp_cache = cache
+    dx, grads = post_norm_mlp_backward(dx, mlp_cache)
+    dx, dinserted, dattention = post_norm_attention_backward(config, dx, attention_cache)
+    return dx, dinserted, grads | dattention
+
+
+def post_norm_mlp_forward(p, config, x, rng):
+    """norm(x + dropout(W_2 gelu(W_1 x + b_1) + b_2))"""
+    before, hidden_cache = affine_forward(p, "mlp_hidden", x)
+    hidden, gelu_cache = exact_gelu_forward(before)  # (B, N, F)
+    out, output_cache = affine_forward(p, "mlp_output", hidden)
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)
+    out, norm_cache = norm_forward(p, "mlp_norm", x + out)
+    return out, (hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache)
+
+
+def post_norm_mlp_backward(dy, cache):
+    hidden_cache, gelu_cache, output_cache, dropout_mask, norm_cache = cache
+    dsum, dnorm = norm_backward(dy, norm_cache)
+    dhidden, grads = affine_backward(dropout_backward(dsum, dropout_mask), output_cache)
+    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
+    return dsum + dx, grads | dweights | dnorm
+
+
+def exact_gelu_forward(x):
+    """x Phi(x), Phi the normal distribution's cumulative function: RoBERTa's, not GPT-2's approximation."""
+    phi = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+    return x * phi, (x, phi)
+
+
+# y = x Phi(x): dx = dy (Phi(x) + x phi(x)), phi the normal density
+def exact_gelu_backward(dy, cache):
+    x, phi = cache
+    return dy * (phi + x * np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi))
+
+
 def answer_forward(p, outputs, texts, first):
     """spans (B, 2, K N), -inf outside of the text, and kinds (B, 3).
 
@@ -536,6 +318,14 @@ def answer_backward(dspans, dkinds, cache):
     return np.split(drows, np.cumsum(lengths)[:-1], axis=1), dfirst, grads | dkind
 
 
+class Answer(NamedTuple):
+    """What is asked for; start and end count the tokens of all windows one after another, and are read only of spans."""
+
+    kind: np.ndarray  # (B,), an index of KINDS
+    start: np.ndarray  # (B,)
+    end: np.ndarray  # (B,)
+
+
 def answer_loss_forward(spans, kinds, answer):
     """Summed over lanes: -log p of the kind and, of spans, half of those of start and end among all text of all windows."""
     of_kind, kind_cache = cross_entropy_forward(kinds[:, None], answer.kind[:, None], np.ones((len(kinds), 1), bool))
@@ -551,30 +341,8 @@ def answer_loss_backward(dloss, cache):
     return cross_entropy_backward(dloss / 2, place_cache), cross_entropy_backward(dloss, kind_cache)[:, 0]
 
 
-def masked_forward(params, x):
-    """Logits (B, N, V) of what was masked, from the final layer's outputs: RoBERTa's head, whose matrix is the embedding."""
-    p = subtree(params, "masked.")
-    before, hidden_cache = affine_forward(p, "hidden", x)
-    hidden, gelu_cache = exact_gelu_forward(before)
-    normal, norm_cache = norm_forward(p, "norm", hidden)
-    logits, output_cache = linear_forward(normal, params["embedding"])
-    return logits + p["bias"], (hidden_cache, gelu_cache, norm_cache, output_cache)
-
-
-# logits = M norm(gelu(W x + b)) + c: dc = Σ dlogits, the rest in reverse
-def masked_backward(dlogits, cache):
-    """Gradients of x and of the parameters."""
-    hidden_cache, gelu_cache, norm_cache, output_cache = cache
-    dnormal, dembedding = linear_backward(dlogits, output_cache)
-    dhidden, dnorm = norm_backward(dnormal, norm_cache)
-    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
-    return dx, prefixed("masked.", dweights | dnorm | {"bias": dlogits.sum((0, 1))}) | {"embedding": dembedding}
-
-
 # ----------------------------------------------------------------------------
 # through segments: an example's loss, back-propagated through all of its windows
-
-
 def loss_and_gradients(params, config, windows, answer, rng=None):
     """Mean loss of a batch of examples, cut into windows [(tokens, readable, text)], and its gradients through all of them."""
     state, outputs, caches = initial_state(params, config, len(answer.kind)), [], []
@@ -595,22 +363,8 @@ def loss_and_gradients(params, config, windows, answer, rng=None):
     return loss / len(kinds), grads
 
 
-def masked_loss_and_gradients(params, config, tokens, targets, scored, rng=None):
-    """Mean loss of the masked tokens that are scored (B, N), of windows that begin anew, and its gradients: the pretraining."""
-    state = initial_state(params, config, len(tokens))
-    x, state, cache = forward(params, config, tokens, np.ones(tokens.shape, bool), state, rng)
-    logits, masked_cache = masked_forward(params, x)
-    loss, loss_cache = cross_entropy_forward(logits, targets, scored)
-    dx, grads = masked_backward(cross_entropy_backward(1 / scored.sum(), loss_cache), masked_cache)
-    dparams, _ = backward(params, config, cache, dx, State(*(np.zeros_like(field) for field in state)))
-    add_into(grads, dparams)
-    return loss / scored.sum(), grads
-
-
 # ----------------------------------------------------------------------------
 # demonstration: gradients against finite differences, then a question that one window alone cannot answer
-
-
 def check_gradients(params, config, windows, answer, rng):
     """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
     _, grads = loss_and_gradients(params, config, windows, answer)
@@ -662,6 +416,92 @@ def demonstrate():
                 moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
                 trained[name] = trained[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
         print(f"  {label:<34}{loss:.3f} nats after {step} steps")
+
+
+# ----------------------------------------------------------------------------
+# variants: the pretraining with masked tokens; a first reading skips it
+def masked_loss_and_gradients(params, config, tokens, targets, scored, rng=None):
+    """Mean loss of the masked tokens that are scored (B, N), of windows that begin anew, and its gradients: the pretraining."""
+    state = initial_state(params, config, len(tokens))
+    x, state, cache = forward(params, config, tokens, np.ones(tokens.shape, bool), state, rng)
+    logits, masked_cache = masked_forward(params, x)
+    loss, loss_cache = cross_entropy_forward(logits, targets, scored)
+    dx, grads = masked_backward(cross_entropy_backward(1 / scored.sum(), loss_cache), masked_cache)
+    dparams, _ = backward(params, config, cache, dx, State(*(np.zeros_like(field) for field in state)))
+    add_into(grads, dparams)
+    return loss / scored.sum(), grads
+
+
+def masked_forward(params, x):
+    """Logits (B, N, V) of what was masked, from the final layer's outputs: RoBERTa's head, whose matrix is the embedding."""
+    p = subtree(params, "masked.")
+    before, hidden_cache = affine_forward(p, "hidden", x)
+    hidden, gelu_cache = exact_gelu_forward(before)
+    normal, norm_cache = norm_forward(p, "norm", hidden)
+    logits, output_cache = linear_forward(normal, params["embedding"])
+    return logits + p["bias"], (hidden_cache, gelu_cache, norm_cache, output_cache)
+
+
+# logits = M norm(gelu(W x + b)) + c: dc = Σ dlogits, the rest in reverse
+def masked_backward(dlogits, cache):
+    """Gradients of x and of the parameters."""
+    hidden_cache, gelu_cache, norm_cache, output_cache = cache
+    dnormal, dembedding = linear_backward(dlogits, output_cache)
+    dhidden, dnorm = norm_backward(dnormal, norm_cache)
+    dx, dweights = affine_backward(exact_gelu_backward(dhidden, gelu_cache), hidden_cache)
+    return dx, prefixed("masked.", dweights | dnorm | {"bias": dlogits.sum((0, 1))}) | {"embedding": dembedding}
+
+
+# ----------------------------------------------------------------------------
+# starting values: every parameter by its name; a first reading skips them
+def init_params(config, rng):
+    """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
+    d = config.width
+    params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, d))}
+    params["positions"] = rng.normal(0, DEVIATION, (config.segment, d))
+    params |= prefixed("embedding_norm.", init_norm(d))
+    for layer in range(config.layers):
+        params |= prefixed(f"layers.{layer}.", init_encoder_layer(config, rng))
+    masked = init_gpt2(rng, "hidden", d, d) | prefixed("norm.", init_norm(d)) | {"bias": np.zeros(config.vocabulary)}
+    heads = {"span": rng.normal(0, DEVIATION, (2, d))} | init_gpt2(rng, "kind", 3, d)  # softmax would cancel a bias of span
+    params |= prefixed("masked.", masked) | prefixed("answer.", heads)
+    return params | (prefixed("module.", init_vector_network(config, rng)) if config.recurrent else {})
+
+
+def init_encoder_layer(config, rng):
+    """Parameters of a layer; every matrix begins at N(0, 0.02^2), every bias at zero."""
+    d, f = config.width, config.feed_forward
+    p = prefixed("norm.", init_norm(d)) | prefixed("mlp_norm.", init_norm(d))
+    for name in ("query", "key", "value", "output"):
+        p |= init_gpt2(rng, name, d, d)
+    return p | init_gpt2(rng, "mlp_hidden", f, d) | init_gpt2(rng, "mlp_output", d, f)
+
+
+def init_vector_network(config, rng):
+    """The network that makes the inserted vector of the pooled one; as in the GPT-2 of this paper."""
+    p, fan_in = {}, config.width
+    for layer in range(1, config.module_layers + 1):
+        p |= init_affine(rng, f"hidden_{layer}", config.module_width, fan_in)
+        fan_in = config.module_width
+    return p | init_affine(rng, "inserted", config.width, fan_in)
+
+
+# ----------------------------------------------------------------------------
+# checks: what a Config must be; a first reading skips them
+def check_config(config):
+    """Raise ValueError, naming the field, if the model cannot work."""
+    for name in ("vocabulary", "width", "layers", "heads", "feed_forward", "segment", "module_width"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
+    if config.width % config.heads:
+        nearest = max(1, round(config.width / config.heads)) * config.heads
+        raise ValueError(f"width {config.width} is not a multiple of heads {config.heads}; the nearest is {nearest}")
+    if not 1 <= config.insertion_layer <= config.layers:
+        raise ValueError(f"insertion_layer is {config.insertion_layer}; it must lie in 1..{config.layers}")
+    if config.module_layers < 0:
+        raise ValueError(f"module_layers is {config.module_layers}; it must be at least 0")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout is {config.dropout}; it must be at least 0 and below 1")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SELF_CONTAINED = [path for path in sorted((ROOT / "reference").glob("*.py")) if "\nclass Config:" in path.read_text()]
-REFERENCES = [path for path in SELF_CONTAINED if path.stem != "roberta"]  # which has no chapter of its own
+EVERY = [path for path in sorted((ROOT / "reference").glob("*.py")) if "\nclass Config:" in path.read_text()]
+REFERENCES = [path for path in EVERY if path.stem != "roberta"]  # which has no chapter of its own
 
 
 def imported_modules(tree):
@@ -23,9 +23,11 @@ def imported_modules(tree):
             yield "." * node.level + (node.module or "")
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_imports_are_numpy_and_the_standard_library(path):
-    for module in imported_modules(ast.parse(path.read_text())):
+    """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that paper's file."""
+    own = {"reference.pretrained_recurrence"} if path.stem == "roberta" else set()
+    for module in set(imported_modules(ast.parse(path.read_text()))) - own:
         assert module.split(".")[0] in sys.stdlib_module_names | {"numpy"}, f"{path.name} imports {module}"
 
 
@@ -34,7 +36,7 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
     own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
     own |= {"layer_forward", "layer_backward", "loss_and_gradients", "check_gradients", "demonstrate"}
     bodies = collections.defaultdict(dict)
-    for path in SELF_CONTAINED:
+    for path in EVERY:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and node.name not in own:
                 if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
@@ -44,7 +46,7 @@ def test_functions_of_one_name_are_the_same_in_every_reference():
         assert len(set(found.values())) == 1, f"{name} differs between {', '.join(found)}"
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_every_forward_stands_directly_before_its_backward(path):
     names = [node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
     for name in names:
@@ -61,7 +63,7 @@ LINES = {
     "memformer": 1012,
     "memorizing": 590,
     "pretrained_recurrence": 700,
-    "roberta": 540,
+    "roberta": 510,
 }
 FORMULAS = {  # backward functions with their mathematics above them
     "block_recurrent": 18,
@@ -69,7 +71,7 @@ FORMULAS = {  # backward functions with their mathematics above them
     "memformer": 14,
     "memorizing": 13,
     "pretrained_recurrence": 13,
-    "roberta": 13,
+    "roberta": 7,
 }
 OBVIOUS = {"forward", "backward", "layer", "model", "dropout", "norm", "mlp", "gelu_mlp", "initial_state", "token_projection"}
 FIRST = 250  # lines, in which the whole idea stands
@@ -84,10 +86,11 @@ def sections_of(path):
     return {title: (start, end, words) for start, end, (title, _, words) in zip(starts, ends, titles, strict=True)}
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_a_reference_has_the_idea_first_and_says_what_a_first_reading_skips(path):
     sections = sections_of(path)
-    assert list(sections) == [title for title in SECTIONS if title in sections] and set(SECTIONS) - set(sections) <= {"variants"}
+    absent = {"variants"} if path in REFERENCES else {"what every Transformer has"}
+    assert list(sections) == [title for title in SECTIONS if title in sections] and set(SECTIONS) - set(sections) <= absent
     for title in SECTIONS[5:]:
         assert title not in sections or "first reading" in sections[title][2], title
     *_, last = ast.parse(path.read_text()).body
@@ -112,7 +115,7 @@ def test_the_whole_idea_stands_in_the_first_250_lines(path):
     assert len(later) <= 5, f"explained later: {', '.join(sorted(later))}"
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_a_config_only_calls_its_checks_which_stand_last(path):
     tree, (start, *_) = ast.parse(path.read_text()), sections_of(path)["checks"]
     defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -121,26 +124,26 @@ def test_a_config_only_calls_its_checks_which_stand_last(path):
     assert defined[called.value.func.id].lineno > start
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_a_reference_grows_no_longer(path):
     assert len(path.read_text().splitlines()) <= LINES[path.stem]
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_the_backward_of_an_operation_has_its_mathematics_above_it(path):
     """Of the section `what every Transformer has`, where a backward is a formula; others, where it is no chain of calls."""
     source = path.read_text()
-    start, end, _ = sections_of(path)["what every Transformer has"]
+    start, end, _ = sections_of(path).get("what every Transformer has", (0, 0, ""))
     found = [
         (name, bool(re.match("# .+: .*d", above))) for above, name in re.findall(r"(.*)\ndef ([a-z_0-9]+)_backward\(", source)
     ]
     operations = re.findall(r"\ndef ([a-z_0-9]+)_backward\(", "\n".join(source.splitlines()[start:end]))
-    assert len(operations) > 3
+    assert len(operations) > 3 or path not in REFERENCES
     assert not [name for name, explained in found if name in operations and not explained and name not in OBVIOUS]
     assert sum(explained for _, explained in found) >= FORMULAS[path.stem]
 
 
-@pytest.mark.parametrize("path", SELF_CONTAINED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
 def test_caches_of_more_than_five_fields_have_names(path):
     tree = ast.parse(path.read_text())
     indexed = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
