@@ -319,7 +319,7 @@ def forward(params, config, tokens, state, rng=None):
     """Read one segment: (logits, next state, cache for `backward` and `auxiliary_forward`).
 
     tokens (B, N) of ids below V, N = config.segment; another N raises ValueError; rng turns dropout on.
-    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs decision 19: log-probabilities in their place.
+    Position i of the logits (B, N, V) predicts token i + 1; with cutoffs log-probabilities (decision 19: taken as logits).
     """
     if tokens.shape[1] != config.segment:
         raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {config.segment}; pad it")
@@ -334,7 +334,7 @@ def forward(params, config, tokens, state, rng=None):
         remembered.append(kept)
         caches.append((layer_cache, compression_cache, h, pair))
         h = y
-    x = h * config.width**-0.5  # decision 14: logits by root D
+    x = h * config.width**-0.5  # decision 14: logits divided by root D
     if config.cutoffs:
         logits, output_cache = adaptive_softmax_forward(params, config, x)
     else:
@@ -469,7 +469,7 @@ def demonstrate():
 
 # ----------------------------------------------------------------------------
 # what every Transformer has: positions, heads, norm, softmax, feed-forward; a first reading skips all from here on
-NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon as here)
+NORM_EPSILON = 1e-6  # under the square root of layer_norm (decision 12: epsilon is 1e-6)
 
 
 def causal_mask(n, k):

@@ -223,7 +223,7 @@ def forward(params, config, tokens, state, rng=None):
 def backward(params, config, cache, dlogits, dnext_state=None):
     """Gradients of the parameters and of the incoming state, from those of the logits and of the next state.
 
-    dnext_state None stops the gradient at the segment's end (decision 10: as in training). The memory's gradient is always zero.
+    dnext_state None stops the gradient at the segment's end (decision 10: as at horizon 1). The memory's gradient is always zero.
     """
     tokens, caches, norm_cache, output_cache = cache
     dstate = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
@@ -316,7 +316,7 @@ def demonstrate():
 
 # ----------------------------------------------------------------------------
 # what every Transformer has: attention with T5's positions, projections, norm, MLP; a first reading skips all from here on
-NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm (decision 1: norms as there)
+NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm (decision 1: epsilon is 1e-6)
 
 
 # query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
@@ -440,7 +440,7 @@ def token_mlp_forward(p, config, x, rng):
     hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
     hidden = np.maximum(hidden, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
-    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout at last
+    out, dropout_mask = dropout_forward(out, config.dropout, rng)  # decision 11: dropout after MLP
     return x + out, (norm_cache, hidden_cache, hidden, output_cache, dropout_mask)
 
 
@@ -570,7 +570,7 @@ def init_layer(config, rng, layer):
     d, h, he = config.width, config.heads, config.heads * config.head_width
     p = {"norm.scale": np.ones(d), "norm.bias": np.zeros(d)}
     p |= {name: init_linear(rng, he, d) for name in ("key", "value", "query")}
-    p["scale"] = np.full(h, config.attention_scale)  # decision 3: learned for heads
+    p["scale"] = np.full(h, config.attention_scale)  # decision 3: one for each head
     p["position_bias"] = rng.normal(0, config.buckets**-0.5, (h, config.buckets))  # decision 4: T5's position biases
     if layer + 1 == config.memory_layer and config.memory:
         p["memory_gate"] = np.zeros(h)  # decision 9: half from memory

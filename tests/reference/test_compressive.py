@@ -273,10 +273,9 @@ def test_initialisation():
     config = dataclasses.replace(SMALL, width=300, head_width=60, feed_forward=400, heads=5, compression="dilated_conv")
     config = dataclasses.replace(config, compression_loss="auto_encoding")
     params = ref.init_params(config, np.random.default_rng(0))
-    for name, fan_in in (
-        ("query", 300), ("key", 300), ("value", 300), ("distance_key", 300), ("output", 300), ("mlp_hidden", 300),
-        ("mlp_output", 400), ("compression.weight", 1200), ("compression.dilated_2", 600), ("compression.decoder", 300),
-    ):  # fmt: skip
+    fan_ins = dict.fromkeys(("query", "key", "value", "distance_key", "output", "mlp_hidden", "compression.decoder"), 300)
+    fan_ins |= {"mlp_output": 400, "compression.weight": 1200, "compression.dilated_2": 600}
+    for name, fan_in in fan_ins.items():
         weight = params[f"layers.1.{name}"]
         assert weight.std() == pytest.approx(fan_in**-0.5, rel=0.02) and weight.shape[1] == fan_in
         assert np.abs(weight).max() < 2.3 * fan_in**-0.5, "not truncated"

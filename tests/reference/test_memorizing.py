@@ -38,8 +38,10 @@ def found_by_sorting(query, keys, values, scale, retrieved):
 @examples(60)
 @given(
     sizes=st.tuples(*[st.integers(1, 3)] * 2, st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
-    share=st.floats(0, 1), filled=st.floats(0, 1), seed=st.integers(0, 2**31),
-)  # fmt: skip
+    share=st.floats(0, 1),
+    filled=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+)
 def test_a_query_attends_to_its_nearest_keys_alone(sizes, share, filled, seed):
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
     retrieved, young = max(1, round(share * m)), round((1 - filled) * m)
@@ -215,14 +217,18 @@ def test_model_gradient_with_dropout():
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"memory_layer": 4}, "memory_layer is 4; it must lie in 1..3"), ({"memory_layer": 0}, "memory_layer is 0"),
+        ({"memory_layer": 4}, "memory_layer is 4; it must lie in 1..3"),
+        ({"memory_layer": 0}, "memory_layer is 0"),
         ({"memory": -1}, "memory is -1; it must be at least 0"),
         ({"memory": 9}, "retrieved is 10; it must be at most memory, 9"),
-        ({"retrieved": 0}, "retrieved is 0; it must be at least 1"), ({"segment": 0}, "segment is 0; it must be at least 1"),
-        ({"buckets": 3}, "buckets is 3; it must be even"), ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
-        ({"dropout": 1.0}, "dropout is 1.0"), ({"attention_scale": 0.0}, "attention_scale is 0.0"),
+        ({"retrieved": 0}, "retrieved is 0; it must be at least 1"),
+        ({"segment": 0}, "segment is 0; it must be at least 1"),
+        ({"buckets": 3}, "buckets is 3; it must be even"),
+        ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"attention_scale": 0.0}, "attention_scale is 0.0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(SMALL, **change)
