@@ -23,12 +23,9 @@ except ImportError:
     sys.exit(2)
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-3}  # of the largest magnitude in a tensor; measured: docs/porting.md
-DESCRIPTION = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
 GIVEN, INNER = "given/", "inner/"
-BACKWARDS = (  # parameters, as a backward pass comes to them
-    "final_norm", "decoder.norm", "decoder", "layers", "writer", "encoder.norm", "encoder", "module", "positions",
-    "initial_memory", "embedding",
-)  # fmt: skip
+BACKWARDS = ("final_norm", "decoder.norm", "decoder", "layers", "writer")  # parameters, as a backward pass comes to them
+BACKWARDS += ("encoder.norm", "encoder", "module", "positions", "initial_memory", "embedding")
 
 
 class Row(NamedTuple):
@@ -88,20 +85,15 @@ def compared(name: str, expected: np.ndarray, actual: np.ndarray) -> Row:
         return Row(name, np.inf, tolerance, f"{np.count_nonzero(~np.isfinite(actual))} of {actual.size} NaN or infinite")
     if expected.size == 0:
         return Row(name, 0.0, tolerance, "of size zero")
-    scale = np.abs(expected).max()
-    difference = np.abs(actual - expected)
-    error = float(difference.max() / scale) if scale else float(difference.max())  # of what is exactly zero, the error itself
+    difference, scale = np.abs(actual - expected), np.abs(expected).max()
+    error = float(difference.max() / (scale or 1.0))  # of what is exactly zero, the error itself
     where = ",".join(str(int(i)) for i in np.unravel_index(difference.argmax(), difference.shape))
-    share = f"{share_of(error, tolerance)}{'' if scale else ', expected exactly zero'}"
-    return Row(name, error, tolerance, f"{error:.1e} at [{where}], {share}")
-
-
-def share_of(error: float, tolerance: float) -> str:
-    """How much of the tolerance an error uses, in words."""
     if not tolerance:
-        return "must be equal" if error else "equal"
-    share = error / tolerance
-    return f"{share:.1%} of the tolerance" if share < 10 else f"{share:.0e} times the tolerance"
+        share = "must be equal" if error else "equal"
+    else:
+        share = f"{error / tolerance:.1%} of the tolerance"
+        share = share if error / tolerance < 10 else f"{error / tolerance:.0e} times the tolerance"
+    return Row(name, error, tolerance, f"{error:.1e} at [{where}], {share}{'' if scale else ', expected exactly zero'}")
 
 
 def compare(expected: dict, actual: dict, inner: list) -> list[Row]:
@@ -141,24 +133,15 @@ def check(vectors: Path, theirs: Path, whole: bool) -> bool:
     return report(f"{metadata['paper']} {metadata['case']}", rows, sorted(actual.keys() - expected.keys()), whole)
 
 
-def pairs(vectors: Path, theirs: Path) -> list[tuple[Path, Path]]:
-    """The files to compare with each other: one of each, or those of one name in two folders."""
-    if not vectors.is_dir():
-        return [(vectors, theirs)]
-    names = sorted(path.name for path in vectors.glob("*.safetensors"))
-    found = [(vectors / name, theirs / name) for name in names if (theirs / name).is_file()]
-    if not found:
-        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
-    return found
-
-
 def check_all(vectors: Path, theirs: Path) -> bool:
-    """Compare a file or a folder with another; returns whether all tensors agree."""
-    files = pairs(vectors, theirs)
-    agreed = [check(*pair, whole=not vectors.is_dir()) for pair in files]
-    if vectors.is_dir():
-        absent = len([*vectors.glob("*.safetensors")]) - len(files)
-        print(f"{sum(agreed)} of {len(agreed)} cases agree; {absent} are not in {theirs}")
+    """Compare a file with another, or the files of one name in two folders; returns whether all tensors agree."""
+    if not vectors.is_dir():
+        return check(vectors, theirs, whole=True)
+    names = sorted(path.name for path in vectors.glob("*.safetensors"))
+    agreed = [check(vectors / name, theirs / name, whole=False) for name in names if (theirs / name).is_file()]
+    if not agreed:
+        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
+    print(f"{sum(agreed)} of {len(agreed)} cases agree; {len(names) - len(agreed)} are not in {theirs}")
     return all(agreed)
 
 
@@ -178,7 +161,8 @@ def exit_code(name: str, work: Callable[[], bool]) -> int:
 
 def main(argv: list | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m reference.check", description=DESCRIPTION)
+    words = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
+    parser = argparse.ArgumentParser(prog="python -m reference.check", description=words)
     parser.add_argument("vectors", metavar="VECTORS", type=Path, help="a file of docs/vectors, or a folder of them")
     parser.add_argument(
         "theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder with files so named"

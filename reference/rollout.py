@@ -10,13 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 SGD_RATE = 0.1
-ADAMW = {
-    "rate": 0.01,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-6,
-    "decay": 0.1,
-}  # epsilon: rounding of a zero gradient stays small
+ADAMW = {"rate": 0.01, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "decay": 0.1}  # epsilon: a rounded zero stays small
 
 
 class Segment(NamedTuple):
@@ -27,15 +21,6 @@ class Segment(NamedTuple):
     scored: np.ndarray  # (B, N) bool, false on padding
     starts: np.ndarray  # (B,) bool, where a document begins
     task: tuple | None = None  # Memformer's
-
-
-class Cache(NamedTuple):
-    """What rollout_backward needs of one segment."""
-
-    segment: Segment
-    forward: tuple
-    loss: tuple
-    auxiliary: list
 
 
 def choose_lanes(starts: np.ndarray, first: tuple, second: tuple) -> tuple:
@@ -53,10 +38,8 @@ def count_scored(segments: list) -> int:
     return max(1, sum(int(segment.scored.sum()) for segment in segments))
 
 
-def rollout_forward(
-    reference: ModuleType, params: dict, config: object, segments: list, state: tuple
-) -> tuple[dict, list, tuple]:
-    """Read the segments: {name: array} of logits, losses, next states and of the objective; a Cache for each; the last state.
+def rollout_forward(reference: ModuleType, params: dict, config: object, segments: list, state: tuple) -> tuple:
+    """Read the segments: {name: array} of logits, losses, next states and of the objective; a cache for each; the last state.
 
     The objective is the summed cross-entropy in nats / scored tokens + the auxiliary losses, summed over layers, / segments.
     """
@@ -72,24 +55,24 @@ def rollout_forward(
         rows |= {f"{k}/logits": logits} | {f"{k}/auxiliary.{name}": np.array(value) for name, value in losses.items()}
         rows |= {f"{k}/loss": np.array(loss)} | named(f"{k}/next.", state)
         nats, auxiliary = nats + loss, auxiliary + sum(losses.values())
-        caches.append(Cache(segment, cache, loss_cache, auxiliary_cache))
+        caches.append((segment, cache, loss_cache, auxiliary_cache))
     objective = nats / count_scored(segments) + auxiliary / len(segments)
     return rows | {"objective": np.array(objective)}, caches, state
 
 
 def rollout_backward(reference: ModuleType, params: dict, config: object, caches: list) -> tuple[dict, tuple]:
     """Gradients of the objective: {name: gradient} of the parameters, and that of the state before the first segment."""
-    grads, dstate, count = {}, None, count_scored([cache.segment for cache in caches])
-    for cache in reversed(caches):
-        dlogits = reference.cross_entropy_backward(1 / count, cache.loss)
-        dparams, dstate = reference.backward(params, config, cache.forward, dlogits, dstate)
+    grads, dstate, count = {}, None, count_scored([segment for segment, *_ in caches])
+    for segment, cache, loss_cache, auxiliary_cache in reversed(caches):
+        dlogits = reference.cross_entropy_backward(1 / count, loss_cache)
+        dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
         reference.add_into(grads, dparams)
-        if cache.auxiliary:
-            reference.add_into(grads, reference.auxiliary_backward(config, 1 / len(caches), cache.auxiliary))
+        if auxiliary_cache:
+            reference.add_into(grads, reference.auxiliary_backward(config, 1 / len(caches), auxiliary_cache))
         zero = type(dstate)(*map(np.zeros_like, dstate))
         if hasattr(reference, "initial_state_backward"):
-            reference.add_into(grads, reference.initial_state_backward(config, choose_lanes(cache.segment.starts, dstate, zero)))
-        dstate = choose_lanes(cache.segment.starts, zero, dstate)  # a lane that starts reads nothing of the state before
+            reference.add_into(grads, reference.initial_state_backward(config, choose_lanes(segment.starts, dstate, zero)))
+        dstate = choose_lanes(segment.starts, zero, dstate)  # a lane that starts reads nothing of the state before
     return grads, dstate
 
 

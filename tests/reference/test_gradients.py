@@ -78,11 +78,18 @@ def test_a_wrong_gradient_of_the_state_is_found(capsys, monkeypatch):
     assert "grad_state/memory" in capsys.readouterr().out
 
 
-def test_what_is_stopped_is_held(monkeypatch, capsys):
-    """Without it the differences pass what the paper stops, and nothing agrees."""
-    monkeypatch.setattr(gradients, "STOPPED", {})
-    assert gradients.main("compressive", ["--check"]) == 1
+@pytest.mark.parametrize("paper", ["compressive", "memorizing"])
+def test_what_is_stopped_is_held(paper, monkeypatch, capsys):
+    """A reference says what that is; without it the differences pass what the paper stops, and nothing agrees."""
+    monkeypatch.setattr(importlib.import_module(f"reference.{paper}"), "stopped", lambda config: {}, raising=False)
+    assert gradients.main(paper, ["--check"]) == 1
     assert "WRONG" in capsys.readouterr().out
+
+
+def test_the_default_case_is_one_whose_layers_are_in_its_file():
+    found = {paper: gradients.default_case(paper) for paper in CASES}
+    assert found["compressive"] == "conv-attention_reconstruction" and found["block_recurrent"] == "fixed-skip"
+    assert found["memformer"] == "all-tasks" and found["pretrained_recurrence"] == "mean"
 
 
 def test_the_reference_is_left_as_it_was():
@@ -131,4 +138,4 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
 def test_a_gradient_is_followed_to_the_function_that_makes_it(paper, case, name, functions):
     """By the longest name: `norm.bias` belongs to many layers, and to the last norm."""
     _, calls = gradients.gradients_of(gradients.read_case(paper, case))
-    assert [call.function for call in calls.path(name)] == functions
+    assert [call.function for call in gradients.path_to(calls, name)] == functions
