@@ -273,8 +273,8 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     stack_cache, output_cache = cache
     dhidden, dembedding = linear_backward(dlogits, output_cache)
     dhidden = dhidden * config.width**-0.5
-    dmemory = np.zeros((len(dlogits), config.memories, config.slots, config.width))
-    dmemory = dmemory if dnext_state is None else dnext_state.memory
+    stopped = np.zeros((len(dlogits), config.memories, config.slots, config.width))
+    dmemory = stopped if dnext_state is None else dnext_state.memory
     if config.encoder_layers == 0:
         dmemory, grads = decoder_only_backward(params, config, dhidden, dmemory, stack_cache)
     else:
