@@ -180,7 +180,7 @@ def window_attention_forward(p, config, x, inserted, present, rng):
     """x (B, N, D) plus what its tokens find among inserted (B, S, D), if there is any, and x (Figure 2)."""
     (query, key, value), projections_cache = window_projections_forward(p, config, x, inserted)
     mask = window_mask(x.shape[1], key.shape[2] - x.shape[1], present)
-    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10: the slot's too
+    out, attention_cache = masked_attention_forward(query, key, value, mask, config.dropout, rng)  # decision 10: also the slot
     out, output_cache = affine_forward(p, "output", merge_heads(out))
     out, dropout_mask = dropout_forward(out, config.dropout, rng)
     return x + out, (projections_cache, attention_cache, output_cache, dropout_mask)
