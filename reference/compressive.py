@@ -418,6 +418,12 @@ def loss_and_gradients(params, config, segments, given=None):
 # demonstration: gradients against finite differences, then a tiny text
 
 
+def stopped(config):
+    """{function: what is data to it}, for --check; the next compressed memory, a result, is data to the task loss."""
+    compressed = () if config.compression_loss == "bptt" else ("return.1",)
+    return {"remember_forward": ("h", "memory", "weights", *compressed), "attention_reconstruction_forward": ("p", "h")}
+
+
 def check_gradients(params, config, segments, rng):
     """Print each parameter's gradient along a random direction against finite differences; returns the largest error."""
     _, _, grads, states = loss_and_gradients(params, config, segments)

@@ -265,6 +265,11 @@ def loss_and_gradients(params, config, segments, held=None):
 # demonstration: gradients against finite differences, then a key looked up far behind the window
 
 
+def stopped(config):
+    """{function: what is data to it}, for --check."""
+    return {"retrieval_forward": ("memory_keys", "memory_values")}
+
+
 def check_gradients(params, config, segments, rng):
     """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
     _, grads, held = loss_and_gradients(params, config, segments)  # no gradient flows into the memory, so it stays as it is
