@@ -28,13 +28,6 @@ from reference.rollout import Segment, rollout_backward, rollout_forward
 VECTORS = Path(__file__).parent.parent / "docs" / "vectors"
 STEPS = (1e-5, 1e-6, 1e-7)  # of differences; smaller ones are tried because a kink of ReLU may lie inside the first
 TOLERANCE, SMALLEST = 1e-5, 1e-5  # of the relative error; the magnitude that smaller gradients are compared with
-STOPPED = {  # until those references say it themselves
-    "compressive": lambda config: {
-        "remember_forward": ("h", "memory", "weights", *(() if config.compression_loss == "bptt" else ("return.1",))),
-        "attention_reconstruction_forward": ("p", "h"),
-    },
-    "memorizing": lambda config: {"retrieval_forward": ("memory_keys", "memory_values")},
-}
 
 
 class Case(NamedTuple):
@@ -92,12 +85,6 @@ def inputs_of(params: dict, state: tuple) -> dict:
     return {f"grad/{name}": value for name, value in params.items()} | fields
 
 
-def stopped_in(case: Case) -> dict:
-    """{function: names of its arguments and results that are data}."""
-    paper = case.reference.__name__.rpartition(".")[2]
-    return getattr(case.reference, "stopped", STOPPED.get(paper, lambda config: {}))(case.config)
-
-
 @contextlib.contextmanager
 def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
     """Inside the block: the objective as a function of `inputs_of`, with what is stopped as it was in its first call."""
@@ -122,7 +109,8 @@ def holding_what_is_stopped(case: Case) -> Iterator[Callable]:
         return float(rollout_forward(reference, below(inputs, "grad/"), case.config, case.segments, state)[0]["objective"])
 
     before, auxiliary = dict(vars(reference)), dict(getattr(reference, "AUXILIARY", {}))
-    held = {name: holding(before[name], names) for name, names in stopped_in(case).items()}
+    stopped = reference.stopped(case.config) if hasattr(reference, "stopped") else {}
+    held = {name: holding(before[name], names) for name, names in stopped.items()}
     in_tables = {before[name]: function for name, function in held.items()}
     try:
         vars(reference).update(held)

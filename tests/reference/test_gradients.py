@@ -125,16 +125,20 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
     "paper,case,name,functions",
     [
         (
-            "block_recurrent", "slide", "layers.0.norm.bias",
+            "block_recurrent",
+            "slide",
+            "layers.0.norm.bias",
             ["backward", "stack_backward", "layer_backward", "token_projection_backward", "layer_norm_backward"],
         ),
         ("compressive", "conv-none", "embedding", ["backward", "adaptive_embedding_backward"]),
         (
-            "memformer", "recall", "encoder.layers.0.read.memory_norm.scale",
+            "memformer",
+            "recall",
+            "encoder.layers.0.read.memory_norm.scale",
             ["backward", "encoder_backward", "encoder_layer_backward", "norm_backward", "layer_norm_backward"],
         ),
     ],
-)  # fmt: skip
+)
 def test_a_gradient_is_followed_to_the_function_that_makes_it(paper, case, name, functions):
     """By the longest name: `norm.bias` belongs to many layers, and to the last norm."""
     _, calls = gradients.gradients_of(gradients.read_case(paper, case))

@@ -317,13 +317,15 @@ def oracle_norm(p, name, x):
 def oracle_attention(p, prefix, x, keyed, distances=None, causal=False):
     """Output of heads of 3, one query and head at a time; keyed (K, D), the last len(x) of which have positions if distances."""
     before, out = len(keyed) - len(x) if distances is not None else 0, np.zeros((len(x), 6))
-    query, key, value = (rows @ p[f"{prefix}{n}"].T + p[f"{prefix}{n}_bias"]
-                         for n, rows in (("query", x), ("key", keyed), ("value", keyed)))  # fmt: skip
+    places = (("query", x), ("key", keyed), ("value", keyed))
+    query, key, value = (rows @ p[f"{prefix}{name}"].T + p[f"{prefix}{name}_bias"] for name, rows in places)
     for i, h in np.ndindex(len(x), 2):
         cut = slice(3 * h, 3 * h + 3)
         seen = [j for j in range(len(keyed)) if not causal or j - before <= i]
-        r = [np.zeros(3) if distances is None or j < before
-             else p[f"{prefix}positions"][np.clip(i - (j - before), *distances) - distances[0]] for j in seen]  # fmt: skip
+        r = [np.zeros(3)] * len(seen)
+        if distances is not None:
+            at = [np.clip(i - (j - before), *distances) - distances[0] for j in seen]
+            r = [p[f"{prefix}positions"][row] if j >= before else np.zeros(3) for j, row in zip(seen, at, strict=True)]
         weights = brute_force_softmax([query[i, cut] @ (key[j, cut] + r[n]) / math.sqrt(3) for n, j in enumerate(seen)])
         out[i, cut] = sum(w * (value[j, cut] + r[n]) for n, (w, j) in enumerate(zip(weights, seen, strict=True)))
     return out @ p[f"{prefix}output"].T + p[f"{prefix}output_bias"]
@@ -438,11 +440,12 @@ def test_numpy_rollouts_have_the_gradients_of_their_loss(name):
 def test_initialisation():
     config = dataclasses.replace(SMALL, width=300, head_width=60, feed_forward=400, heads=5, max_distance=50, segment=60)
     params = ref.init_params(config, np.random.default_rng(0))
-    for name, fan_in in (
-        ("encoder.layers.1.attention.query", 300), ("encoder.layers.0.attention.output", 300), ("encoder.layers.1.read.key", 300),
-        ("decoder.layers.2.cross.value", 300), ("decoder.layers.1.mlp_hidden", 300), ("decoder.layers.1.mlp_output", 400),
-        ("writer.query", 300), ("writer.value", 300),
-    ):  # fmt: skip
+    names = (
+        "encoder.layers.1.attention.query encoder.layers.0.attention.output encoder.layers.1.read.key writer.query writer.value "
+    )
+    names += "decoder.layers.2.cross.value decoder.layers.1.mlp_hidden decoder.layers.1.mlp_output"
+    for name in names.split():
+        fan_in = 400 if name.endswith("mlp_output") else 300
         weight = params[name]
         assert weight.std() == pytest.approx(fan_in**-0.5, rel=0.02) and weight.shape[1] == fan_in
         assert np.abs(weight).max() < 2.3 * fan_in**-0.5, "not truncated"

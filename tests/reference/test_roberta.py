@@ -53,9 +53,13 @@ def test_initial_weights_are_as_large_as_their_layers_ask_for():
 
 
 SIZES = [
-    {}, {"recurrent": False}, {"insertion_layer": 1}, {"insertion_layer": 3}, {"module_layers": 0},
+    {},
+    {"recurrent": False},
+    {"insertion_layer": 1},
+    {"insertion_layer": 3},
+    {"module_layers": 0},
     {"layers": 1, "insertion_layer": 1},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("change", SIZES)
@@ -145,11 +149,13 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
 @pytest.mark.parametrize(
     "change,words",
     [
-        ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"), ({"layers": 0}, "layers is 0"),
-        ({"insertion_layer": 4}, "insertion_layer is 4; it must lie in 1..3"), ({"module_layers": -1}, "module_layers is -1"),
+        ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"),
+        ({"layers": 0}, "layers is 0"),
+        ({"insertion_layer": 4}, "insertion_layer is 4; it must lie in 1..3"),
+        ({"module_layers": -1}, "module_layers is -1"),
         ({"dropout": 1.0}, "dropout is 1.0"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_work_is_refused(change, words):
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(CONFIG, **change)
