@@ -1,12 +1,10 @@
 """The settings of what a model reads, and checks of --data that read nothing; importing it takes no time."""
 
-import codecs
 import difflib
 import importlib.util
 import math
 import os
-import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from accelerated.program.errors import InputError, check_choice, option_name
@@ -14,18 +12,26 @@ from accelerated.program.errors import InputError, check_choice, option_name
 DATASETS = ("enwik8", "wikitext-103", "wikitext-103-raw", "pg19")  # named_sets.py opens them
 CORPORA = ("stdlib", "recall", *DATASETS)
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
-MU_LAW = "mu-law"  # the tokenizer of recordings
+TABLES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # the package datasets reads them; {suffix: its reader}
+PACKED = (".gz", ".zip")  # it unpacks these
+MU_LAW, RECORDING = "mu-law", ".ulaw"  # the tokenizer of recordings, and their suffix
 TASKS = ("continuation", "infilling", "recall")
 ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two are tiktoken's
-    "bytes": 256, MU_LAW: 256, "gpt2": 50257, "r50k_base": 50257, "p50k_base": 50281, "p50k_edit": 50284, "cl100k_base": 100277,
-    "o200k_base": 200019, "o200k_harmony": 201088,
-}  # fmt: skip
+    "bytes": 256,
+    MU_LAW: 256,
+    "gpt2": 50257,
+    "r50k_base": 50257,
+    "p50k_base": 50281,
+    "p50k_edit": 50284,
+    "cl100k_base": 100277,
+    "o200k_base": 200019,
+    "o200k_harmony": 201088,
+}
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
-PIECES = "tokenizer.model"  # the same of a sentencepiece model
+PACKAGED = PIECES = "tokenizer.json"  # the same of a tokenizer of the package tokenizers
 VOCABULARY = "tokenizer.words"  # the same of a closed vocabulary of words
-SUFFIXES = re.compile(r"(\.[^.,/\s]+(,\.[^.,/\s]+)*)?")
 OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
-OF_FILES = ("encoding", "skip_undecodable", "suffixes", "unpacked_limit")  # options that only say how files are read
+OF_FILES = ()  # options that only say how files are read: none
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,12 @@ class DataConfig:
 
     Fields:
         data: stdlib (the source of Python's standard library), recall (a synthetic task), enwik8, wikitext-103, wikitext-103-raw
-            (without <unk>) or pg19 (downloaded if absent), hf:OWNER/NAME (a set of the Hugging Face hub; needs the extra
-            datasets), a text file, a .jsonl (field `text`), .gz or .zip, or a folder of these; its subfolders train/, valid/ and
-            test/ are the splits. Or a recording of speech (.wav), or with --tokenizer mu-law a folder of recordings
+            (without <unk>) or pg19 (fetched if absent), a text file in UTF-8, or a folder of them; its subfolders train/, valid/
+            and test/ are the splits. With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), a .jsonl, .csv
+            or .parquet with a column `text`, or a .gz or .zip. Or a recording of speech (.ulaw), or a folder of recordings
         documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or
-            a sentencepiece model such as T5's (.model); of recordings mu-law, whose tokens are samples
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or a
+            tokenizer of the package tokenizers (its .json, or a folder with vocab.json and merges.txt); of recordings mu-law
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of the training split, with the
             line's end and <unk>, which stands for all others; 0 to use --tokenizer
@@ -47,10 +53,6 @@ class DataConfig:
             lane (see --batch), and memory is reset only where a part begins
         training_documents: read only so many documents of the training split, the first ones; 0 for all
         validation_tokens: read only so many tokens of each validation document, the first ones; 0 for all
-        encoding: of text files, such as latin-1 or utf-16; a .jsonl is always UTF-8
-        skip_undecodable: leave out files that are not in --encoding, and say how many
-        suffixes: which files of a folder or .zip to read, such as .rs,.go, instead of the usual ones
-        unpacked_limit: gigabytes (10^9 bytes) that a .gz or .zip may unpack to, archives inside it included
     """
 
     data: str = "stdlib"
@@ -61,38 +63,22 @@ class DataConfig:
     carry_over_documents: bool = False
     training_documents: int = 0
     validation_tokens: int = 0
-    encoding: str = "utf-8"
-    skip_undecodable: bool = False
-    suffixes: str = ""
-    unpacked_limit: float = 20.0
 
     def __post_init__(self):
         check_choice("documents", self.documents, ("files", "folders"))
-        if not is_text_encoding(self.encoding):
-            raise ValueError(f"encoding is {self.encoding!r}; it must be a text encoding of Python, such as utf-8 or latin-1")
-        if not SUFFIXES.fullmatch(self.suffixes):
-            raise ValueError(f"suffixes is {self.suffixes!r}; it must be suffixes joined by commas, such as .rs,.go")
-        if not self.unpacked_limit > 0:
-            raise ValueError(f"unpacked_limit is {self.unpacked_limit}; it must be above 0 gigabytes")
-        if self.training_documents < 0:
-            raise ValueError(f"training_documents is {self.training_documents}; it must be at least 1, or 0 for all")
-        if self.validation_tokens < 0 or self.validation_tokens == 1:
-            raise ValueError(f"validation_tokens is {self.validation_tokens}; it must be at least 2, or 0 for all")
-        if self.train_bpe and self.train_bpe < 257:
-            raise ValueError(f"train_bpe is {self.train_bpe}; it must be 0 or at least 257")
-        if self.train_words and self.train_words < 3:
-            raise ValueError(f"train_words is {self.train_words}; it must be 0 or at least 3")
-        if self.tokenizer == MU_LAW and (self.encoding != "utf-8" or self.skip_undecodable):
-            raise ValueError(f"tokenizer is {MU_LAW}, which reads recordings; encoding and skip_undecodable are for text")
+        if os.path.isdir(self.tokenizer):  # whose vocab.json stands for it
+            object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
+        for name, least in (("training_documents", 1), ("validation_tokens", 2), ("train_bpe", 257), ("train_words", 3)):
+            if getattr(self, name) and getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or at least {least}")
 
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
-        if self.train_words:
-            return VOCABULARY
-        if self.tokenizer in ENCODINGS and not self.train_bpe:
+        if self.tokenizer in ENCODINGS and not (self.train_bpe or self.train_words):
             return ""
-        return PIECES if is_sentencepiece(self.tokenizer) else RANKS
+        by_suffix = {".json": PACKAGED, ".words": VOCABULARY}
+        return VOCABULARY if self.train_words else by_suffix.get(Path(self.tokenizer).suffix, RANKS)
 
 
 @dataclass(frozen=True)
@@ -112,20 +98,18 @@ class TaskConfig:
     span: float = 3.5
 
     def __post_init__(self):
-        for name in ("infilling", "recall"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
-        if self.infilling + self.recall > 1:
-            raise ValueError(f"infilling {self.infilling} and recall {self.recall} add up to more than 1; make one smaller")
-        if not 0 < self.masked < 1:
-            raise ValueError(
-                f"masked is {self.masked}; it must be above 0, which masks nothing, and below 1, which masks everything"
-            )
-        if not 0.1 <= self.span < math.inf:
-            raise ValueError(f"span is {self.span}; it must be at least 0.1 and finite")
+        for name, possible, allowed in (
+            ("infilling", 0 <= self.infilling <= 1, "lie in 0..1"),
+            ("recall", 0 <= self.recall <= 1, "lie in 0..1"),
+            ("recall", self.infilling + self.recall <= 1, f"not add up to more than 1 with infilling {self.infilling}"),
+            ("masked", 0 < self.masked < 1, "be above 0, which masks nothing, and below 1, which masks everything"),
+            ("span", 0.1 <= self.span < math.inf, "be at least 0.1 and finite"),
+        ):
+            if not possible:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must {allowed}")
 
     @property
-    def shares(self) -> tuple[float, float, float]:
+    def fractions(self) -> tuple[float, float, float]:
         """Fractions of lanes, in the order of TASKS."""
         return (max(0.0, 1 - self.infilling - self.recall), self.infilling, self.recall)
 
@@ -139,53 +123,39 @@ class TaskConfig:
         return round(self.masked * length)
 
 
-def is_sentencepiece(tokenizer: str) -> bool:
-    """Whether --tokenizer names the file of a sentencepiece model."""
-    return tokenizer.lower().endswith(".model")
-
-
 def default_data_dir() -> Path:
     """The default of --data-dir, in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "palimpsest"
 
 
-def is_text_encoding(name: str) -> bool:
-    """Whether Python has a codec of that name that decodes text piece by piece."""
-    try:
-        codecs.getincrementaldecoder(name)
-        return "a".encode(name).decode(name) == "a"  # an error for hex, base64 and other codecs of bytes
-    except (LookupError, ValueError):
-        return False
+def is_opened_by_datasets(data: str) -> bool:
+    """Whether the package datasets opens what --data names."""
+    packed = Path(data).suffix.lower() in (*TABLES, *PACKED) and not os.path.isdir(data)
+    return packed or data.startswith(HUB) or data in ("wikitext-103", "wikitext-103-raw")
 
 
 def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or an existing path, and the other fields say something about it."""
-    data = config.data
-    if data.startswith(HUB):
-        if importlib.util.find_spec("datasets") is None:
-            raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    elif data not in CORPORA and not os.path.exists(data):
+    data, named = config.data, config.data in CORPORA or config.data.startswith(HUB)
+    if not (named or os.path.exists(data)):
         near = difflib.get_close_matches(data, CORPORA, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
-    named = data in CORPORA or data.startswith(HUB)
+    if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
+        raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
     if named and config.tokenizer == MU_LAW:
-        raise InputError(f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text; give a .wav or a folder of them")
-    if config.documents == "folders" and (named or not os.path.isdir(data)):
+        raise InputError(
+            f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text; give a {RECORDING} or a folder of them"
+        )
+    if config.documents == "folders" and not os.path.isdir(data):
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
-    defaults = {field.name: field.default for field in fields(config)}
     for name in OF_TEXTS if data == "recall" else ():
         if getattr(config, name):
             raise InputError(f"{option_name(name)} is for texts, and --data recall is made as it is read; leave it out")
-    for name in OF_FILES:
-        if named and getattr(config, name) != defaults[name]:
-            raise InputError(f"{option_name(name)} says how files are read, and --data {data} has its own way; leave it out")
 
 
 def check_carry_over(data: str, carry_over: bool) -> None:
-    """Raise InputError for --carry-over-documents with --data recall: each document there has questions of its own."""
+    """Raise InputError for --carry-over-documents with --data recall."""
     if data == "recall" and carry_over:
-        raise InputError(
-            "--carry-over-documents joins documents into one text, and each document of --data recall has questions of its own; "
-            "leave one of them out"
-        )
+        why = "--carry-over-documents joins documents, and each document of --data recall has questions of its own"
+        raise InputError(f"{why}; leave one of them out")

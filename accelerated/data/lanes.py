@@ -3,10 +3,9 @@
 Training and evaluation use it. The documents may be joined into one text first; then memory is carried from each to the next.
 """
 
-import functools
-import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -51,13 +50,10 @@ def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
     """
     lengths = lengths_of(documents).tolist()
     parts_of = [min(length, 1) for length in lengths]  # an empty document has none
-    longest = [(-length, number) for number, length in enumerate(lengths) if length]  # a heap of the parts' lengths
-    heapq.heapify(longest)
-    for _ in range(min(lanes, sum(lengths)) - len(longest)):
-        _, number = longest[0]
-        parts_of[number] += 1
-        heapq.heapreplace(longest, (-lengths[number] / parts_of[number], number))
-    return Parts(documents, equal_spans(lengths, parts_of)) if sum(parts_of) > np.count_nonzero(lengths) else documents
+    for _ in range(min(lanes, sum(lengths)) - sum(parts_of)):
+        longest = max(range(len(lengths)), key=lambda number: lengths[number] / max(parts_of[number], 1))
+        parts_of[longest] += 1
+    return Parts(documents, equal_spans(lengths, parts_of)) if max(parts_of, default=0) > 1 else documents
 
 
 def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
@@ -110,32 +106,25 @@ class Joined(Documents):
         self.documents, lengths = documents, lengths_of(documents)
         numbers = np.flatnonzero(lengths)
         self.order = (numbers if seed is None else np.random.default_rng(seed).permutation(numbers)).tolist()
-        self.document = functools.lru_cache(1024)(documents.__getitem__)  # a segment reads fields of many
+        self.document = lru_cache(1024)(documents.__getitem__)  # a segment reads fields of many
         self.stops = np.cumsum(lengths[self.order] + 1)  # where the documents end in the text, in tokens
         self.starts = self.stops - lengths[self.order] - 1
         self.lengths = np.array([max(0, int(self.stops[-1:].sum()) - 1)])
 
     def __getitem__(self, index):
         length = int(self.lengths[index])
-        inputs, targets = (Stretch(self._tokens, start, start + length) for start in (0, 1))
-        return Document("joined", inputs, targets, Stretch(self._scored, 0, length))
+        spans = ((False, 0), (False, 1), (True, 0))  # inputs, targets, scored
+        return Document("joined", *(Stretch(partial(self._read, kind), start, start + length) for kind, start in spans))
 
-    def _tokens(self, start, stop):
-        """Tokens start .. stop - 1 of the text."""
-        return self._read(start, stop, np.int64, lambda document: (document.inputs, document.targets[-1:]))
-
-    def _scored(self, start, stop):
-        """Whether the predictions at tokens start .. stop - 1 are scored."""
-        return self._read(start, stop, bool, lambda document: (document.scored, np.zeros(1, bool)))
-
-    def _read(self, start, stop, kind, rows):
-        """Rows start .. stop - 1 of the text; rows(document) returns (rows of all its tokens but the last, row of the last)."""
-        pieces = [np.empty(0, kind)]
+    def _read(self, scored, start, stop):
+        """Tokens start .. stop - 1 of the text, or whether the predictions at them are scored."""
+        pieces = [np.empty(0, bool if scored else np.int64)]
         for place in range(self.stops.searchsorted(start, "right"), self.starts.searchsorted(stop, "left")):
-            before, last = rows(self.document(self.order[place]))
-            pieces.append(before[max(start - self.starts[place], 0) : stop - self.starts[place]])
+            document = self.document(self.order[place])
+            first = max(start - self.starts[place], 0)
+            pieces.append((document.scored if scored else document.inputs)[first : stop - self.starts[place]])
             if stop >= self.stops[place]:
-                pieces.append(last)
+                pieces.append([False] if scored else document.targets[-1:])
         return np.concatenate(pieces)
 
     def by_document(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
@@ -175,15 +164,14 @@ class Segment(NamedTuple):
     facts: np.ndarray | None = None  # whether a document starts, number of scored tokens; set by `to`
 
     def to(self, device: torch.device) -> "Segment":
-        fields = (move(field, device) for field in (self.tokens, self.targets, self.scored, self.starts))
-        return Segment(*fields, self.task and self.task.to(device), self.place, self._facts())
+        moved = (move(field, device) for field in self[:4])
+        return Segment(*moved, self.task and self.task.to(device), self.place, self._facts())
 
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The Segment of some lanes, given as a slice or by their numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
-        fields = (self.tokens, self.targets, self.scored, self.starts)
-        rest = (None if field is None else field[rows] for field in (self.place, self.facts))
-        return Segment(*(field[rows] for field in fields), task, *rest)
+        place, facts = (None if field is None else field[rows] for field in (self.place, self.facts))
+        return Segment(*(field[rows] for field in self[:4]), task, place, facts)
 
     @property
     def any_starts(self) -> bool:
@@ -245,7 +233,7 @@ class Lanes:
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
         self.busy = list(range(lanes))  # lanes that are not padding in the last segment
-        self.document = functools.lru_cache(lanes)(documents.__getitem__)  # cached: recall documents are generated when read
+        self.document = lru_cache(lanes)(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
         if self.seed is None:

@@ -1,7 +1,5 @@
 """The synthetic corpus of `--data recall`, for any model: questions that only a memory can answer. corpus.py opens it.
 
-(It has nothing to do with Memformer's training task `--task-recall`, which repeats a segment of any text: see tasks.py.)
-
 A document has facts, then filler, then questions, out of attention's reach. A fact is a key and its value; a question is ? and a
 key. The answer is the prediction at the question's last byte; only answers are scored. Answers never appear in the input, so the
 facts are their only source. Each key has values of its own, or all keys share one set (`shared_values`): then it is not enough to
@@ -65,31 +63,24 @@ class RecallConfig:
 
     def __post_init__(self):
         check_choice("task", self.task, STORIES)
-        for name, least in (("pairs", 1), ("values", 2), ("rewrites", 0), ("questions", 1), ("distance", 0), ("spacing", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
-        if self.documents < 1:
-            raise ValueError(f"documents is {self.documents}; it must be at least 1")
-        if self.symbols > len(SYMBOLS):
+        least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2, "documents": 1}
+        for name, number in least.items():
+            if getattr(self, name) < number:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {number}")
+        needed = self.pairs + self.values * (1 if self.shared_values else self.pairs)  # bytes for the keys and values of facts
+        if self.task == "facts" and needed > len(SYMBOLS):
+            advice = "give fewer --recall-values, or --recall-shared-values"
             raise ValueError(
-                f"pairs is {self.pairs}: with {self.values} values each they need {self.symbols} of {len(SYMBOLS)} bytes; give "
-                "fewer --recall-values, or --recall-shared-values"
+                f"pairs is {self.pairs}: with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; {advice}"
             )
         if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values or self.vary_pairs):
-            raise ValueError(
-                f"task {self.task} has ten values that its questions share; leave values, rewrites and vary_pairs out"
-            )
+            raise ValueError(f"task {self.task} has ten values for all questions; leave values, rewrites and vary_pairs out")
         if self.task == "two_facts" and self.pairs < 4:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
         if self.task == "copying" and self.questions > self.pairs:
             raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
         if self.in_filler > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
-
-    @property
-    def symbols(self) -> int:
-        """How many bytes the keys and values of `facts` need."""
-        return self.pairs + self.values * (1 if self.shared_values else self.pairs) if self.task == "facts" else 0
 
     @property
     def in_filler(self) -> int:
@@ -151,25 +142,24 @@ def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
 
     They are in two places at least: otherwise the question would not matter.
     """
-    while True:
-        statements, now = goings_and_takings(config, rng)
-        if len({*now.values()}) > 1:
-            return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *asked_and_answered(now))
-
-
-def goings_and_takings(config: RecallConfig, rng: np.random.Generator) -> tuple[list, dict[int, int]]:
-    """Return (statements, {object: its place at the end}); who is nowhere yet goes somewhere, the others go or take."""
-    drawn = (rng.choice(PEOPLE, config.pairs), rng.integers(2, size=config.pairs) == 1, rng.choice(PLACES, config.pairs),
-             rng.choice(OBJECTS, config.pairs))  # fmt: skip
-    place_of, taker_of, statements = {}, {}, []
-    for person, taking, place, thing in zip(*(part.tolist() for part in drawn), strict=True):
-        if taking and person in place_of:
-            taker_of[thing] = person
-            statements.append((person, TAKES, thing))
-        else:
-            place_of[person] = place
-            statements.append((person, GOES, place))
-    return statements, {thing: place_of[person] for thing, person in taker_of.items()}
+    now = {}  # {object: its place}
+    while len({*now.values()}) < 2:
+        people, taking, places = (
+            rng.choice(PEOPLE, config.pairs),
+            rng.integers(2, size=config.pairs),
+            rng.choice(PLACES, config.pairs),
+        )
+        drawn = (people, taking == 1, places, rng.choice(OBJECTS, config.pairs))
+        place_of, taker_of, statements = {}, {}, []
+        for person, takes, place, thing in zip(*(part.tolist() for part in drawn), strict=True):
+            if takes and person in place_of:  # who is nowhere yet goes somewhere
+                taker_of[thing] = person
+                statements.append((person, TAKES, thing))
+            else:
+                place_of[person] = place
+                statements.append((person, GOES, place))
+        now = {thing: place_of[person] for thing, person in taker_of.items()}
+    return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *asked_and_answered(now))
 
 
 def asking(keys: np.ndarray) -> np.ndarray:

@@ -73,7 +73,7 @@ class MultiTask:
         segments = [next(self.lanes) for _ in range(horizon)]
         if not self.config.continuation_alone:
             rng = np.random.default_rng([self.seed, self.rollouts])
-            drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.shares)
+            drawn = rng.choice(len(TASKS), size=len(self.age), p=self.config.fractions)
             segments = [self._with_task(segment, drawn, rng) for segment in segments]
         self.rollouts += 1
         return segments

@@ -1,7 +1,9 @@
-"""The cache of tokens is exact, made once, made again when anything changes, and never half-written."""
+"""The cache of tokens is exact, made once, made again when anything changes, never half-written, and refused if it is damaged."""
 
 import io
+import json
 import os
+import random
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from accelerated.data import corpus as token_cache
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import Beginnings, cache_folder, check_length, load_corpus, pieces_of, tokenised
+from accelerated.data.corpus import FILES, cache_folder, check_length, load_corpus, pieces_of, tokenised, truncated
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
@@ -28,8 +30,13 @@ WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"
 
 
 def caches(tmp_path):
-    """The folders of caches that have files; ignores the lock files beside them."""
-    return [path for path in (tmp_path / "cache" / "tokens").iterdir() if path.is_dir() and any(path.iterdir())]
+    """The folders of caches that are whole."""
+    return [path.parent for path in (tmp_path / "cache" / "tokens").glob("*/manifest.json")]
+
+
+def files_of(cache):
+    """The names in a cache's folder, except its lock."""
+    return {path.name for path in cache.iterdir()} - {".lock"}
 
 
 def tokens_of(document):
@@ -108,8 +115,7 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
     assert other != digest
     texts = {text.name for _, text in source_of_path(DataConfig(str(folder))).texts()}
     assert sum(map(len, splits.values())) == len(texts)
-    kept = caches(tmp_path)
-    assert len(kept) == (2 if change == "tokenizer" else 1), "an outdated cache is removed"
+    assert len(caches(tmp_path)) == 2, "another state has another cache"
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -143,9 +149,10 @@ def test_an_unfinished_cache_is_made_again(folder, tmp_path):
 
 def test_a_failure_leaves_nothing(folder, tmp_path):
     (folder / "9.txt").write_bytes(b"abc" * 500_000 + b"\xff" + b"abc" * 500_000)
-    with pytest.raises(InputError, match=r"1 file is not UTF-8 text: 9\.txt .byte 1500000.; give --encoding NAME"):
-        tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
-    assert caches(tmp_path) == []
+    source = source_of_path(DataConfig(str(folder)))
+    with pytest.raises(InputError, match=r"^9\.txt is not UTF-8 text \(byte 1500000\); convert it, or move it out of --data$"):
+        tokenised(source, BYTES, tmp_path / "cache")
+    assert files_of(cache_folder(source, BYTES, tmp_path / "cache")) == set()
 
 
 def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, monkeypatch):
@@ -159,7 +166,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
     ):
         patch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
         tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
-    assert caches(tmp_path) == []
+    assert files_of(cache_folder(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")) == set()
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
         tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "file")
@@ -171,7 +178,7 @@ def test_the_files_of_a_killed_process_are_removed(folder, tmp_path):
     cache.mkdir(parents=True)
     (cache / "train.tokens.writing").write_bytes(b"half")
     tokenised(source, BYTES, tmp_path / "cache")
-    assert caches(tmp_path) == [cache] and not list(cache.glob("*.writing"))
+    assert caches(tmp_path) == [cache] and files_of(cache) == {*FILES, "manifest.json"}
 
 
 def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
@@ -180,14 +187,72 @@ def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch
     cache = cache_folder(source, BYTES, tmp_path / "cache")
     write = token_cache.write_tokens
     monkeypatch.setattr(token_cache, "write_tokens", lambda *arguments: made.append(1) or write(*arguments))
-    cache.parent.mkdir(parents=True)
+    cache.mkdir(parents=True)
     with ThreadPoolExecutor() as pool:
-        with FileLock(f"{cache}.lock"):
+        with FileLock(cache / ".lock"):
             runs = [pool.submit(tokenised, source, BYTES, tmp_path / "cache") for _ in range(2)]
             time.sleep(0.2)
-            assert not made and not cache.exists()
+            assert not made and files_of(cache) == set()
         digests = {run.result().digest for run in runs}
     assert len(made) == len(digests) == 1
+
+
+def flip(path, bit):
+    """Flip a bit of a file and keep its time of modification; returns its content before."""
+    before, stat = path.read_bytes(), path.stat()
+    content = bytearray(before)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return before
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """(a source, the folder of its cache, a function that opens it)."""
+    (tmp_path / "book.txt").write_text("some words of a book. " * 50)
+    source = source_of_path(DataConfig(str(tmp_path / "book.txt")))
+    tokenised(source, BYTES, tmp_path / "cache")
+    return source, cache_folder(source, BYTES, tmp_path / "cache"), lambda: tokenised(source, BYTES, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_a_flipped_bit_is_refused(cached, name):
+    _, folder, read = cached
+    size, rng = 8 * (folder / name).stat().st_size, random.Random(name)
+    for bit in {0, size - 1, *(rng.randrange(size) for _ in range(8))}:
+        before = flip(folder / name, bit)
+        with pytest.raises(InputError) as caught:
+            read()
+        assert str(caught.value).startswith(f"{folder} is damaged (the checksum of {name} is wrong); remove that folder and it")
+        (folder / name).write_bytes(before)
+    read()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_missing_or_cut_off_is_refused(cached, name):
+    _, folder, read = cached
+    os.truncate(folder / name, (folder / name).stat().st_size - 1)
+    for change in (lambda: None, (folder / name).unlink):
+        change()
+        with pytest.raises(InputError, match=r"is damaged \(the checksum of .* is wrong\)"):
+            read()
+
+
+def test_a_damaged_manifest_of_any_form_is_refused(cached):
+    _, folder, read = cached
+    path = folder / "manifest.json"
+    right = json.loads(path.read_text())
+    for text in ("", "[1]", "{}", "[" * 100_000, json.dumps(right | {"dtype": "int8"}), json.dumps(right, indent=1)):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"the checksum of manifest.json is wrong"):
+            read()
+
+
+def test_a_whole_cache_is_read_where_nothing_can_be_written(cached, monkeypatch):
+    _, _, read = cached
+    monkeypatch.setattr(token_cache, "only_worker", lambda *_: pytest.fail("the folder is changed"))
+    assert read().digest
 
 
 @given(text=st.text(alphabet="aé字 \n.,'3\t\x0b\u00a0", max_size=80), limit=st.integers(1, 20))
@@ -213,9 +278,9 @@ def test_splits_too_short_for_the_lanes_are_refused():
     splits = {"train": documents_of([14, 8]), "valid": documents_of([6, 1])}  # 20 and 5 tokens to predict
     check_length("book.txt", splits, 5, lanes=4)
     for segment, lanes, words in (
-        (21, 1, "the train split has 20 tokens to predict, fewer than a segment of 21; give more text"),
-        (6, 1, "the valid split has 5 tokens to predict, fewer than a segment of 6"),
-        (5, 1000, "--batch 1,000 lanes need 5,000 tokens .*, the train split has 20; give at most --batch 4"),
+        (21, 1, "the train split has 20 tokens to predict, 1 lane of a segment of 21 need 21; give more text or a smaller --seg"),
+        (6, 1, "the valid split has 5 tokens to predict, 1 lane of a segment of 6 need 6"),
+        (5, 1000, "the train split has 20 tokens to predict, 1,000 lanes of a segment of 5 need 5,000; give at most --batch 4"),
     ):
         with pytest.raises(InputError, match=words):
             check_length("book.txt", splits, segment, lanes)
@@ -244,7 +309,7 @@ def test_the_first_documents_and_tokens_alone_are_read(folder, tmp_path, tokeniz
     assert few.splits["valid"].lengths.tolist() == [len(d.inputs) for d in few.splits["valid"]]
     assert few.splits["valid"].words.tolist() == [len(tokenizer.decode(tokens).split()) for tokens in expected]
     assert {split: documents.whole for split, documents in few.splits.items()} == {"train": False, "valid": False, "test": True}
-    assert Beginnings([text_document("a", b"x yz", BYTES)], 3, BYTES).words.tolist() == [2]
+    assert truncated([text_document("a", b"x yz", BYTES)], 3, BYTES).words.tolist() == [2]
 
 
 def test_documents_folders_makes_each_subfolder_a_document(tmp_path):

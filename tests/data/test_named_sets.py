@@ -1,29 +1,28 @@
-"""The papers' sets, from a server on the loopback address: fetched, split, and refused if they are wrong."""
+"""The papers' sets and those of the package datasets: fetched, split, and refused if they are wrong, without a network."""
 
+import gzip
 import hashlib
 import importlib.util
-import io
 import json
 import logging
-import os
-import re
 import threading
 import time
+import zipfile
 from itertools import pairwise
-from pathlib import Path
 
+import numpy as np
 import pytest
 from documents import as_zip, content
 from loopback import serving
 
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import load_corpus
-from accelerated.data.named_sets import OPENERS, Archive, articles, fetch, hub_set
+from accelerated.data.corpus import TextDocuments, load_corpus, open_source
+from accelerated.data.named_sets import articles, fetch, table_source, words_of_split
 from accelerated.data.recall import RecallConfig
+from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
-from accelerated.program import progress
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum
 
@@ -33,10 +32,6 @@ ARTICLES = {
     "valid": b" \n = Three = \n \n = not a heading = \n words = \n",
     "test": b" \n = Four = \n \n",
 }
-RAW_ARTICLES = {split: text.replace(b"words", b"w\xc3\xb6rter") for split, text in ARTICLES.items()}
-ADDRESSES = (
-    ("ENWIK8", "/enwik8.zip"), ("WIKITEXT_103", "/wikitext-103-v1.zip"), ("WIKITEXT_103_RAW", "/wikitext-103-raw-v1.zip"),
-)  # fmt: skip
 BOOKS = {
     f"/{folder}/{i}.txt": f"{folder} {i}".encode()
     for folder, n in (("train", 5), ("validation", 3), ("test", 2))
@@ -48,13 +43,10 @@ BOOKS |= {"/train/notes.md": b"no book"}
 @pytest.fixture
 def server(monkeypatch):
     """Serves small sets of the same form; replaces the module's addresses, checksums and counts by theirs."""
-    archives = {"/enwik8.zip": as_zip({"enwik8": ENWIK8})}
-    for kind, ending, texts in (("", "tokens", ARTICLES), ("-raw", "raw", RAW_ARTICLES)):
-        members = {f"wikitext-103{kind}/wiki.{split}.{ending}": text for split, text in texts.items()}
-        archives[f"/wikitext-103{kind}-v1.zip"] = as_zip(members)
-    with serving(archives | BOOKS) as server:
-        for name, file in ADDRESSES:
-            monkeypatch.setattr(named_sets, name, Archive(server.address + file, hashlib.sha256(archives[file]).hexdigest()))
+    archive = as_zip({"enwik8": ENWIK8})
+    with serving({"/enwik8.zip": archive} | BOOKS) as server:
+        monkeypatch.setattr(named_sets, "ENWIK8", server.address + "/enwik8.zip")
+        monkeypatch.setattr(named_sets, "ENWIK8_SHA256", hashlib.sha256(archive).hexdigest())
         monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
         monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
         monkeypatch.setattr(named_sets, "PG19_BOOKS", server.address + "/")
@@ -62,12 +54,17 @@ def server(monkeypatch):
         yield server
 
 
-def read(name, tmp_path):
-    """Return {split: [bytes]} of a named set, in order."""
+def texts_of(source):
+    """Return {split: [bytes]} of a source, in order."""
     found = {split: [] for split in SPLITS}
-    for split, text in OPENERS[name](tmp_path / "data" / name).texts():
+    for split, text in source.texts():
         found[split].append(content(text))
     return found
+
+
+def read(name, tmp_path):
+    """Return {split: [bytes]} of a named set, in order."""
+    return texts_of(open_source(DataConfig(name), tmp_path / "data"))
 
 
 @pytest.mark.parametrize("name", ["enwik8", "pg19"])
@@ -75,12 +72,12 @@ def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypa
     """The second one waits, and finds what the first has fetched."""
     began, second = threading.Event(), threading.Thread(target=lambda: read(name, tmp_path))
 
-    def slow(*given, **how):
+    def slow(*given):
         if not began.is_set():
             began.set()
             second.start()
             time.sleep(0.3)
-        fetch(*given, **how)
+        fetch(*given)
 
     monkeypatch.setattr(named_sets, "fetch", slow)
     first = read(name, tmp_path)
@@ -97,24 +94,6 @@ def test_enwik8_is_cut_by_bytes(server, tmp_path):
     assert read("enwik8", tmp_path)["test"] == [ENWIK8[950:]] and not server.asked, "it is fetched once"
 
 
-def test_an_unpacked_enwik8_is_used(server, tmp_path):
-    (tmp_path / "data" / "enwik8").mkdir(parents=True)
-    (tmp_path / "data" / "enwik8" / "enwik8").write_bytes(ENWIK8)
-    assert read("enwik8", tmp_path)["valid"] == [ENWIK8[900:950]] and not server.asked
-    (tmp_path / "data" / "enwik8" / "enwik8").write_bytes(ENWIK8[:-1])
-    with pytest.raises(InputError, match="has 999 bytes, enwik8 has 1000"):
-        read("enwik8", tmp_path)
-
-
-@pytest.mark.parametrize("name,texts", [("wikitext-103", ARTICLES), ("wikitext-103-raw", RAW_ARTICLES)])
-def test_wikitexts_articles_are_documents(server, tmp_path, name, texts):
-    second = texts["train"].index(b" = Two")
-    assert read(name, tmp_path) == {
-        "train": [texts["train"][:second], texts["train"][second:]], "valid": [texts["valid"]], "test": [texts["test"]],
-    }  # fmt: skip
-    assert OPENERS[name](tmp_path / "data" / name).name == name, "each has a cache of its own"
-
-
 def test_an_article_begins_between_blank_lines():
     for text, starts in (
         (b"", []), (b"words \n", [0]), (b" = A = \n \n", [0]), (b"x \n = A = \n \n", [0]), (b"x \n \n = A = \n \n", [0]),
@@ -123,14 +102,6 @@ def test_an_article_begins_between_blank_lines():
     ):  # fmt: skip
         found = list(articles(text.splitlines(keepends=True)))
         assert found == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
-
-
-def test_an_unpacked_wikitext_is_used(server, tmp_path):
-    folder = tmp_path / "data" / "wikitext-103"
-    folder.mkdir(parents=True)
-    for split, text in ARTICLES.items():
-        (folder / f"wiki.{split}.tokens").write_bytes(text)
-    assert b"".join(read("wikitext-103", tmp_path)["train"]) == ARTICLES["train"] and not server.asked
 
 
 def test_pg19s_books_are_documents(server, tmp_path):
@@ -147,15 +118,31 @@ def test_pg19s_books_are_documents(server, tmp_path):
 
 def test_the_first_books_and_the_beginnings_of_those_to_validate_on(server, tmp_path, monkeypatch):
     """Adding Recurrence to Pretrained Transformers, section 5: the first ones by name; the test split is whole."""
-    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {("pg19", split): 7 for split in SPLITS})
+    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {"pg19": {"train": 10, "valid": 6, "test": 4}})
     data = DataConfig("pg19", training_documents=2, validation_tokens=8)
     splits = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
     texts = {split: [bytes([*d.inputs[:1], *d.targets]).decode() for d in documents] for split, documents in splits.items()}
     assert texts == {"train": ["train 0", "train 1"], "valid": ["validati"] * 3, "test": ["test 0", "test 1"]}
-    words = {split: named_sets.words_of_split("pg19", split, documents) for split, documents in splits.items()}
-    assert [words[split][0] for split in SPLITS] == [4, 3, 7], "official counts are those of whole splits"
+    words = {split: words_of_split("pg19", split, documents) for split, documents in splits.items()}
+    own = "counted between white space"
+    assert words == {"train": (4, own), "valid": (3, own), "test": (4, "official count")}, "official counts are of whole splits"
     whole = load_corpus(DataConfig("pg19"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
     assert [len(whole[split]) for split in SPLITS] == [5, 3, 2] and all(whole[split].whole for split in SPLITS)
+
+
+def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
+    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
+    monkeypatch.setattr(
+        named_sets, "OFFICIAL_WORDS", {name: {"test": 9} for name in ("pg19", "wikitext-103", "wikitext-103-raw")}
+    )
+    own, official = "counted between white space", "official count"
+    for data, words, line_ends, expected in (
+        ("pg19", 9, 4, (9, official)), ("pg19", 8, 1, (8, own)), ("pg19", 0, 0, (0, own)),
+        ("wikitext-103", 6, 3, (9, official)), ("wikitext-103-raw", 7, 2, (9, official)), ("wikitext-103", 9, 3, (9, own)),
+        ("book.txt", 9, 0, (9, own)),
+    ):  # fmt: skip
+        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[20, words, 0], [20, 0, line_ends]]))
+        assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
 
 
 def test_a_book_with_a_wrong_checksum_is_refused(server, tmp_path, monkeypatch):
@@ -174,41 +161,36 @@ def test_too_many_books_are_refused(server, tmp_path):
 
 
 def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeypatch):
-    for name, _ in ADDRESSES:
-        archive = getattr(named_sets, name)
-        monkeypatch.setattr(
-            named_sets, name, archive._replace(address="http://127.0.0.1:9/" + archive.address.rpartition("/")[2])
-        )
+    monkeypatch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
     monkeypatch.setattr(named_sets, "PG19_LIST", "http://127.0.0.1:9/list")
-    for name, place in (
-        ("enwik8", "enwik8/enwik8.zip"),
-        ("wikitext-103", "wikitext-103/wikitext-103-v1.zip"),
-        ("wikitext-103-raw", "wikitext-103-raw/wikitext-103-raw-v1.zip"),
-        ("pg19", "pg19/train"),
-    ):
+    for name, place in (("enwik8", "enwik8/enwik8.zip"), ("pg19", "pg19/train")):
         with pytest.raises(InputError, match=r"refused.*try again later, or put") as caught:
             read(name, tmp_path)
         assert str(tmp_path / "data" / place) in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name,file", [("enwik8", "enwik8.zip"), ("wikitext-103", "wikitext-103-v1.zip")])
-def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path, name, file):
-    read(name, tmp_path)
-    path = tmp_path / "data" / name / file
+def test_a_page_that_is_no_list_of_books_is_refused(server, tmp_path, monkeypatch):
+    """A network that asks for a password answers every address with a page of its own."""
+    monkeypatch.setattr(server, "listing", lambda query: b"<html>")
+    with pytest.raises(InputError, match=r"cannot fetch .*/list.*; try again later, or put the books of"):
+        read("pg19", tmp_path)
+
+
+def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path):
+    read("enwik8", tmp_path)
+    path = tmp_path / "data" / "enwik8" / "enwik8.zip"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match=r"expected .*; remove it to fetch it again"):
-        read(name, tmp_path)
+    with pytest.raises(InputError, match=r"does not have sha256 .*; remove it to fetch it again"):
+        read("enwik8", tmp_path)
 
 
 def test_official_sizes_and_addresses():
     """The papers' numbers: a typing error would change them unnoticed."""
-    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000)
+    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
     assert named_sets.PG19_COUNTS == {"train": 28_602, "valid": 50, "test": 100}
-    assert named_sets.OFFICIAL_WORDS["pg19", "test"] == 6_966_499 and named_sets.OFFICIAL_WORDS["pg19", "valid"] == 3_007_061
-    assert named_sets.OFFICIAL_WORDS["wikitext-103", "test"] == 245_569
-    assert named_sets.OFFICIAL_WORDS["wikitext-103-raw", "valid"] == 217_646
-    assert all(len(getattr(named_sets, name).sha256) == 64 for name, _ in ADDRESSES)
-    assert all(getattr(named_sets, name).address.endswith(file) for name, file in ADDRESSES)
+    assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    assert named_sets.OFFICIAL_WORDS["wikitext-103"] == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    assert named_sets.OFFICIAL_WORDS["wikitext-103-raw"] == named_sets.OFFICIAL_WORDS["wikitext-103"]
 
 
 CONTENT = bytes(i % 251 for i in range(100_000))
@@ -228,53 +210,11 @@ def test_a_file_is_fetched_whole(file_server, tmp_path):
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
 
 
-def test_what_is_fetched_is_readable_by_the_group(file_server, tmp_path):
-    before = os.umask(0o077)
-    try:
-        fetch(file_server.address + "/file", tmp_path / "deep" / "file", SHA256)
-    finally:
-        os.umask(before)
-    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "deep", tmp_path / "deep" / "file")]
-    assert modes == [0o750, 0o640]
-
-
-def test_a_download_shows_its_progress(file_server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS", 0.0)
-    monkeypatch.setattr(named_sets, "DOWNLOAD_SIZE", 10_000)
-    fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert re.search(r"fetching file: \S+ of 100k B, 00:00 so far, 00:00 left\n", capsys.readouterr().err)
-
-
-def test_an_interrupted_download_is_continued(file_server, tmp_path):
-    """In the same call and in the next: every connection ends after 30,000 bytes."""
-    file_server.break_after = 30_000
-    fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert [part for _, part in file_server.asked] == [None, "bytes=30000-", "bytes=60000-", "bytes=90000-"]
-    file_server.asked.clear()
-    (tmp_path / "again.part").write_bytes(CONTENT[:99_000])
-    fetch(file_server.address + "/file", tmp_path / "again", SHA256)
-    assert [part for _, part in file_server.asked] == ["bytes=99000-"] and (tmp_path / "again").read_bytes() == CONTENT
-
-
-def test_a_download_that_fails_too_often_keeps_its_part(file_server, tmp_path):
+def test_a_download_that_breaks_off_leaves_nothing(file_server, tmp_path):
     file_server.break_after = 10_000
-    with pytest.raises(InputError, match=f"cannot fetch file .40000 of 100000 bytes arrived.; try again later, .* {SHA256}. at "):
+    with pytest.raises(InputError, match=f"put a copy of .*/file .sha256 {SHA256}. at {tmp_path / 'file'}$"):
         fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert (tmp_path / "file.part").read_bytes() == CONTENT[:40_000] and not (tmp_path / "file").exists()
-
-
-def test_a_server_that_sends_no_parts_is_asked_from_the_start(file_server, tmp_path):
-    file_server.ranges = False
-    (tmp_path / "file.part").write_bytes(b"something else")
-    fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_a_complete_part_is_used(file_server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT)
-    fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_content_is_never_used(file_server, tmp_path):
@@ -294,16 +234,6 @@ def test_a_folder_that_cannot_be_written_to(file_server, tmp_path):
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
         fetch(file_server.address + "/file", tmp_path / "folder" / "file", SHA256)
-
-
-def test_a_disk_that_is_full(file_server, tmp_path, monkeypatch):
-    class Full(io.FileIO):
-        def write(self, piece):
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", lambda path, mode, buffering: Full(path, mode))
-    with pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"):
-        fetch(file_server.address + "/file", tmp_path / "file", SHA256)
 
 
 def test_checksums(tmp_path):
@@ -347,11 +277,42 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
         f"test.{suffix}": ["four", "five"],
     })  # fmt: skip
     check_data(DataConfig(data))
-    assert [(split, text.name, content(text)) for split, text in hub_set(data).texts() if split == "train"] == [
+    assert [(split, text.name, content(text)) for split, text in table_source(data).texts() if split == "train"] == [
         ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
     ]
     found = rows_of(data, tmp_path)
     assert found["valid"] == [b"three"] and found["test"] == [b"four", b"five"] and len(found["train"]) == 4
+
+
+def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
+    """The hub's rows are the lines of the set's files, but a blank line's row is empty."""
+    files = {}
+    for config in ("wikitext-103-v1", "wikitext-103-raw-v1"):
+        for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
+            lines = ARTICLES[split].replace(b"words", b"words" if "raw" not in config else "wörter".encode()).decode()
+            files[f"{config}-{name}.parquet"] = ["" if line == " \n" else line for line in lines.splitlines(keepends=True)]
+    data = hub(files, "wikitext")
+    described = [
+        f"- config_name: {config}\n  data_files:\n"
+        + "".join(f"  - split: {name}\n    path: {config}-{name}.parquet\n" for name in ("train", "validation", "test"))
+        for config in ("wikitext-103-v1", "wikitext-103-raw-v1")
+    ]
+    (tmp_path / "wikitext" / "README.md").write_text("---\nconfigs:\n" + "".join(described) + "---\n")
+    monkeypatch.setattr(named_sets, "WIKITEXT", data.removeprefix("hf:"))
+    second = ARTICLES["train"].index(b" = Two")
+    expected = {
+        "train": [ARTICLES["train"][:second], ARTICLES["train"][second:]],
+        "valid": [ARTICLES["valid"]],
+        "test": [ARTICLES["test"]],
+    }
+    assert read("wikitext-103", tmp_path) == expected
+    assert read("wikitext-103-raw", tmp_path) == {
+        split: [text.replace(b"words", "wörter".encode()) for text in texts] for split, texts in expected.items()
+    }
+    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 11)
+    splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    assert words_of_split("wikitext-103", "train", splits["train"])[1] == "official count"
+    assert words_of_split("wikitext-103", "valid", splits["valid"]) == (10, "counted between white space")
 
 
 def test_a_hub_set_is_read_again_when_it_changes(hub, tmp_path):
@@ -378,7 +339,7 @@ def test_a_hub_set_with_train_alone_is_split(hub, tmp_path):
 )
 def test_a_hub_set_without_text_is_refused(hub, tmp_path, files, words):
     with pytest.raises(InputError, match=words) as caught:
-        hub_set(hub(files))
+        table_source(hub(files))
     assert "\n" not in str(caught.value)
 
 
@@ -386,10 +347,10 @@ def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
     data = hub({"train.jsonl": ["x"]})
     for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}"):
         with pytest.raises(InputError, match=f"--data {name}: datasets cannot open it .*; check name, files and network"):
-            hub_set(name)
+            table_source(name)
     (tmp_path / "set" / "train.jsonl").write_text("{not json")
     with pytest.raises(InputError, match=r"datasets cannot open it .*JSON"):
-        hub_set(data)
+        table_source(data)
     assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
 
 
@@ -397,3 +358,71 @@ def test_hub_sets_without_their_package_are_refused(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"--data hf:a/b needs the package datasets; install the extra: .*datasets"):
         check_data(DataConfig("hf:a/b"))
+
+
+def pack(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "A.JSONL"])
+def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
+    """Its documents are dealt to the splits by the table's name and their numbers."""
+    texts = [f"row {number} é" for number in range(70)]
+    table = pytest.importorskip("datasets").Dataset.from_dict({"text": texts, "other": [3] * 70})
+    lines = "\n\n".join(json.dumps({"text": text, "other": 3}) for text in texts).encode()
+    write = {
+        ".jsonl": lambda path: path.write_bytes(lines), ".gz": lambda path: path.write_bytes(gzip.compress(lines)),
+        ".csv": table.to_csv, ".parquet": table.to_parquet,
+    }  # fmt: skip
+    path = tmp_path / name
+    write[path.suffix.lower()](path)
+    check_data(DataConfig(str(path)))
+    found = texts_of(table_source(str(path)))
+    expected = {split: [] for split in SPLITS}
+    for number, text in enumerate(texts, start=1):
+        expected[split_of(f"{name}:{number}")].append(text.encode())
+    assert found == expected and all(found.values())
+
+
+def test_a_packed_text_is_a_document(hub, tmp_path):
+    """One text is cut by position; of a .zip each member is a document."""
+    text = "a line, é\n\n" * 40
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    found = texts_of(table_source(str(tmp_path / "a.txt.gz")))
+    assert b"".join(b"".join(found[split]) for split in SPLITS) == text.encode() and all(
+        len(found[split]) == 1 for split in SPLITS
+    )
+    pack(tmp_path / "b.zip", {f"in/{number}.txt": f"text {number}" for number in range(80)})
+    found = texts_of(open_source(DataConfig(str(tmp_path / "b.zip")), tmp_path))
+    assert sorted(text for split in SPLITS for text in found[split]) == sorted(
+        f"text {number}".encode() for number in range(80)
+    ) and all(found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "words"),
+    [
+        ("a.jsonl", b"{no json", "datasets cannot open it"),
+        ("a.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt"),
+        ("a.csv", b"text\n3\n", "needs a string column `text`, has text"),
+        ("a.zip", b"PK\x03\x04broken", "datasets cannot open it"),
+        ("a.parquet", b"no", "datasets cannot open it"),
+        ("a.txt.gz", gzip.compress(b"caf\xe9"), "datasets cannot open it .*utf-8"),
+        ("a.txt.gz", gzip.compress(b"a text " * 999)[:-40], "datasets cannot open it"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name, written, words):
+    (tmp_path / name).write_bytes(written)
+    with pytest.raises(InputError, match=words) as caught:
+        table_source(str(tmp_path / name))
+    assert str(caught.value).startswith(f"--data {tmp_path / name}")
+
+
+def test_tables_without_their_package_are_refused(monkeypatch, tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for data in ("wikitext-103", str(tmp_path / "a.jsonl")):
+        with pytest.raises(InputError, match="needs the package datasets; install the extra"):
+            check_data(DataConfig(data))

@@ -127,7 +127,7 @@ def test_shares_are_as_configured():
     kinds = collections.Counter(int(kind) for [segment] in rollouts[3:] for kind in segment.task.kind)
     total = sum(kinds.values())
     assert [kinds[kind] / total for kind in range(3)] == pytest.approx([0.3, 0.4, 0.3], abs=0.03)
-    assert ALL.shares == pytest.approx((0.3, 0.4, 0.3)) and TaskConfig(infilling=0.3, recall=0.7).shares[0] == 0
+    assert ALL.fractions == pytest.approx((0.3, 0.4, 0.3)) and TaskConfig(infilling=0.3, recall=0.7).fractions[0] == 0
 
 
 @pytest.mark.parametrize("kind", [1, 2])
