@@ -40,7 +40,7 @@ NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as error
 LINE_END, UNKNOWN = "\n", "<unk>"  # entries of every closed vocabulary
 WORD = re.compile(r"\n|\S+")
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
-FORMS = f"a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
+ADVICE = f"give a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
 
 
 class ByteTokenizer:
@@ -102,16 +102,12 @@ class BpeTokenizer(SpelledTokenizer):
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.encoding = encoding
-        spellings = [self._spelling(token) for token in range(encoding.n_vocab)]
-        spelled = hashlib.sha256(b"\0".join(base64.b64encode(text) for text in spellings))
-        fingerprint = hashlib.sha256(spelled.digest() + encoding._pat_str.encode()).hexdigest()
+        spelled = {rank: token for token, rank in encoding._mergeable_ranks.items()}
+        spelled |= {number: token.encode() for token, number in encoding._special_tokens.items()}
+        spellings = [spelled.get(token, b"") for token in range(encoding.n_vocab)]  # some encodings leave ids unused
+        shown = hashlib.sha256(b"\0".join(base64.b64encode(text) for text in spellings))
+        fingerprint = hashlib.sha256(shown.digest() + encoding._pat_str.encode()).hexdigest()
         super().__init__(name, spellings, fingerprint, show_ranks(spellings))
-
-    def _spelling(self, token):
-        try:
-            return self.encoding.decode_single_token_bytes(token)
-        except KeyError:  # some encodings leave ids unused before their special tokens
-            return b""
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids; each byte that is not UTF-8 becomes one token."""
@@ -137,18 +133,15 @@ class PackagedTokenizer(SpelledTokenizer):
         package, described = tokenizers_package("a tokenizer.json"), json.loads(content)
         try:
             self.model = package.Tokenizer.from_str(content.decode())
-            kind = described["model"].get("type")
         except Exception:  # the package raises no other type
             raise ValueError("the package tokenizers cannot open it") from None
         self.model.encode_special_tokens = True
         self.model.no_padding()
         self.model.no_truncation()
-        of_bytes = "'ByteLevel'" in str((described.get("pre_tokenizer"), described.get("decoder")))
-        symbols = byte_of_symbol() if of_bytes else {}
-        tokens = self.model.get_vocab()
-        spellings = [b""] * (1 + max(tokens.values()))
-        for token, number in tokens.items():
-            spellings[number] = spelling_of(token, symbols, kind in ("WordPiece", "WordLevel"))
+        symbols = byte_of_symbol() if "'ByteLevel'" in str((described["pre_tokenizer"], described["decoder"])) else {}
+        with_blanks = described["model"].get("type") in ("WordPiece", "WordLevel")
+        tokens = {number: token for token, number in self.model.get_vocab().items()}
+        spellings = [spelling_of(tokens.get(number, ""), symbols, with_blanks) for number in range(1 + max(tokens))]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
         parts = ("ab", " ab", "\nab", "  ab", "\n\n ab")
         apart = [token for part in parts for token in self.encode(part)]
@@ -226,7 +219,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
-def tokenizer_of_file(path: str | Path, advice: str = f"give {FORMS}") -> SpelledTokenizer:
+def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenizer:
     """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
     path = Path(path)
     merges = path.with_name("merges.txt")
