@@ -1,69 +1,80 @@
-"""The command `python -m accelerated.lab.speed TABLE`: measures or counts speed and memory and prints one table.
+"""The command `python -m accelerated.lab.speed TABLE`: measures or counts speed and memory and prints a table in Markdown.
 
     steps       one training step of a model, of its baseline and, if installed, of its paper's public package
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
-    generation  time per generated token after 1,000 and after 100,000 tokens, for all models
+    compile     one training step with each choice of train.py's --compile
+    generation  time per generated token after 1,000 and after 100,000 tokens
+    agreement   every model on a device against the CPU in float64
     counts      kernels, bytes and FLOPs of a step at the papers' sizes on a GPU, and each preset's memory; needs no GPU
-    gpu         a Markdown page (--out FILE.md): agreement with the CPU, then all of the above on one GPU, in ten minutes
+    gpu         a page of all of these on one GPU, in ten minutes
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a noisy machine affects all
 variants equally. A printed ratio is the median over pairs.
 """
 
 import argparse
+import math
 import sys
 
 import torch
 
-from accelerated.lab.speed import counts, generation, gpu, horizons, steps
-from accelerated.lab.speed.timing import BATCH, config_for
-from accelerated.models import NAMES
+from accelerated.lab.speed import agreement, counts, gpu, horizons, steps
+from accelerated.lab.speed.variants import options_of
+from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import InputError, run_program
 from accelerated.training.options import OptionParser
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import DEVICES
 
-MEASURED = {"steps": steps.report, "horizons": horizons.report, "generation": generation.report}
-TABLES = MEASURED | {"counts": counts.report, "gpu": gpu.report}
+OPTIONS = {
+    "--device": {"choices": DEVICES, "default": "auto", "help": "auto takes a GPU if there is one (default auto)"},
+    "--dtype": {"choices": ("float32", "bfloat16"), "default": "float32", "help": "(default float32)"},
+    "--repeats": {"type": int, "default": 9, "help": "how often each variant is measured (default 9)"},
+    "--seconds": {"type": float, "default": math.inf, "help": "begin no turn of a model's variants later (default no limit)"},
+    "--model": {"choices": NAMES, "nargs": "+", "default": [DEFAULT], "help": f"one or more (default {DEFAULT})"},
+    "--horizons": {"type": int, "nargs": "+", "help": "segments of a rollout (default: the model's)"},
+}
+TABLES = {  # name: (function that prints it, how many of OPTIONS it takes)
+    "steps": (steps.report_steps, 5),
+    "horizons": (horizons.report, 6),
+    "compile": (steps.report_compiled, 5),
+    "generation": (steps.report_generation, 5),
+    "agreement": (agreement.report, 1),
+    "counts": (counts.report, 0),
+    "gpu": (gpu.report, 0),
+}
 
 
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line; its first word is a table, `steps` if it is not given."""
     table, *rest = argv if argv and not argv[0].startswith("-") else ("steps", *argv)
-    parser = OptionParser(
-        prog="python -m accelerated.lab.speed", usage="python -m accelerated.lab.speed [TABLE] [options]", allow_abbrev=False,
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    form, prog = argparse.RawDescriptionHelpFormatter, "python -m accelerated.lab.speed"
+    parser = OptionParser(prog=prog, description=__doc__, formatter_class=form, allow_abbrev=False)
     parser.add_argument("table", choices=TABLES, metavar="TABLE", help=f"{', '.join(TABLES)} (default steps)")
-    parser.set_defaults(model="", device="cpu", dtype="float32", batch=None, repeats=1)
-    if table in MEASURED:
-        parser.add_argument("--repeats", type=int, default=9, help="how often each variant is measured (default 9)")
-    if table == "gpu":
-        parser.add_argument("--out", metavar="FILE.md", required=True, help="the page to write; it must not exist yet")
-    if table in ("steps", "horizons"):
-        parser.add_argument("--model", choices=NAMES, default="block_recurrent", help="(default block_recurrent)")
-        parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
-        parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="(default float32)")
-        parser.add_argument("--batch", type=int, help="rows of a batch (default 4, or 8: memformer, pretrained_recurrence)")
+    _, taken = TABLES.get(table, ("", 0))
+    for number, (flag, how) in enumerate(OPTIONS.items()):
+        if number < taken:
+            parser.add_argument(flag, **how)
+        else:
+            parser.set_defaults(**{flag[2:]: how.get("default")})
     options = parser.parse([table, *rest])
-    options.batch = BATCH.get(options.model, 1) if options.batch is None else options.batch
-    if min(options.repeats, options.batch) < 1:
-        raise InputError(f"--repeats {options.repeats} and --batch {options.batch} must be at least 1")
+    if min(options.repeats, *(options.horizons or [1])) < 1:
+        raise InputError(f"--repeats {options.repeats} and --horizons {options.horizons} must be at least 1")
     return options
 
 
 def main(argv: list[str]) -> None:
     """Print the table that the command line asks for."""
     options = parse_options(argv)
-    if options.table not in MEASURED:
-        TABLES[options.table](options)
+    report, taken = TABLES[options.table]
+    if not taken:
+        report(options)
         return
     keep_freed_memory()
-    device = options.device = choose_device(options.device, options.dtype)
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{hardware}, torch {torch.__version__}, {options.dtype}")
-    options.config = config_for(options.model, device) if options.model else None
-    TABLES[options.table](options)
+    device = choose_device(options.device, options.dtype)
+    print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}\n")
+    for model in options.model:
+        report(argparse.Namespace(**vars(options) | vars(options_of(model, device, options.dtype))))
 
 
 if __name__ == "__main__":

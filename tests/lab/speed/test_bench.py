@@ -1,118 +1,138 @@
-"""The bench prints its tables, at tiny sizes."""
+"""The bench prints its tables, at tiny sizes, and takes times and memory as it says."""
 
-import dataclasses
 import importlib.util
 import re
 
 import pytest
 import torch
 
-from accelerated.block_recurrent import BlockRecurrent
-from accelerated.compressive import Compressive
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import generation, horizons, timing
-from accelerated.lab.speed.timing import SEGMENTS, SIZES, matmul_rate
-from accelerated.memformer import Memformer
-from accelerated.memorizing import Memorizing
-from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.lab.speed import steps, timing
+from accelerated.lab.speed.timing import COLUMNS, measured_rows
+from accelerated.lab.speed.variants import Variant, options_of
+from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
+from accelerated.replay import BACKPROP
+from accelerated.training.settings import COMPILERS
 
+CPU = torch.device("cpu")
+LAYER = {"width": 8, "layers": 1, "heads": 2, "head_width": 4, "feed_forward": 8, "segment": 4}
 TINY = {
-    "block_recurrent": BlockRecurrent.Config(
-        width=8, layers=1, heads=2, head_width=4, feed_forward=8, window=2, segment=4, recurrent_layers=(1,), states=2
-    ),
-    "compressive": Compressive.Config(
-        width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory=4, compressed_memory=2, compression_rate=2
-    ),
-    "memformer": Memformer.Config(
-        width=8, encoder_layers=1, decoder_layers=1, heads=2, head_width=4, feed_forward=8, segment=4, slots=2
-    ),
-    "memorizing": Memorizing.Config(
-        width=8, layers=1, heads=2, head_width=4, feed_forward=8, segment=4, memory_layer=1, memory=8, retrieved=2
-    ),
-    "pretrained_recurrence": PretrainedRecurrence.Config(
-        width=8, layers=2, heads=2, feed_forward=8, max_positions=8, segment=4, module_width=4
-    ),
+    "block_recurrent": LAYER | {"window": 2, "recurrent_layers": (1,), "states": 2},
+    "compressive": LAYER | {"memory": 4, "compressed_memory": 2, "compression_rate": 2},
+    "memformer": {name: size for name, size in LAYER.items() if name != "layers"}
+    | {"encoder_layers": 1, "decoder_layers": 1, "slots": 2},
+    "memorizing": LAYER | {"memory_layer": 1, "memory": 8, "retrieved": 2},
+    "pretrained_recurrence": {name: size for name, size in LAYER.items() if name != "head_width"}
+    | {"layers": 2, "max_positions": 8, "module_width": 4},
 }
 BASELINES = {
-    "block_recurrent": ("block-recurrent 1L fixed:skip", "slide 2L"),
-    "compressive": ("compressive 1L conv", "transformer-xl 1L, memory 6"),
-    "memformer": ("memformer 1+1L memory_replay", "memformer 1+1L through_time"),
-    "memorizing": ("memorizing 1L, 2 of 8", "transformer-xl 1L"),
-    "pretrained_recurrence": ("GPT-2 2L with recurrence", "plain GPT-2 2L"),
+    "block_recurrent": ["block_recurrent", "Slide with a layer more"],
+    "compressive": ["compressive", "Transformer-XL with as many rows"],
+    "memformer": ["memformer", "the same through_time"],
+    "memorizing": ["memorizing", "Transformer-XL"],
+    "pretrained_recurrence": ["pretrained_recurrence", "plain GPT-2"],
 }
+TITLES = {"memformer": ["encoder-decoder, 4+8 layers", "decoder-only, 12 layers"]}
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
-    for model, config in TINY.items():
-        monkeypatch.setitem(SIZES, model, config)
-    monkeypatch.setattr(timing, "matmul_rate", lambda device, dtype: 1e6)
-    monkeypatch.setattr(horizons, "HORIZONS", (1, 2))
-    monkeypatch.setattr(horizons, "WINDOWS", (1, 2))
-    monkeypatch.setitem(SEGMENTS, "memformer", 2)
+    for model, sizes in TINY.items():
+        facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 2, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
+        facts |= {"replayed": {title: {} for title in TITLES[model]}} if model in TITLES else {}
+        monkeypatch.setattr(presets_of(model), "SPEED", facts)
+    monkeypatch.setattr(
+        steps, "large_product", lambda device, dtype: Variant("", lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16)
+    )
+    monkeypatch.setattr(steps, "POSITIONS", (10, 100))
+    monkeypatch.setattr(steps, "TOKENS", 4)
+    monkeypatch.setattr(timing, "peak_memory", lambda step, device: [step(), 1_000_000][1])  # a profiler is slow
 
 
-def run(table, *argv):
-    bench.main([table, "--device", "cpu", "--batch", "2", "--repeats", "1", *argv])
+def tables(capsys):
+    """[(head of the first column, {name of a row: its cells})] of all tables that were printed."""
+    printed = capsys.readouterr().out
+    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", printed, re.M)]
+    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
+    assert all(len({line.count("|") for line in block}) == 1 and set(block[1]) <= set("|- ") for block in blocks)
+    return [(head[0], {row[0]: row[1:] for row in rows}) for head, _, *rows in split]
 
 
-def test_memformers_two_models_are_the_papers_sizes():
-    layers = [(c.encoder_layers, c.decoder_layers) for c in horizons.configs_to_compare("memformer", TINY["memformer"]).values()]
-    assert layers == [(4, 8), (0, 12)]
-
-
-@pytest.mark.parametrize("model", TINY)
-def test_horizons(model, capsys, monkeypatch):
-    both = {layers: dataclasses.replace(TINY["memformer"], encoder_layers=layers) for layers in (1, 0)}
-    compared = horizons.configs_to_compare
-    monkeypatch.setattr(horizons, "configs_to_compare", lambda *given: both if model == "memformer" else compared(*given))
-    run("horizons", "--model", model)
-    rows = re.findall(r"^(\d+) +(\w+) +\d+ ", capsys.readouterr().out, re.M)
-    methods = ["through_time", "checkpointed", "memory_replay"]
-    titles = 2 if model == "memformer" else 1
-    assert rows == [(horizon, method) for _ in range(titles) for horizon in "12" for method in methods]
+def run(*argv):
+    bench.main([*argv, "--device", "cpu", "--repeats", "2"])
 
 
 @pytest.mark.parametrize("model", TINY)
 def test_steps(model, capsys):
     run("steps", "--model", model)
-    printed = capsys.readouterr().out
-    name, baseline = BASELINES[model]
-    rows = {line.split("   ")[0].strip(): line.split() for line in printed.splitlines()}
-    assert name in rows and baseline in rows and f"time of {name} / {baseline}: " in printed
-    assert rows[name][-1].endswith("%") and float(rows[name][-1][:-1]) > 0, "share of the rate of matrix products"
-    if model == "memformer":
-        assert "L encoder 1, L decoder 1" in printed and "S slots 2" in printed
-    if model == "pretrained_recurrence":
-        assert ("transformers" in printed) == bool(importlib.util.find_spec("transformers"))
+    [(_, rows)] = tables(capsys)
+    peer = ["transformers"] if model == "pretrained_recurrence" and importlib.util.find_spec("transformers") else []
+    assert list(rows) == [*BASELINES[model], *peer, "one large product"]
+    for name, cells in rows.items():
+        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", cells[0]) and cells[2:4] == ["1.0", "1.00"] and cells[-1] == "2"
+        assert (cells[4] == "-") == (name in peer), "GFLOP/s"
+    assert rows[model][1] == "1.000 (1.000..1.000)"
+
+
+def test_every_model_that_is_named_gets_its_table(capsys):
+    run("horizons", "--model", *NAMES)
+    found = tables(capsys)
+    assert [title for title, _ in found] == ["horizon 1", "horizon 2"] * (len(NAMES) + 1), "Memformer has two models"
+    assert all(list(rows) == list(BACKPROP) for _, rows in found)
+
+
+def test_horizons_are_those_asked_for(capsys):
+    run("horizons", "--horizons", "3")
+    assert [title for title, _ in tables(capsys)] == ["horizon 3"]
+
+
+def test_memformers_two_models_are_the_papers_sizes(monkeypatch):
+    monkeypatch.undo()
+    replayed = presets_of("memformer").SPEED["replayed"]
+    assert list(replayed) == TITLES["memformer"]
+    assert [tuple(fields.values()) for fields in replayed.values()] == [(4, 8), (0, 12)]
 
 
 def test_the_default_is_steps_of_block_recurrent(capsys):
-    bench.main(["--device", "cpu", "--batch", "2", "--repeats", "1"])
-    assert "block-recurrent 1L" in capsys.readouterr().out
+    run()
+    [(_, rows)] = tables(capsys)
+    assert "block_recurrent" in rows
 
 
-def test_generation(capsys, monkeypatch):
-    monkeypatch.setattr(generation, "POSITIONS", (10, 100))
-    monkeypatch.setattr(generation, "NAMES", ("block_recurrent",))
-    bench.main(["generation", "--repeats", "1"])
-    printed = capsys.readouterr().out
-    assert re.search(r"^model +ms after 10 +ms after 100 +ratio$", printed, re.M)
-    assert re.search(r"^block_recurrent( +\d+\.\d+ \(\d+\.\d+\.\.\d+\.\d+\)){3}$", printed, re.M)
+@pytest.mark.parametrize("model", TINY)
+def test_generation(model, capsys):
+    run("generation", "--model", model)
+    assert [(title, list(rows)) for title, rows in tables(capsys)] == [(f"{model}, 4 tokens", ["after 10", "after 100"])]
+
+
+def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
+    """A CUDA graph of a segment cannot be used again before its backward pass."""
+    horizons, rollout = [], steps.rollout_variant
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(steps, "rollout_variant", lambda *given: horizons.append(given[3]) or rollout(*given))
+    run("compile", "--model", "compressive")
+    assert [(title, list(rows)) for title, rows in tables(capsys)] == [("compressive, --compile", list(COMPILERS))]
+    assert horizons == [1] * len(COMPILERS)
+
+
+def test_sizes_are_a_papers_on_a_gpu():
+    assert options_of("compressive", CPU, "float32").config.width == 8
+    options = options_of("compressive", torch.device("cuda"), "bfloat16")
+    assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
+
+
+@pytest.mark.parametrize("argv", [["steps", "--repeats", "0"], ["horizons", "--horizons", "0"]])
+def test_impossible_numbers_are_refused(argv):
+    with pytest.raises(InputError, match=f"{argv[1]} .*0.* must be at least 1"):
+        bench.main(argv)
 
 
 @pytest.mark.parametrize(
     "argv,words",
-    [(["steps", "--repeats", "0"], "--repeats 0 and --batch 4 must"), (["--batch", "0"], "--repeats 9 and --batch 0 must be")],
+    [(["step"], "steps"), (["agreement", "--model", "memformer"], "--model"), (["gpu", "--device", "cpu"], "--device")],
 )
-def test_impossible_numbers_are_refused(argv, words):
-    with pytest.raises(InputError, match=words):
-        bench.main(argv)
-
-
-@pytest.mark.parametrize("argv,words", [(["step"], "steps"), (["generation", "--model", "memformer"], "--model")])
 def test_unknown_tables_and_options_are_refused_in_one_line(argv, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         bench.main(argv)
@@ -120,25 +140,65 @@ def test_unknown_tables_and_options_are_refused_in_one_line(argv, words, capsys)
     assert stopped.value.code == 2 and printed.count("\n") == 1 and words in printed
 
 
-def test_peak_memory_counts_what_is_held_at_once():
+def options(**changes):
+    return bench.argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
+
+
+def test_a_variant_that_fails_is_a_row():
+    """While it is made and while it runs; the others are timed. After the deadline nothing more is made."""
+
+    def out_of_memory():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried | to allocate 3 GiB\nsecond line")
+
+    calls = iter([torch.zeros] * 3)  # its first, that of its peak, and a warm-up
+    good = lambda: Variant("", lambda: torch.zeros(1000), 5e9)  # noqa: E731
+    later = lambda: next(calls)(1000) if calls.__length_hint__() else out_of_memory()  # noqa: E731
+    makers = {"made": out_of_memory, "good": good, "run": lambda: Variant("", out_of_memory), "later": lambda: Variant("", later)}
+    rows = measured_rows(makers, options())
+    assert [row[0] for row in rows] == list(makers) and all(len(row) == 1 + len(COLUMNS) for row in rows)
+    error = "OutOfMemoryError: CUDA out of memory. Tried / to allocate 3 GiB"[:60]
+    assert [row[1] == error and set(row[2:]) == {"-"} for row in rows] == [True, False, True, True]
+    assert rows[1][2:5] == ("-", "1.0", "-") and rows[1][-1] == 1, "the first variant has no time to compare with"
+    assert {row[1] for row in measured_rows(makers, options(seconds=-1))} == {"no time was left"}
+
+
+def test_rows_compare_pair_by_pair(monkeypatch):
+    spent, peaks = {"a": [1.0, 4.0, 9.0], "b": [2.0, 2.0, 3.0]}, iter([2e6, 3e6])
+    monkeypatch.setattr(timing, "time_in_turn", lambda *given: spent)
+    monkeypatch.setattr(timing, "peak_memory", lambda *given: next(peaks))
+    first, second = measured_rows({name: lambda: Variant("", lambda: None, 6e9) for name in "ab"}, options())
+    assert first == ("a", "4,000.0 (1,000.0..9,000.0)", "1.000 (1.000..1.000)", "2.0", "1.00", "2", 3)
+    assert second == ("b", "2,000.0 (2,000.0..3,000.0)", "2.000 (0.500..3.000)", "3.0", "1.50", "3", 3)
+
+
+def test_the_time_budget_ends_the_repeats(monkeypatch):
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
+    variants = [Variant(name, lambda: None) for name in "ab"]
+    assert [len(timing.time_in_turn(variants, 9, CPU, budget)["b"]) for budget in (-1, 60, float("inf"))] == [1, 2, 9]
+
+
+def test_peak_memory_counts_what_is_held_at_once(monkeypatch):
+    monkeypatch.undo()
+
     def step(keep):
         held = [torch.zeros(250_000) for _ in range(3 if keep else 1)]  # 1 MB each
         for _ in range(4):
             torch.zeros(250_000)
         return held
 
-    device = torch.device("cpu")
-    one, three = (timing.peak_memory(lambda keep=keep: step(keep), device) for keep in (False, True))
+    torch.set_default_dtype(torch.float32)
+    one, three = (timing.peak_memory(lambda keep=keep: step(keep), CPU) for keep in (False, True))
     assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
+
+
+def test_a_large_product_says_its_operations():
+    product = timing.large_product(CPU, torch.float32)
+    assert product.flops == timing.counted_flops(product.step) == 2 * 2048**3
 
 
 def test_paired_ratios_divide_pair_by_pair():
     assert timing.paired_ratios([1.0, 4.0, 9.0], [2.0, 2.0, 3.0]) == [0.5, 2.0, 3.0]
-
-
-def test_the_rate_of_matrix_products_counts_their_operations(monkeypatch):
-    monkeypatch.setattr(timing, "seconds", lambda function, device: 0.5)
-    assert matmul_rate(torch.device("cpu"), torch.float32, size=8, repeats=3) == 2 * 8**3 / 0.5
 
 
 def test_spread_is_median_and_range():

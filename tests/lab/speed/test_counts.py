@@ -12,7 +12,8 @@ from variants import ONE_OF_EACH, PAPERS, over, variant
 from accelerated.attention import sliding_window
 from accelerated.lab.speed import __main__ as bench
 from accelerated.lab.speed import counts
-from accelerated.lab.speed.timing import PRESETS, paper_settings
+from accelerated.lab.speed.variants import model_on_meta, paper_settings, random_model
+from accelerated.models import presets_of
 from accelerated.protocol import computing_in
 
 # kernels, saved MB and moved GB of one segment of a lane, forward and backward in bfloat16 with dropout, from above
@@ -33,7 +34,7 @@ def single_precision():
 
 @pytest.mark.parametrize("model", MOST)
 def test_a_step_costs_no_more(model):
-    found = counts.counted_step(model, paper_settings(model)[0], 1)
+    found = counts.counted(counts.meta_step(model, paper_settings(model)[0], 1))
     kernels, megabytes, gigabytes = MOST[model]
     print(model, len(found.names), found.saved_bytes / 1e6, found.moved_bytes / 1e9)
     assert len(found.names) <= kernels, found.names
@@ -44,14 +45,12 @@ def test_a_step_costs_no_more(model):
 
 
 def test_what_is_counted():
-    """One product, one cast, a view and an allocation: two kernels; the product saves its two factors, one of them given."""
+    """One product, two casts, a view and an allocation: three kernels; the product saves the copies."""
     x, y = (torch.empty(4, 8, device="meta", requires_grad=True) for _ in range(2))
-    with counts.Dispatched() as found:
-        found.given(x, y)
-        with torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
-            low = y.to(torch.bfloat16)  # reads 128 bytes, writes 64
-            out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
-            torch.empty_like(out)
+    with counts.Dispatched() as found, torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
+        low = y.to(torch.bfloat16)  # reads 128 bytes, writes 64
+        out = x.to(torch.bfloat16) @ low.T  # (4, 4), FLOPs 2 * 4 * 4 * 8
+        torch.empty_like(out)
     assert found.names == ["_to_copy.default", "_to_copy.default", "mm.default"] and found.casts == 2
     assert found.saved_bytes == 128 and found.flops == 256 and found.moved_bytes == 2 * (128 + 64) + (64 + 64 + 32)
     assert found.live == 64 + 64 + 32 and found.peak == 64 + 64 + 32 + 32  # the copies, out, what is like it
@@ -83,11 +82,11 @@ def test_attention_on_meta_takes_one_kernel(offset):
     query = torch.empty(2, 3, 64, 32, device="meta", dtype=torch.bfloat16, requires_grad=True)
     given = {None: None, "mask": torch.ones(64, 64, device="meta", dtype=torch.bool), "numbers": query.new_empty(64, 64)}[offset]
     names = {}
-    for attention in (counts.memory_efficient, counts.written_out):
-        with counts.Dispatched() as found, counts.as_on_a_gpu(attention):
+    for written_out in (False, True):
+        with counts.Dispatched() as found, counts.as_on_a_gpu(written_out):
             functional.scaled_dot_product_attention(query, query, query, given, 0.1)
             functional.dropout(query, 0.1), functional.rms_norm(query, (32,)), functional.dropout(query, 0.1, training=False)
-        names[attention] = found.names
+        names[written_out] = found.names
     fused, written = names.values()
     assert "_scaled_dot_product_efficient_attention.default" in fused and "_softmax.default" in written
     assert fused.count("native_dropout.default") == 1 and fused.count("native_layer_norm.default") == 1
@@ -96,12 +95,12 @@ def test_attention_on_meta_takes_one_kernel(offset):
 
 def test_initial_values_are_not_drawn():
     small = PAPERS["compressive"].small
-    model = counts.model_on_meta("compressive", small)
+    model = model_on_meta("compressive", small)
     assert {name: p.shape for name, p in model.named_parameters()} == {
         name: p.shape for name, p in PAPERS["compressive"].model(small).named_parameters()
     }
     assert all(p.is_meta for p in (*model.parameters(), *model.buffers())) and model.training
-    drawn = counts.random_model("compressive", small, torch.device("cpu"))
+    drawn = random_model("compressive", small, torch.device("cpu"))
     assert all(p.std() > 0.005 for p in drawn.parameters() if p.dim() > 1)
     assert torch.equal(drawn.layers[0].norm.scale, torch.ones(6))
 
@@ -110,7 +109,7 @@ def test_memory_of_a_preset():
     """Fewer lanes at once take less, in proportion; the optimiser's state is its own."""
     config, training = paper_settings("pretrained_recurrence")
     config, training = dataclasses.replace(config, layers=2), dataclasses.replace(training, horizon=4, dtype="bfloat16")
-    parameters = sum(p.numel() for p in counts.model_on_meta("pretrained_recurrence", config).parameters())
+    parameters = sum(p.numel() for p in model_on_meta("pretrained_recurrence", config).parameters())
     held, whole = counts.training_bytes("pretrained_recurrence", config, training)
     state = training.batch * (2 * config.width + 1)  # in bfloat16, and a boolean
     assert held == 16 * parameters + state
@@ -131,16 +130,18 @@ def test_memory_of_a_preset():
 
 def test_the_tables(monkeypatch, capsys):
     """A row for each model and its scores written out, and for each preset."""
-    monkeypatch.setattr(counts, "SEGMENTS", dict.fromkeys(MOST, 1))
-    monkeypatch.setattr(counts, "PRESETS", {model: presets[:1] for model, presets in PRESETS.items()})
+    for model in MOST:
+        facts = presets_of(model).SPEED
+        monkeypatch.setattr(presets_of(model), "SPEED", facts | {"segments": 1, "presets": facts["presets"][:1]})
     small = {name: (PAPERS[name].small, dataclasses.replace(paper_settings(name)[1], horizon=1)) for name in MOST}
     monkeypatch.setattr(counts, "paper_settings", lambda model, preset=None: small[model])
     bench.main(["counts"])
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [row[0] for row in rows[1 : 1 + 2 * len(MOST)]] == [name for model in MOST for name in (model, "its")]
-    presets = rows[2 + 2 * len(MOST) :]
-    assert [row[:2] for row in presets] == [[model, preset] for model in PRESETS for preset in PRESETS[model][:1]]
-    assert all(len(row) == len(presets[0]) for row in presets)
+    of_models, of_presets = (table.splitlines()[2:] for table in capsys.readouterr().out.strip().split("\n\n"))
+    assert [row.split(" | ")[0] for row in of_models] == [
+        f"| {name}" for model in MOST for name in (model, "its scores written out")
+    ]
+    names = [f"| {model} {presets_of(model).SPEED['presets'][0]}" for model in MOST]
+    assert [row.split(" | ")[0] for row in of_presets] == names
 
 
 class OnMeta(TorchDispatchMode):
@@ -161,7 +162,7 @@ CASES = [*ONE_OF_EACH, ("block_recurrent", "fixed-skip-feedback"), ("compressive
 def test_no_tensor_is_made_on_the_cpu(paper, name, dtype):
     """Forward and backward with dropout on another device, through the next state too."""
     config = dataclasses.replace(variant(paper, name), dropout=0.3)
-    model = counts.model_on_meta(paper, config)
+    model = model_on_meta(paper, config)
     tokens = torch.empty(2, config.segment, dtype=torch.long, device="meta")
     with OnMeta(), computing_in(model, dtype):
         first = model(tokens, model.initial_state(2))
