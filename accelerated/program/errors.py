@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells expect it
+OUT_OF_MEMORY = (
+    "out of memory; give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
+)
 
 
 class InputError(Exception):
@@ -66,7 +68,10 @@ def run_program(name: str, main: Callable, *given: Any) -> None:
 
 @contextlib.contextmanager
 def errors_in_one_line(name: str) -> Iterator[None]:
-    """Inside, errors that a user can mend end the program with one line."""
+    """Inside, errors that a user can mend end the program with one line, and what the output cannot encode is escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         yield
     except InputError as error:
@@ -74,17 +79,15 @@ def errors_in_one_line(name: str) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a subclass of it
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
             raise
-        advice = "give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
-        end(name, f"out of memory; {advice}")
+        end(name, OUT_OF_MEMORY)
     except KeyboardInterrupt as interrupt:
         end_interrupted(name, str(interrupt))
-    except BrokenPipeError:  # the output was closed, as in: python eval.py RUN | head
-        leave_output()
-        sys.exit(1)
     except OSError as error:
         if error.filename is not None:  # of a file, not of the output
             end(name, f"cannot use {error.filename}: {error.strerror}; give another, or change its permissions")
-        leave_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it again when it ends
+        if isinstance(error, BrokenPipeError):  # the output was closed, as in: python eval.py RUN | head
+            sys.exit(1)
         end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
 
 
@@ -101,9 +104,4 @@ def end_interrupted(name: str, advice: str = "") -> None:
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         print(f"\n{name}: interrupted{advice and '; '}{advice}", file=sys.stderr, flush=True)
-    os._exit(INTERRUPTED)
-
-
-def leave_output() -> None:
-    """Send what is still to be printed nowhere, so that Python does not report it again when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os._exit(128 + signal.SIGINT)  # as shells expect it

@@ -95,43 +95,30 @@ def checksum_of(file: BinaryIO, kind: str = "sha256", end: int = 0, told: Callab
 
 
 @contextlib.contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Hold the lock file at path inside the block; raise InputError(refusal) if another process holds it.
+def locked(path: Path, busy: str, advice: str = "give another folder", waits: bool = False) -> Iterator[None]:
+    """Hold the lock file at path inside the block; the kernel releases it when its process ends, however it ends.
 
-    The kernel releases the lock when its process ends, however it ends.
+    If another process holds it, InputError(busy) is raised, or `busy` is printed and this one waits. The file stays: another
+    process may wait for this very file.
     """
     from filelock import FileLock, Timeout  # here: a wrong option is answered without it
-
-    lock = FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InputError(refusal) from None
-    except OSError as error:
-        raise cannot_write(path, error, "give another folder") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-@contextlib.contextmanager
-def locked_in_turn(path: Path, waiting: str) -> Iterator[None]:
-    """Hold the lock file at path inside the block; print the line `waiting` if another process holds it, and wait for that.
-
-    The file stays: who waits at a file that is removed does not see who locks a new one.
-    """
-    from filelock import FileLock, Timeout
 
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(waiting, file=sys.stderr)
+        if not waits:
+            raise InputError(busy) from None
+        print(busy, file=sys.stderr)
         lock.acquire()
     except OSError as error:
-        raise cannot_write(path, error, DATA_ADVICE) from None
+        raise cannot_write(path, error, advice) from None
     try:
         yield
     finally:
         lock.release()
+
+
+def locked_in_turn(path: Path, busy: str) -> contextlib.AbstractContextManager:
+    """Hold the lock file at path inside the block, after waiting for the process that holds it."""
+    return locked(path, busy, DATA_ADVICE, waits=True)

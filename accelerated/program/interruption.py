@@ -1,10 +1,11 @@
-"""Ctrl-C and SIGTERM in work that can be saved: the first asks for a stop, a second stops at once."""
+"""Ctrl-C, SIGTERM and SIGHUP in work that can be saved: the first asks for a stop, a second stops at once."""
 
 import contextlib
 import os
 import signal
 from collections.abc import Iterator
 
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
 
 
@@ -13,7 +14,7 @@ class Left(BaseException):
 
 
 class Interruption:
-    """Inside the block, the first SIGINT or SIGTERM only sets `signal` to its name and says so; a second stops at once.
+    """Inside the block, the first of STOPS only sets `signal` to its name and says so; a second stops at once.
 
     `told`: whether this process says so; one of several is enough.
     """
@@ -22,7 +23,8 @@ class Interruption:
         self.signal, self.told, self.leaving = None, told, False
 
     def __enter__(self):
-        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup lets a program ignore SIGHUP
+        self.before = {number: signal.signal(number, self._note) for number in heard}
         return self
 
     def __exit__(self, *_):

@@ -19,41 +19,33 @@ class Progress(tqdm):
     """
 
     def __init__(
-        self,
-        title: str,
-        total: int | None = None,
-        unit: str = "token",
-        done: int = 0,
-        over: Iterable | None = None,
-        show: bool = True,
-    ):
+        self, title: str, total: int | None = None, unit: str = "token", done: int = 0, over: Iterable | None = None, show: bool = True
+    ):  # fmt: skip
         self.lines = not sys.stderr.isatty()
         how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS} if self.lines else {"mininterval": 0.5}
-        scaled = unit in ("token", "B")
-        super().__init__(
-            over, desc=title, total=total, unit=unit, initial=done, unit_scale=scaled, leave=False, disable=not show, **how
-        )
+        how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
+        super().__init__(over, desc=title, total=total, unit=unit, **how)
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Show the state: the bar, or a line."""
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Show the state: the bar, or a line. Returns whether a bar was shown, which tqdm asks before it moves the cursor back."""
         with contextlib.suppress(OSError):
             if not self.lines:
-                super().display(msg, pos)
-            elif msg is None:
+                return super().display(msg, pos)
+            if msg is None:
                 print(self.line(), file=self.fp, flush=True)
+        return False
 
     def line(self) -> str:
         """The state as a plain line."""
-        shown = self.format_dict
+        elapsed, done = self.format_dict["elapsed"], self.n - self.initial
         count = tqdm.format_sizeof if self.unit == "B" else "{:,}".format
         of_total = f" of {count(self.total)}" if self.total else ""
-        units = self.unit if self.unit == "B" else f"{self.unit}s"
-        amount = f"{count(self.n)}{of_total} {units}, " if self.n or self.total else ""
-        text = f"{self.desc}: {amount}{tqdm.format_interval(shown['elapsed'])} so far"
-        done = self.n - self.initial
+        amount = (
+            f"{count(self.n)}{of_total} {self.unit if self.unit == 'B' else self.unit + 's'}, " if self.n or self.total else ""
+        )
+        text = f"{self.desc}: {amount}{tqdm.format_interval(elapsed)} so far"
         if self.total and done > 0:
-            left = (self.total - self.n) * shown["elapsed"] / done
-            text += f", {tqdm.format_interval(left)} left"
+            text += f", {tqdm.format_interval((self.total - self.n) * elapsed / done)} left"
         return text + (f", {self.postfix}" if self.postfix else "")
 
     def close(self) -> None:
@@ -73,9 +65,8 @@ class Progress(tqdm):
             yield
         finally:
             if not self.disable:
-                elapsed = time.time() - began
-                self.start_t += elapsed
-                self.last_print_t += elapsed
+                self.start_t += time.time() - began
+                self.last_print_t += time.time() - began
 
     @staticmethod
     def say(text: str) -> None:

@@ -150,3 +150,11 @@ def test_a_choice_names_the_nearest_one():
         check_choice("--model", "memoformer", ["memformer", "compressive"], InputError)
     assert str(caught.value) == "--model is 'memoformer'; it must be one of memformer, compressive (nearest: memformer)"
     assert option_name("train_bpe") == "--train-bpe"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_the_output_cannot_encode_is_escaped(encoding):
+    """A finished training must not end in a traceback at its sample."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    code, printed, said = run("run_program('train.py', lambda: print('a sample \u27eb \U0001f600'))", env=environment)
+    assert (code, printed, said) == (0, "a sample \\u27eb \\U0001f600\n", "")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from accelerated.program.interruption import Interruption
+from accelerated.program.interruption import STOPS, Interruption
 
 
 def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
@@ -48,3 +48,20 @@ def test_a_signal_outside_that_block_only_waits():
             pass
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.signal == "SIGINT"
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_closed_terminal_asks_for_a_stop_as_ctrl_c_does(number):
+    with Interruption() as interruption:
+        os.kill(os.getpid(), number)
+        assert interruption.signal == signal.Signals(number).name
+
+
+def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interruption.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -211,3 +211,13 @@ def test_the_clock_is_the_real_one(screen, monkeypatch):
             time.sleep(0.02)
             bar.update()
     assert shown.getvalue().count("\n") == 2
+
+
+def test_the_line_after_a_bar_begins_at_the_left_edge(screen, clock):
+    """tqdm wipes a bar with blanks, and then moves the cursor back if `display` says that something was shown."""
+    shown = screen(terminal=True)
+    with Progress("reading", 3, "step") as bar:
+        for _ in range(3):
+            clock.sleep(1.0)
+            bar.update()
+    assert shown.getvalue().endswith("\r")
