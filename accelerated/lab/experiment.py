@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from accelerated.lab.tables.measure import machine
-from accelerated.lab.trials import SEEDS
+from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
 from accelerated.program.progress import Progress
@@ -40,10 +39,8 @@ class Experiment(NamedTuple):
 def experiment_parser(program: str, about: str, rows: Sequence[str]) -> OptionParser:
     """A parser with the options of every experiment: its rows, the seeds and the folder."""
     names = textwrap.fill(", ".join(rows), 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-    parser = OptionParser(
-        prog=f"python -m accelerated.lab.tables.{program}", allow_abbrev=False, description=f"{about}\nRows are\n\n{names}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = OptionParser(prog=f"python -m accelerated.lab.{program}", allow_abbrev=False)
+    parser.description, parser.formatter_class = f"{about}\nRows are\n\n{names}", argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rows", nargs="+", default=list(rows), metavar="NAME", help="(default all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
@@ -64,34 +61,29 @@ def parsed(parser: OptionParser, argv: list[str], rows: Sequence[str]) -> argpar
 
 def read_record(path: Path, settings: dict) -> dict:
     """The record of earlier runs, or an empty one; raises InputError if they were trained otherwise."""
-    fresh = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    if not path.exists():
+        return {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
     try:
         record = json.loads(path.read_text())
-        found = record["settings"]
-    except FileNotFoundError:
-        return fresh
+        earlier = record["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    if found != settings:
-        raise InputError(f"{path} has runs of other settings, {found} and not {settings}; {ADVICE}, or the same options")
+    if earlier != settings:
+        raise InputError(f"{path} has runs of other settings, {earlier} and not {settings}; {ADVICE}, or the same options")
     return record
-
-
-def by_number(own: tuple[str, dict]) -> int:
-    """The seed of a (seed, run), to sort by."""
-    return int(own[0])
 
 
 def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[str], folder: Path) -> None:
     """Train the runs that the record lacks; write the record after each, and at the end the picture and the page."""
     paths = {kind: folder / f"{experiment.name}.{kind}" for kind in ("json", "md", "svg")}
     record = read_record(paths["json"], experiment.settings)
-    for seed, row in [(s, row) for s in seeds for row in rows if str(s) not in record["runs"].get(row, {})]:
+    for seed, row in ((seed, row) for seed in seeds for row in rows):
+        runs = record["runs"]
+        if str(seed) in runs.get(row, {}):
+            continue
         run = experiment.train(row, seed)
-        trained = record["runs"]
-        trained.setdefault(row, {})[str(seed)] = run
-        # in the order of rows and seeds
-        record["runs"] = {name: dict(sorted(trained[name].items(), key=by_number)) for name in experiment.rows if name in trained}
+        runs[row] = dict(sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0])))
+        record["runs"] = {name: runs[name] for name in experiment.rows if name in runs}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"

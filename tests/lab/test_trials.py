@@ -7,8 +7,9 @@ import time
 import pytest
 from rehearsal import Rehearsal
 
-from accelerated.lab.trials import LOG, Trial, Workshop, bits_of, join, last_report, product, settled, tuned
+from accelerated.lab.trials import LOG, Trial, Workshop, ended, join, settled, tuned, validation
 from accelerated.program.errors import InputError
+from accelerated.training.log import read_metrics
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path):
@@ -40,14 +41,14 @@ def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
     trial = Trial("a", "--rate 9")
     shop.train([trial])
     shop.train([trial])
-    assert len(shop.calls) == 1 and bits_of(shop.folder(trial)) == math.inf and last_report(shop.folder(trial))["final"]
+    assert len(shop.calls) == 1 and validation(read_metrics(shop.folder(trial))) == math.inf
     shop.evaluate([(trial, "score")])
     assert len(shop.calls) == 1 and shop.diverged(trial), "there is nothing to evaluate"
 
 
 def test_a_run_that_somebody_stopped_is_no_finished_run(tmp_path, monkeypatch):
     shop, trial = Rehearsal(tmp_path), Trial("a", "--width 8")
-    monkeypatch.setattr(shop, "run", lambda command: (0, "stopped and saved\n"))
+    monkeypatch.setattr(shop, "run", lambda command: (0, "stopped and saved\n", ""))
     with pytest.raises(InputError, match="was stopped before its end; give the same command again"):
         shop.train([trial])
 
@@ -56,7 +57,7 @@ def test_a_run_that_cannot_begin_ends_with_its_line(tmp_path):
     shop = Rehearsal(tmp_path, fails={"--widht": "train.py: unknown option --widht"})
     with pytest.raises(InputError, match=r"--widht 8.* ended with code 2: train\.py: unknown option --widht"):
         shop.train([Trial("a", "--widht 8")])
-    assert last_report(shop.folder(Trial("a", "--widht 8"))) is None
+    assert not ended(read_metrics(shop.folder(Trial("a", "--widht 8"))))
 
 
 def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
@@ -70,7 +71,7 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
     assert [call[1:] for call in asked] == [["score", str(shop.folder(trial)), "--split", "test", "--json"],
                                             ["score", str(shop.folder(trial)), "--json"]]  # fmt: skip
     assert shop.answer(trial, "score")["asked"] == asked[1][1:]
-    assert [record["step"] for record in shop.answer(trial, LOG)["records"]] == [1, 5]
+    assert [record["step"] for record in shop.answer(trial, LOG)] == [1, 5]
 
 
 def test_a_question_that_fails_leaves_no_answer(tmp_path):
@@ -81,17 +82,21 @@ def test_a_question_that_fails_leaves_no_answer(tmp_path):
     assert not list(shop.folder(trial).glob("eval-*"))
 
 
-@pytest.mark.parametrize("code, output", [(0, "{}\n"), (2, "{}\neval.py: no\n")])
-def test_an_answer_is_what_a_program_prints_and_an_error_what_it_says(tmp_path, code, output):
-    program = f"import sys; print('{{}}', flush=True); print('eval.py: no', file=sys.stderr); sys.exit({code})"
-    assert Workshop(tmp_path, 1).run([sys.executable, "-c", program], errors=False) == (code, output)
+@pytest.mark.parametrize("code", [0, 2])
+def test_an_answer_is_what_a_program_prints_and_an_error_the_last_line_it_says(tmp_path, code):
+    program = f"import sys; print('{{}}', flush=True); print('a\\neval.py: no', file=sys.stderr); sys.exit({code})"
+    assert Workshop(tmp_path, 1).run([sys.executable, "-c", program]) == (code, "{}\n", "eval.py: no")
+    assert Workshop(tmp_path, 1).run([sys.executable, "-c", "print(1); print(2)"]) == (0, "1\n2\n", "2")
 
 
 def test_every_row_is_tuned_by_the_same_grid_on_seed_0(tmp_path):
     shop = Rehearsal(tmp_path, loss={"--width 8 --rate 2": 0.5, "--width 9 --rate 3": 0.25})
-    found = tuned(shop, {"a": "--width 8", "b": "--width 9", "c": "--width 7"}, ("--rate 1", "--rate 2", "--rate 3"))
-    assert {name: choice for name, (choice, _) in found.items()} == {"a": "--rate 2", "b": "--rate 3", "c": "--rate 1"}
-    assert found["a"][1] == {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0}
+    rows, grid = {"a": "--width 8", "b": "--width 9", "c": "--width 7"}, ("--rate 1", "--rate 2", "--rate 3")
+    assert tuned(shop, rows, grid, "validation") == {
+        "a": {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0},
+        "b": {"--rate 1": 1.0, "--rate 2": 1.0, "--rate 3": 0.25},
+        "c": dict.fromkeys(grid, 1.0),
+    }
     assert len(shop.calls) == 9 and all("--seed 0" in " ".join(call) for call in shop.calls)
 
 
@@ -117,18 +122,17 @@ def test_an_error_stops_the_others_by_one_signal(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         shop.in_parallel([*calls, (fail,), *[(shop.run, [sys.executable, "-c", "0"])] * 3])
     assert [file.read_text() for file in files] == ["x", "x"] and time.monotonic() - begun < 30
-    assert not shop.children and shop.run(["no such program"]) == (1, ""), "nothing begins after that"
+    assert not shop.children and shop.run(["no such program"]) == (1, "", ""), "nothing begins after that"
 
 
 def test_children_share_the_cores_and_are_out_of_reach_of_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     shop = Workshop(tmp_path, 3)
-    code, output = shop.run(
+    code, output, _ = shop.run(
         [sys.executable, "-c", "import os; print(os.environ['OMP_NUM_THREADS'], os.getsid(0) == os.getpid())"]
     )
     assert (code, output.split()) == (0, ["2", "True"])
     assert Workshop(tmp_path, 9).environment["OMP_NUM_THREADS"] == "1", "more jobs than cores"
-    assert shop.run([sys.executable, "-c", "import sys; print('a', file=sys.stderr)"], errors=False) == (0, "")
 
 
 def test_no_more_than_jobs_run_at_a_time(tmp_path):
@@ -153,7 +157,3 @@ def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_
 
 def test_options_are_joined_by_one_space():
     assert join("--a 1", "", "--b 2") == "--a 1 --b 2"
-
-
-def test_a_product_takes_one_of_each_grid():
-    assert product(("--a 1", "--a 2"), ("--b 3", "--b 4")) == ("--a 1 --b 3", "--a 1 --b 4", "--a 2 --b 3", "--a 2 --b 4")

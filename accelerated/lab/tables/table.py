@@ -1,59 +1,81 @@
-"""A table of a paper: its rows as options of train.py, what is measured of them, and what the paper says of the order.
+"""A table as data: its rows as options of train.py, what is measured of them, and what the paper says of their order.
 
-A row is tuned on seed 0 (every row by the same grid), then trained with seeds 0, 1 and 2: measure.py does it, page.py writes what
-came out.
+A paper has a file of tables, such as block_recurrent.ini: a section is a table, its keys are fields of Table. ${name} stands for
+another key of the section, or of DEFAULT. A line with {a;b;c} stands for three lines, one for each of a, b and c; several such
+groups in a line go together. Cells of a line are separated by |.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from configparser import ConfigParser, ExtendedInterpolation, SectionProxy
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from accelerated.lab.trials import LOG, join, last_validation
+from accelerated.lab.trials import LOG, LOG_NUMBERS, join
 
-# What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
-SMALL = "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40"
-GPU = "--data stdlib --dtype bfloat16 --width 512 --heads 8 --feed-forward 2048 --steps 500 --warmup 50"
-RATES = ("--learning-rate 0.006", "--learning-rate 0.018", "--learning-rate 0.054")  # far apart: the best ones differ that much
-NO_SIZES = MappingProxyType({})
+PAPERS = ("block_recurrent", "compressive", "memformer", "pretrained_recurrence", "recall")
+SHARED = {  # keys that all files have
+    # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
+    "small": "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40",
+    "carried": "test, bits per byte | score --split test | bits_per_byte",
+    "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
+    "measures": "${carried}\n${cleared}",
+    "orderings": "",
+    "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
+    "first": "",
+    "tuned_by": "validation | its last validation",
+    "timed": "yes",
+    "prepare": "",
+    "notes": "",
+    "picture": "",
+}
 
 
 class Row(NamedTuple):
-    """A row: options of train.py beside the table's; {names} stand for the scale's sizes and the row's own."""
+    """A row: a model that is trained, and what eval.py is asked about it."""
 
-    name: str
-    options: str = ""
+    options: str  # of train.py, beside the table's
     paper: str = ""  # what the paper reports for it
-    sizes: Mapping[str, str] = NO_SIZES
+    asked: str = ""  # words that each question to eval.py about this row ends with
 
 
 class Measure(NamedTuple):
-    """A number of a trained run: taken from the JSON of a report of eval.py, or of all records of its log."""
+    """A number of a trained run, or a list of them, taken from the JSON of a report of eval.py or from the run's log."""
 
     title: str
-    pick: Callable[[dict], float]
-    report: str = LOG  # words of eval.py; {names} as in a row's options
-    form: str = ".3f"
+    report: str  # words of eval.py, or LOG
+    path: (
+        str  # to the number: keys and places; "name=all" is the item whose name is all; of LOG it begins with a LOG_NUMBERS' name
+    )
+    form: str = ".3f"  # on the page; "hidden" if the page does not show it
+    times: str = "1"
+
+    def words(self, row: Row) -> str:
+        """The words of eval.py that ask for it about a row."""
+        return LOG if self.report == LOG else join(self.report, row.asked)
+
+    def pick(self, answer: Any) -> Any:
+        """The number in an answer."""
+        path = self.path.split("/")
+        if self.report == LOG:
+            answer = LOG_NUMBERS[path.pop(0)](answer)
+        for key in path:
+            name, _, value = key.rpartition("=")
+            if isinstance(answer, list):
+                answer = next(item for item in answer if str(item[name]) == value) if name else answer[int(key)]
+            else:
+                answer = answer[key]
+        return answer if self.times == "1" else answer * float(self.times)
 
 
-class Ordering(NamedTuple):
-    """What the paper says: `better` is below `worse`. Each side is a row, "row | measure", or the difference "row - row"."""
+class Panel(NamedTuple):
+    """A part of a table's picture: a line of means over seeds for each name, which * in `sides` stands for."""
 
-    claim: str
-    better: str
-    worse: str
-
-
-class Scale(NamedTuple):
-    """The sizes of a table on two cores or on a GPU."""
-
-    options: str  # of every row
-    sizes: Mapping[str, Any] = NO_SIZES
-    grid: tuple[str, ...] = ()  # the choices of options among which every row is tuned, on seed 0
-    first: str = ""  # options of a run that rows begin from, as --init {first}
-
-
-LAST_VALIDATION = "its last validation", last_validation
+    title: str
+    xlabel: str
+    sides: dict[str, str]  # {x: side of an ordering}
+    names: list[str]
+    across: str = ""  # the title of the measure that is x instead
+    guess: str = ""  # what a guess reaches
 
 
 class Table(NamedTuple):
@@ -61,33 +83,66 @@ class Table(NamedTuple):
 
     title: str
     about: str
-    rows: tuple[Row, ...]
-    measures: tuple[Measure, ...]
-    orderings: tuple[Ordering, ...]
-    scales: dict[str, Scale]
-    prepare: Callable[[], None] | None = None  # makes the data that rows read
-    timed: bool = True  # whether the rows' training steps are timed in turn
-    draw: Callable[[dict, Path], None] | None = None  # draws the page's picture from its record
-    picture: str = ""  # what it is called, if not as the table
-    results: Callable[["Table", dict], str] | None = None  # the page's numbers, if they are laid out in another way
-    tuned_by: tuple[str, Callable[[list[dict]], float]] = LAST_VALIDATION  # in words, and in bits per byte of a run's log
+    options: str  # of every row; FIRST stands for the folder of the first run
+    rows: dict[str, Row]
+    measures: list[Measure]
+    orderings: list[str]  # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or "row - row"
+    grid: list[str]  # the choices of options among which every row is tuned, on seed 0
+    first: str  # options of a run that rows begin from, with --init FIRST
+    tuned_by: list[str]  # a name of LOG_NUMBERS, and in words
+    timed: bool  # whether the rows' training steps are timed in turn
+    prepare: str  # a name of measure.PREPARE: makes the data that rows read
+    notes: str  # a name of notes.NOTES: what the page says below the numbers
+    picture: list[Panel]
 
 
-def of_test(name: str = "bits_per_byte", options: str = "") -> tuple[Callable, str]:
-    """The pick and the report of a Measure: a number of `eval.py score` on the test split."""
-    return lambda answer: answer[name], join("score --split test", options)
+def lines_of(text: str) -> list[str]:
+    """The lines that a text stands for."""
+    lines = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        groups = [group.split(";") for group in re.findall(r"{(.*?)}", line)]
+        for choices in zip(*groups, strict=True) if groups else [()]:
+            left = iter(choices)
+            lines.append(re.sub(r"{.*?}", lambda group, left=left: next(left), line))
+    return lines
 
 
-CARRIED = Measure("test, bits per byte", *of_test())
-CLEARED = Measure("cleared", *of_test(options="--clear-memory"))
+def cells(line: str) -> list[str]:
+    """The cells of a line."""
+    return [cell.strip() for cell in line.split("|")]
 
 
-def shown(scale: Scale) -> Scale:
-    """The scale as a page has it: its sizes filled in, and FIRST for the folder of the run that rows begin from."""
-    sizes = scale.sizes | {"first": "FIRST"}
-    return scale._replace(options=scale.options.format_map(sizes), first=scale.first.format_map(sizes), sizes=sizes)
+def panel(line: str) -> Panel:
+    """The panel of a line, whose sides differ in a group {a;b;c}."""
+    title, xlabel, sides, names, *others = cells(line)
+    places = re.findall(r"{(.*?)}", sides)[0].split(";")
+    return Panel(title, xlabel, dict(zip(places, lines_of(sides), strict=True)), cells(names.replace(";", "|")), *others)
 
 
-def filled(text: str, row: Row, scale: Scale) -> str:
-    """Options or words of eval.py, with the sizes of the row and the scale."""
-    return text.format_map(scale.sizes | {name: value.format_map(scale.sizes) for name, value in row.sizes.items()})
+def table_of(section: SectionProxy) -> Table:
+    """The table of a section."""
+    rows = ((name, Row(*others)) for name, *others in map(cells, lines_of(section["rows"])))
+    orderings = (part.strip() for line in lines_of(section["orderings"]) for part in line.split(";"))
+    return Table(
+        **{key: " ".join(section[key].split()) for key in ("title", "about", "options", "first", "prepare", "notes")},
+        rows=dict(rows),
+        measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
+        orderings=list(orderings),
+        grid=lines_of(section["grid"]) or [""],
+        tuned_by=cells(section["tuned_by"]),
+        timed=section.getboolean("timed"),
+        picture=[panel(line) for line in section["picture"].splitlines() if line],
+    )
+
+
+def read_tables() -> dict[str, Table]:
+    """{name: table} of all papers."""
+    tables = {}
+    for paper in PAPERS:
+        parser = ConfigParser(SHARED, delimiters=("=",), comment_prefixes=("#",), interpolation=ExtendedInterpolation())
+        parser.read_string(Path(__file__).with_name(f"{paper}.ini").read_text())
+        tables |= {name: table_of(parser[name]) for name in parser.sections()}
+    return tables
+
+
+TABLES = read_tables()

@@ -7,25 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.lab.tables.__main__ import GPU_JOBS, TABLES, parse_options
+from accelerated.lab.tables.__main__ import parse_options
 from accelerated.program.errors import InputError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
-def test_unknown_names_and_scales_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(TABLES, "text", TABLES["text"]._replace(scales={"small": TABLES["text"].scales["small"]}))
-    with pytest.raises(InputError, match="text has no --scale gpu; give small"):
-        parse_options(["text", "--scale", "gpu", "--out", str(tmp_path / "x")])
+def test_an_unknown_name_is_one_line(tmp_path):
     command = [sys.executable, "-m", "accelerated.lab.tables", "memformer-9", "--runs", str(tmp_path / "x")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == "" and "nearest: memformer-" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "x").exists()
 
 
-def test_each_core_has_a_run_and_a_gpu_a_few(tmp_path):
+def test_each_core_has_a_run(tmp_path):
     words = ["recall-copying", "--out", str(tmp_path), "--runs", str(tmp_path)]
-    for more, expected in (([], os.cpu_count()), (["--scale", "gpu"], GPU_JOBS), (["--scale", "gpu", "--jobs", "3"], 3)):
+    for more, expected in (([], os.cpu_count()), (["--jobs", "3"], 3)):
         assert parse_options([*words, *more]).jobs == expected
     with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
         parse_options([*words, "--jobs", "0"])

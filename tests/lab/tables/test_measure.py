@@ -6,10 +6,11 @@ import os
 import pytest
 from rehearsal import TWO, Rehearsal
 
-from accelerated.lab.tables.measure import measure, settings_of, step_times, train_rows
+from accelerated.lab.tables import measure as module
+from accelerated.lab.tables.measure import best, measure, settings_of, step_times, train_rows
 from accelerated.lab.tables.page import page
-from accelerated.lab.tables.table import Measure, Ordering, Row, Scale
-from accelerated.lab.trials import Trial, Workshop, last_validation
+from accelerated.lab.tables.table import Measure, Panel, Row
+from accelerated.lab.trials import LOG, Trial, Workshop
 from accelerated.program.errors import InputError
 
 
@@ -22,73 +23,74 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
         turns.append([variant.name for variant in variants])
         return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats, "3": [4.0] * repeats}
 
-    monkeypatch.setattr("accelerated.lab.tables.measure.time_in_turn", clock)
-    monkeypatch.setattr("accelerated.lab.tables.measure.keep_freed_memory", lambda: turns.append("memory is kept"))
+    monkeypatch.setattr(module, "time_in_turn", clock)
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: turns.append("memory is kept"))
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
     overlapping = (
         "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
     )
     replayed = f"{options} --batch 5 --horizon 2"
     rows = [f"{options} --batch 5", f"{options} --batch 10", overlapping, replayed, f"{options} --batch 5"]
-    found = step_times([settings_of(Trial("", words)) for words in rows])
-    assert [of_row[0] for of_row in found] == [50.0, 75.0, 100.0, 50.0, 50.0]
+    seconds = step_times([settings_of(Trial("", words)) for words in rows])
+    assert [of_row[0] for of_row in seconds] == [50.0, 75.0, 100.0, 50.0, 50.0]
     assert turns == ["memory is kept", ["0", "1", "2", "3"]], "the same settings once"
 
 
 def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
     """From a first run that is trained before them."""
     shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 1": 0.25})
-    scale = Scale("--init {first} --width {W}", {"W": 8}, ("--rate 1", "--rate 2"), first="--width {W} --long")
-    chosen, trials = train_rows(TWO, scale, shop)
+    table = TWO._replace(options="--init FIRST --width 8", first="--width 8 --long")
+    tuning, trials = train_rows(table, shop)
     first = shop.folder(Trial("", "--width 8 --long"))
     assert first.exists() and "--init" not in shop.calls[0]
-    assert {name: choice for name, (choice, _) in chosen.items()} == {"a": "--rate 2", "b": "--rate 1"}
-    assert chosen["a"][1] == {"--rate 1": 1.0, "--rate 2": 0.5}
+    assert {name: best(own) for name, own in tuning.items()} == {"a": "--rate 2", "b": "--rate 1"}
+    assert tuning["a"] == {"--rate 1": 1.0, "--rate 2": 0.5} and best({"x": 1.0, "y": 1.0}) == "x"
     for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 1"}.items():
         assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
 
 
 def test_a_tables_own_score_chooses(tmp_path):
+    """The rehearsal's training losses are the negative of its validations."""
     shop = Rehearsal(tmp_path, loss={"--rate 1": 0.5})
-    table = TWO._replace(tuned_by=("whatever is worst", lambda records: -last_validation(records)))
-    chosen, _ = train_rows(table, Scale("--width 8", grid=("--rate 1", "--rate 2")), shop)
-    assert {choice for choice, _ in chosen.values()} == {"--rate 2"}
+    tuning, _ = train_rows(TWO._replace(tuned_by=["last tenth", "the end of training"]), shop)
+    assert {best(own) for own in tuning.values()} == {"--rate 2"}
 
 
 def test_what_drawing_needs_is_missed_before_any_training(tmp_path, monkeypatch):
     def missing():
         raise InputError("install matplotlib")
 
-    monkeypatch.setattr("accelerated.lab.tables.measure.figure_class", missing)
-    shop, table = Rehearsal(tmp_path), TWO._replace(draw=lambda record, path: None)
+    monkeypatch.setattr(module, "figure_class", missing)
+    shop, table = Rehearsal(tmp_path), TWO._replace(picture=[Panel("", "", {}, [])])
     with pytest.raises(InputError, match="install matplotlib"):
-        measure("a-table", table, "small", shop, tmp_path)
+        measure("a-table", table, shop, tmp_path)
     assert not shop.calls
 
 
 def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
     """Two rows with one choice each, one seed, trained and evaluated by the real scripts."""
-    monkeypatch.setattr("accelerated.lab.tables.measure.SEEDS", (0,))
+    monkeypatch.setattr(module, "SEEDS", (0,))
     text = tmp_path / "text"
     content = "".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(2000))
+    monkeypatch.setitem(module.PREPARE, "text", lambda: text.write_text(content))
     small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
-    small += " --batch 2 --steps 2 --warmup 1"
-    first = Measure("training", lambda answer: answer["records"][0]["loss"])
     table = TWO._replace(
-        rows=(Row("a", "--window {W} --segment {W}", sizes={"option": "--clear-memory"}), Row("b", "--window 8 --segment 8")),
-        measures=(Measure("test", lambda answer: answer["bits_per_byte"], "score --split test {option}"), first),
-        scales={"small": Scale(small, {"W": 8, "option": ""}, ("--learning-rate 0.01",))}, orderings=(Ordering("?", "a", "b"),),
-        prepare=lambda: text.write_text(content),
-    )  # fmt: skip
+        options=f"{small} --batch 2 --steps 2 --warmup 1",
+        rows={"a": Row("--window 8 --segment 8", asked="--clear-memory"), "b": Row("--window 8 --segment 8")},
+        measures=[Measure("test", "score --split test", "bits_per_byte"), Measure("end", LOG, "validation")],
+        grid=["--learning-rate 0.01"],
+        prepare="text",
+        picture=[Panel("", "", {"1": "* @ test"}, ["a", "b"])],
+    )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     said = []
-    measure("a-table", table, "small", Workshop(tmp_path / "runs", 2, say=said.append), tmp_path)
+    measure("a-table", table, Workshop(tmp_path / "runs", 2, say=said.append), tmp_path)
     record = json.loads((tmp_path / "a-table.json").read_text())
     a, b = record["rows"]
     [run] = os.listdir(tmp_path / "runs")  # rows with the same options share it
     assert said[-1] == f"a .. b: {tmp_path / 'runs' / run}", "a user finds it for eval.py"
-    assert a["measured"]["training"] == b["measured"]["training"] and a["parameters"] == b["parameters"] > 0
+    assert a["measured"]["end"] == b["measured"]["end"] and a["parameters"] == b["parameters"] > 0
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert a["options"] == "--window 8 --segment 8" and len(a["step_seconds"]) > 3
-    assert (tmp_path / "a-table.md").read_text() == page(table, record)
+    assert (tmp_path / "a-table.md").read_text() == page(table, record) and (tmp_path / "a-table.svg").exists()

@@ -7,139 +7,120 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rehearsal import TWO, record_of
+from rehearsal import CARRIED, TWO, record_of
 
-from accelerated.data.recall import GOES, TAKES, RecallDocuments
-from accelerated.lab.tables.__main__ import TABLES
-from accelerated.lab.tables.measure import write_page
-from accelerated.lab.tables.page import (
-    cost,
-    differences,
-    mean_and_spread,
-    mean_of,
-    names_and_rows,
-    page,
-    settings_part,
-    shared_name,
-    speed,
-    verdict,
-)
-from accelerated.lab.tables.pretrained_recurrence import DIVERGENCES
-from accelerated.lab.tables.recall import RECALL, TASKS, accuracies
-from accelerated.lab.tables.table import CARRIED, CLEARED, Ordering, Scale, filled, shown
+from accelerated.data.recall import GOES, TAKES, RecallConfig, RecallDocuments
+from accelerated.lab.tables.notes import NOTES, draw, mean_of, pareto, sign_test, values_of
+from accelerated.lab.tables.page import cost, differences, mean_and_spread, names_and_rows, page, settings_part, speed, verdict
+from accelerated.lab.tables.table import TABLES, Panel
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
-    [([0.1, 0.2, 0.01], "holds"), ([0.3, -0.1, 0.1], "within the spread (2 of 3)"),
-     ([0.1, -0.3, 0.1], "does not hold (2 of 3)"), ([0.3, -0.1, -0.1], "does not hold (1 of 3)"),
-     ([-0.1, -0.2, -0.3], "does not hold"), ([0.0, 0.0, 0.0], "does not hold")],
-)  # fmt: skip
-def test_an_ordering_holds_if_all_seeds_agree(found, expected):
-    assert verdict(found) == expected
+    ("by_seed", "expected"),
+    [
+        ([0.1, 0.2, 0.01], "yes"),
+        ([0.3, -0.1, 0.1], "mostly (2 of 3)"),
+        ([0.1, -0.3, 0.1], "no (2 of 3)"),
+        ([0.3, -0.1, -0.1], "no (1 of 3)"),
+        ([-0.1, -0.2, -0.3], "no"),
+        ([0.0, 0.0, 0.0], "no"),
+    ],
+)
+def test_an_ordering_holds_if_all_seeds_agree(by_seed, expected):
+    assert verdict(by_seed) == expected
 
 
 def test_differences_are_worse_minus_better_seed_by_seed():
     record = record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.25, 2.0])
     first = CARRIED.title
-    assert differences(record, Ordering("", "a", "b"), first) == [0.5, 0.25, -1.0]
-    assert differences(record, Ordering("", f"b | {first}", "a"), first) == [-0.5, -0.25, 1.0]
-    assert differences(record, Ordering("", "b - a", "a"), first) == [0.5, 1.75, 4.0]
-    record["rows"][0]["measured"]["other"] = [9.0, 8.0, 7.0]
-    assert differences(record, Ordering("", "b", "a | other"), first) == [7.5, 5.75, 5.0]
+    assert differences(record, "a < b") == [0.5, 0.25, -1.0]
+    assert differences(record, f"b @ {first} < a") == [-0.5, -0.25, 1.0]
+    assert differences(record, "b - a < a") == [0.5, 1.75, 4.0]
+    record["rows"][0]["measured"]["other"], record["rows"][1]["measured"]["other"] = [9.0, 8.0, 7.0], [10.0, 9.0, 9.0]
+    assert differences(record, "b < a @ other") == [7.5, 5.75, 5.0]
+    assert differences(record, "b - a @ other < a") == [0.0, 1.0, 1.0]
+    assert differences(record, "other < b") == [-7.5, -5.75, -5.0], "of the first row"
+    record["rows"][0]["measured"][first][1] = None
+    assert values_of(record, "b - a") == [0.5, None, -1.0]
 
 
 def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
     text = page(TWO, record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.25, 3.75]))
     for line in (
         "python -m accelerated.lab.tables a-table",
-        "| a | 2.000 (1.000 .. 3.000) | 1.5 |", "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
-        "## Expected orderings", "| a is better | +0.500, +0.250, +0.750 | holds |", "a                        --x 1",
-        "| a | 1,234 | 2,000 | 1.00 (1.00..1.00) | `--rate 1` |", "| b | 1,234 | 500 | 4.00 (3.00..5.00) | `--rate 1` |",
-        "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.", "`--rate 1`, `--rate 2`",
-    ):  # fmt: skip
+        "| a | 2.000 (1.000 .. 3.000) | 1.5 |",
+        "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
+        "## Expected orderings",
+        "| a < b | +0.500, +0.250, +0.750 | yes |",
+        "a                        --x 1",
+        "| a | 1,234 | `--rate 1` | 2,000 | 1.00 (1.00..1.00) |",
+        "| b | 1,234 | `--rate 1` | 500 | 4.00 (3.00..5.00) |",
+        "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.",
+        "`--rate 1`, `--rate 2`",
+    ):
         assert line in text, line
     assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
-    assert "log.md" not in text
-    record = record_of(TWO, a=[1.0], b=[2.0]) | {"scale": "gpu"}
-    assert "--scale gpu" in page(TWO, record) and "(../index.md)" in page(TWO, record)
+    assert "log.md" not in text and "(../index.md)" in text
+    record = record_of(TWO, a=[1.0], b=[2.0])
     ours = page(TWO, record | {"name": "memformer-1"})
     assert "## The paper's orderings" in ours and "[chapter](../memformer.md)" in ours
     for row in record["rows"]:
         del row["step_seconds"]
     text = page(TWO, record)
-    assert "| b | 1,234 | `--rate 1` |" in text and "tokens/s" not in text and "took turns" not in text, "it was not timed"
+    assert "| b | 1,234 | `--rate 1` |\n" in text and "tokens/s" not in text and "took turns" not in text, "it was not timed"
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
     monkeypatch.setattr("accelerated.lab.tables.page.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
+    table, seeds = TABLES[name], [0.75, 1.0, 0.5] if name.startswith("recall-") else [2.0, 2.5, 2.25]
 
-    def measured(m):
-        return [[0.5, 0.25]] * 3 if m.title == DIVERGENCES else [2.0, 2.5, 2.25]
+    def measured(seeds):
+        return {m.title: [[0.5, 0.25] if m.title == "divergences" else v for v in seeds] for m in table.measures}
 
-    table = TABLES[name]
-    scale = shown(table.scales["small"])
     rows = [
-        {"name": row.name, "paper": row.paper, "options": filled(row.options, row, scale), "choice": scale.grid[-1],
-         "tuning": dict.fromkeys(scale.grid, 2.0), "parameters": 200_000, "step_seconds": [0.02, 0.03, 0.02],
-         "measured": {m.title: measured(m) for m in table.measures}}
-        for row in table.rows
-    ]  # fmt: skip
-    record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": scale.options, "grid": list(scale.grid)}
+        {"name": label, "choice": table.grid[-1], "tuning": dict.fromkeys(table.grid, 2.0), "parameters": 200_000}
+        | {"paper": row.paper, "options": row.options, "step_seconds": [0.02, 0.03, 0.02], "measured": measured(seeds)}
+        for label, row in table.rows.items()
+    ]
+    record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": table.options, "grid": table.grid}
     assert not [line for line in page(table, record).splitlines() if len(line) > 120]
-    record["rows"][0]["measured"] = {
-        m.title: [None if seed == 1 else v for seed, v in enumerate(measured(m))] for m in table.measures
-    }
-    (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    if table.draw:
-        table.draw(record, tmp_path / f"{table.picture or name}.svg")
-    pictures = {table.picture or name} if table.draw else set()
-    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == pictures
-    drawn = pictures | ({"recall"} if name in RECALL else set())
-    assert {file.stem for file in tmp_path.glob("*.svg")} == drawn, "what a page shows is drawn"
-    gpu = tmp_path / "gpu"
-    gpu.mkdir()
-    write_page(name, table, record | {"scale": "gpu"}, gpu)
-    assert {file.name for file in gpu.iterdir()} == {f"{name}-gpu.json", f"{name}-gpu.md", *(f"{own}-gpu.svg" for own in drawn)}
-    seen = re.findall(r"\((\S+)\.svg\)", (gpu / f"{name}-gpu.md").read_text())
-    assert seen == [f"{own}-gpu" for own in pictures], "of its own scale"
+    rows[0]["measured"] = {title: [values[0], None, values[2]] for title, values in rows[0]["measured"].items()}
+    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == ({name} if table.picture else set())
+    if table.picture:
+        draw(table, record, tmp_path / "drawn.svg")
 
 
 def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
     record = record_of(TWO, a=[1.0], b=[2.0]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
-    a, b = record["rows"]
-    a["tuning"] = {"--rate 1": 2.0, "--rate 2": 2.25, "--rate 4": 3.0}
-    b |= {"choice": "--rate 2", "tuning": {"--rate 1": 2.5, "--rate 2": 2.25, "--rate 4": 3.0}}
-    assert "validation text: a (0.250)." in " ".join(page(TWO, record).split())
-    b |= {"choice": "--rate 4", "tuning": {"--rate 1": 3.5, "--rate 2": 3.25, "--rate 4": 2.75}}
-    assert "validation text: a (0.250), b (0.500)." in " ".join(page(TWO, record).split())
-    by = " ".join(page(TWO, record | {"tuned_by": "its colour"}).split())
-    assert "on seed 0 by its colour, each" in by and "next choice in bits per byte: a (0.250)" in by
+    record["rows"][1]["choice"] = "--rate 2"
+    assert "Best at an end of the grid: a." in " ".join(page(TWO, record).split())
+    record["rows"][1]["choice"] = "--rate 4"
+    assert "Best at an end of the grid: a; b." in " ".join(page(TWO, record).split())
+    assert "on seed 0 by its colour, each" in " ".join(page(TWO, record | {"tuned_by": "its colour"}).split())
     assert "on seed 0 by its last validation, each" in " ".join(page(TWO, record).split())
-    assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 2"]}), "every choice is an end"
-    assert "end of the grid" not in page(TWO, record | {"grid": [f"--rate {n} --size {n}" for n in (1, 2, 3)]})
+    assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 4"]}), "every choice is an end"
 
 
 def test_rows_that_are_one_model_stand_together():
     """Where settings and costs are listed; each keeps its own results."""
     record = record_of(TWO, a=[1.0], b=[2.0])
-    for row, name in zip(record["rows"], ("short of 1", "short of 2 or 3"), strict=True):
+    for row, name in zip(record["rows"], ("short: of 1", "short: of 2"), strict=True):
         row |= {"name": name, "options": "--same 1"}
-    names, rows = names_and_rows(record)
-    assert names == ["short of 1 .. 2 or 3"] and rows == record["rows"][:1]
+    assert names_and_rows(record) == [("short: of 1 .. of 2", record["rows"][0])]
     text = cost(record) + settings_part(record)
-    assert text.count("short of 1 .. 2 or 3 ") == 2 and text.count("--same 1") == 1 and text.count("1,234") == 1
-    assert shared_name("a", "a b") == "a .. b" and shared_name("a b", "a b") == "a b"
+    assert text.count("short: of 1 .. of 2 ") == 2 and text.count("--same 1") == 1 and text.count("1,234") == 1
+    numbers = page(TWO._replace(orderings=[]), record)
+    assert "| of 1 | 1.000 |\n| of 2 | 2.000 |" in numbers, "of rows a: b one for each b"
 
 
 def test_a_run_that_diverged_is_said_to_have():
     record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75])
     text = page(TWO, json.loads(json.dumps(record)))
     assert "do not hold is in the [log](log.md)" in text.replace("\n", " ")
-    assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a is better | +0.500, -inf, +0.750 | does not hold (2 of 3) |" in text
+    assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a < b | +0.500, -inf, +0.750 | no (2 of 3) |" in text
     assert mean_of([1.0, None, 3.0]) == 2.0 and math.isnan(mean_of([None, None]))
 
 
@@ -148,56 +129,82 @@ def test_rows_without_a_grid_are_not_said_to_be_tuned():
     assert "No row was tuned" in text and "| b | 1,234 | 500 | 4.00 (3.00..5.00) |" in text and "tuned |" not in text
 
 
-def test_a_page_names_the_first_run_and_fills_the_sizes():
-    scale = Scale("--init {first} --width {W}", {"W": 8}, first="--width {W} --long")
-    record = record_of(TWO, a=[1.0], b=[2.0]) | {"options": shown(scale).options, "first": shown(scale).first}
+def test_a_page_names_the_first_run_and_the_last_of_options():
+    record = record_of(TWO, a=[1.0], b=[2.0]) | {"options": "--init FIRST --width 8 --width 9", "first": "--width 8 --long"}
     text = page(TWO, record)
-    assert (
-        "all      --init FIRST --width 8\nFIRST    --width 8 --long\n" in text and "FIRST is the run that all begin from." in text
-    )
+    assert "all                      --init FIRST --width 9\nFIRST                    --width 8 --long\n" in text
+    assert "FIRST is the run that all begin from." in text
 
 
-def test_settings_show_the_last_of_an_option_alone():
-    record = record_of(TWO, a=[1.0], b=[2.0])
-    record["rows"][0]["options"] = "--x 1 --flag --x 3"
-    assert "\na                        --x 3 --flag\n" in page(TWO, record)
-
-
-def test_one_row_with_many_measures_is_a_table_of_measures():
-    table = TWO._replace(
-        rows=TWO.rows[:1], measures=(CARRIED, *(CARRIED._replace(title=f"m{n}") for n in range(4))), orderings=()
-    )
-    record = record_of(table, a=[1.0, 1.0, 1.0])
-    record["rows"][0]["measured"] |= {f"m{n}": [float(n)] * 3 for n in range(4)}
-    text = page(table, record)
-    assert "| m3 | 3.000 |" in text and f"| {CARRIED.title} | 1.000 |" in text and "orderings" not in text
-
-
-def test_a_difference_is_printed_as_its_measure():
-    table = TWO._replace(measures=(CARRIED, CARRIED._replace(title="words", form=".2g")),
-                         orderings=(Ordering("a is better at words", "a | words", "b | words"),))  # fmt: skip
+def test_a_difference_is_printed_as_its_measure_and_a_shared_measure_once():
+    words = CARRIED._replace(title="words", form=".2g")
+    table = TWO._replace(measures=[CARRIED, words], orderings=["a @ words < b @ words"])
     record = record_of(table, a=[1.0] * 3, b=[2.0] * 3)
-    for row, words in zip(record["rows"], (1e9, 3.5e9), strict=True):
-        row["measured"]["words"] = [words] * 3
-    assert "| a is better at words | +2.5e+09, +2.5e+09, +2.5e+09 | holds |" in page(table, record)
+    for row, number in zip(record["rows"], (1e9, 3.5e9), strict=True):
+        row["measured"]["words"] = [number] * 3
+    assert "| a < b @ words | +2.5e+09, +2.5e+09, +2.5e+09 | yes |" in page(table, record)
+    hidden = page(table._replace(measures=[CARRIED, words._replace(form="hidden")], orderings=[]), record)
+    assert "words" not in hidden and "orderings" not in hidden
 
 
 def test_one_value_needs_no_spread():
     assert mean_and_spread([2.0, 2.0], ".1f") == "2.0" and mean_and_spread([1.0, 2.0], ".1f") == "1.5 (1.0 .. 2.0)"
+    assert mean_and_spread([0.5, 1.0], ".1%") == "75.0% (50.0 .. 100.0)"
 
 
-@pytest.mark.parametrize("path", [path for path in RESULTS.glob("*.json") if path.stem in TABLES], ids=lambda path: path.stem)
-def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(path):
-    record = json.loads(path.read_text())
-    table = TABLES[path.stem]
-    scale = shown(table.scales[record["scale"]])
-    assert path.with_suffix(".md").read_text() == page(table, record)
-    assert (record["options"], record["first"], record["grid"]) == (scale.options, scale.first, list(scale.grid))
-    assert [(row["name"], row["options"], row["paper"]) for row in record["rows"]] == [
-        (row.name, filled(row.options, row, scale), row.paper) for row in table.rows
+def test_the_pareto_line_has_what_nothing_beats_for_less():
+    measured = {"GPT-2, T": (3, 2.0), "GPT-2, T / 2": (2, 2.1), "recurrent, T": (3, 1.9), "recurrent, T / 2": (2.5, 2.1)}
+    titles = "FLOPs per token", "test, bits per byte"
+    rows = [
+        {"name": name, "measured": {title: [value - 1, value, value + 1] for title, value in zip(titles, values, strict=True)}}
+        for name, values in measured.items()
+    ]
+    assert pareto({"rows": rows}).endswith("cheap ones first: GPT-2, T / 2; recurrent, T.")
+
+
+def test_facts_known_are_those_that_a_guess_would_not_answer():
+    """Of n facts a model that knows k and guesses the others answers (n + k) / 2n."""
+    right = {"Slide: 2 facts": [1.0], "Slide: 64 facts": [0.5, 0.625], "GPT-2: 2 facts": [0.25], "GPT-2: 2 facts, large": [1.0]}
+    lines = NOTES["facts known"]({"rows": [{"name": name, "measured": {"right": own}} for name, own in right.items()]})
+    assert lines.splitlines()[-2:] == ["| Slide | 8 |  |", "| GPT-2 | 0 | 2 |"]
+
+
+def test_the_share_of_contexts_that_are_nearer_is_counted_seed_by_seed():
+    """Those that are as near count for neither."""
+    divergences = {"GPT-2": [[0.5, 0.5, 0.5, 0.25], None, [0.5, 0.1]], "recurrent": [[0.25, 0.5, 0.75, 0.1], [0.5], [0.1, 0.5]]}
+    rows = [{"name": name, "measured": {"divergences": own}} for name, own in divergences.items()]
+    lines = NOTES["topics"]({"rows": rows}).splitlines()
+    assert lines[-2:] == ["| 0 | 2 | 1 | 66.7% | 1 |", "| 2 | 1 | 1 | 50.0% | 1 |"]
+    assert sign_test(0, 10) == sign_test(10, 0) == 2 / 1024 and sign_test(5, 5) == sign_test(0, 0) == 1.0
+    assert sign_test(1, 9) == 22 / 1024
+
+
+def test_a_picture_has_a_line_of_means_for_each_name(monkeypatch, tmp_path):
+    record, lines = record_of(TWO, a=[1.0, 3.0], b=[4.0, None]), []
+    record["rows"][0]["measured"]["size"], record["rows"][1]["measured"]["size"] = [10.0, 20.0], [30.0, 40.0]
+    real = __import__("matplotlib.axes").axes.Axes.plot
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.plot", lambda axes, x, y, *a, **k: lines.append((x, y, k)) or real(axes, x, y, *a, **k)
+    )
+    sides = {"1": "a", "1,024": "b"}
+    table = TWO._replace(picture=[Panel("", "", sides, ["all"], guess="0.1"), Panel("", "", {"x": "*"}, ["a", "b"], "size")])
+    draw(table, record, tmp_path / "drawn.svg")
+    means = [(x, y, k["label"]) for x, y, k in lines]
+    assert means == [([1, 1024], [2.0, 4.0], "all"), ([15.0], [2.0], "a"), ([35.0], [4.0], "b")]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name):
+    record, table = json.loads((RESULTS / f"{name}.json").read_text()), TABLES[name]
+    assert (RESULTS / f"{name}.md").read_text() == page(table, record)
+    assert (record["options"], record["first"], record["grid"]) == (table.options, table.first, table.grid)
+    assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
+    assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
+        (label, row.options, row.paper) for label, row in table.rows.items()
     ]
     for row in record["rows"]:
-        assert row["tuning"].keys() == set(scale.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
+        assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
+        assert [*row["measured"]] == [m.title for m in table.measures]
         assert all(len(values) == 3 for values in row["measured"].values())
 
 
@@ -224,13 +231,22 @@ def test_what_choosing_says_of_text_is_what_was_measured():
     _, said = chosen("Better predictions of long text")
     measured = {}
     for row in record["rows"]:
-        bits = [f"{mean_of(row['measured'][m.title]):.3f}" for m in (CARRIED, CLEARED)]
+        bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
         measured[row["name"]] = [*bits, speed(row, record["rows"][0])[0]]
     assert said == measured
 
 
+def accuracies(name):
+    """{method: {cell: right answers by seed}} of a record of the recall family."""
+    right = {}
+    for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
+        method, _, asked = row["name"].partition(": ")
+        right.setdefault(method, {})[asked] = row["measured"]["right"]
+    return right
+
+
 def test_what_choosing_says_of_distances_is_what_was_measured():
-    measured = accuracies(json.loads((RESULTS / "recall-distance.json").read_text()))
+    measured = accuracies("recall-distance")
     distances, said = chosen("Facts from far back")
     assert said.keys() | {"recurrent GPT-2"} == measured.keys()
     for method, cells in said.items():
@@ -249,14 +265,15 @@ def test_what_recall_says_of_other_tasks_is_what_was_measured():
     tables = [name for _, name in links]
     assert {*tables} == {path.stem for path in RESULTS.glob("recall-*.json")} - {"recall-distance", "recall-capacity"}
     for at, name in enumerate(tables):
-        measured = accuracies(json.loads((RESULTS / f"{name}.json").read_text()))
+        measured = accuracies(name)
         right = {method: f"{100 * mean_of(*own.values()):.1f}" for method, own in measured.items()}
         assert {method: cells[at] for method, cells in said.items()} == right, name
 
 
-def named_blindly(label):
+def named_blindly(task, pairs):
     """How often the place that was named last, and that of who took something last, is right in a task's test split."""
-    documents, right = RecallDocuments(TASKS[label], "test"), []
+    config = RecallConfig(task=task, pairs=pairs, distance=64, questions=32, spacing=2, vary_distance=True)
+    documents, right = RecallDocuments(config, "test"), []
     for document in map(documents.__getitem__, range(len(documents))):
         text, answers, place_of, taker = document.inputs.tolist(), document.targets[document.scored], {}, None
         for person, verb, thing in zip(text, text[1:], text[2:], strict=False):
@@ -271,4 +288,4 @@ def test_what_recall_says_of_places_that_are_named_blindly_is_so():
     text = " ".join((RESULTS / "recall.md").read_text().split())
     [one, two] = re.findall(r"the place that was named last,? .*?right in (\S+)%", text)
     [taker] = re.findall(r"the place of whoever took something last in (\S+)%", text)
-    assert [one] == named_blindly("bAbI 1")[:1] and [two, taker] == named_blindly("bAbI 2")
+    assert [one] == named_blindly("one_fact", 8)[:1] and [two, taker] == named_blindly("two_facts", 12)

@@ -1,0 +1,189 @@
+"""Tables are read as they are written; rows differ only in what their table is about; a measure is what its title says."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from accelerated.data.recall import RecallConfig
+from accelerated.lab.tables.measure import PREPARE, settings_of
+from accelerated.lab.tables.notes import NOTES
+from accelerated.lab.tables.table import TABLES, Row, lines_of, panel
+from accelerated.lab.trials import LOG_NUMBERS, Trial, join
+
+METHODS = ("compressive", "Transformer-XL", "block-recurrent", "Slide", "Memformer", "Memorizing", "recurrent GPT-2", "GPT-2")
+FAR = {"questions": 32, "spacing": 2, "vary_distance": True}
+TASKS = {  # of each recall table: its task and how many tokens of documents every method reads
+    "recall-distance": (RecallConfig(distance=256, **FAR), 8_000_000),
+    "recall-capacity": (RecallConfig(distance=64, pairs=64, values=2, vary_pairs=True, **FAR), 4_000_000),
+    "recall-rewriting": (RecallConfig(distance=64, rewrites=8, **FAR), 2_500_000),
+    "recall-copying": (RecallConfig(distance=64, task="copying", pairs=8, **(FAR | {"questions": 8})), 2_500_000),
+    "recall-babi-1": (RecallConfig(distance=64, task="one_fact", pairs=8, **FAR), 2_500_000),
+    "recall-babi-2": (RecallConfig(distance=64, task="two_facts", pairs=12, **FAR), 2_500_000),
+}
+
+
+def row_settings(table, row):
+    """The Settings of a row as it is trained, of a row that begins from another run without its weights."""
+    options = join(table.options, row.options)
+    if table.first:
+        options = join(table.first, options.replace("--init FIRST", ""))
+    return settings_of(Trial("", join(options, table.grid[0])))
+
+
+@pytest.fixture(autouse=True)
+def recordings(tmp_path_factory, monkeypatch):
+    """The folder in which one table finds its speech."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("recordings"))
+    Path("runs/speech").mkdir(parents=True)
+
+
+def test_a_line_with_groups_stands_for_one_line_of_each_choice():
+    assert lines_of("a\n\n  b {1;2,3} c {x;y}\n") == ["a", "b 1 c x", "b 2,3 c y"] and lines_of("") == []
+    with pytest.raises(ValueError, match="zip"):
+        lines_of("{1;2} {1;2;3}")
+    sides = panel("A title | segments | *: far {1;1,024} | Slide; GPT-2 | | 0.1")
+    assert sides == ("A title", "segments", {"1": "*: far 1", "1,024": "*: far 1,024"}, ["Slide", "GPT-2"], "", "0.1")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_all_rows_can_be_trained_and_read_as_many_tokens(name):
+    """In an update; the methods of the recall family, which are trained in different ways, as many documents in all."""
+    tokens = {}
+    for label, row in TABLES[name].rows.items():
+        settings = row_settings(TABLES[name], row)
+        training, segment = settings.training, settings.model_config.segment
+        tokens[label] = training.batch * training.horizon * segment
+        if name in TASKS:
+            task, read = TASKS[name]
+            assert settings.recall == task, "whatever the preset of a model says"
+            documents = training.batch * training.horizon * training.steps / -(-task.length // segment)
+            tokens[label] = round(documents / (read // task.length), 2)
+    assert len(set(tokens.values())) == 1, tokens
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("text", "compressive-3", *TASKS)])
+def test_rows_of_a_table_train_as_long_on_the_same_text(name):
+    """Not those of the table that is about the text, of that about the rate, and of the recall family."""
+    alike = ("optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
+    rows = [row_settings(TABLES[name], row) for row in TABLES[name].rows.values()]
+    assert len({(s.data, *(getattr(s.training, field) for field in alike)) for s in rows}) == 1
+    if name in ("pretrained_recurrence-1-2", "pretrained_recurrence-modules"):  # with an overlap it takes more steps
+        tokens = [s.training.steps * (s.model_config.segment - s.model_config.overlap) for s in rows]
+        assert max(tokens) < 1.002 * min(tokens)
+    else:
+        assert len({s.training.steps for s in rows}) == 1
+
+
+def in_window(overlap, window):
+    """The overlap that stands for one of the paper's windows of 300: the nearest, but at least 1 for any."""
+    return max(min(1, overlap), round(overlap * window / 300))
+
+
+def test_overlaps_are_the_nearest_to_those_of_the_papers_windows():
+    for label, row in TABLES["pretrained_recurrence-1-2"].rows.items():
+        overlap = in_window(int(label.partition(", ")[2]), 60)
+        assert row.asked == str(overlap), label
+        if label.startswith("recurrent"):
+            assert row.options.endswith(f"--overlap {overlap} --steps {round(600 * 60 / (60 - overlap))}"), label
+    for label, row in TABLES["pretrained_recurrence-4-5"].rows.items():
+        overlap = int(re.findall(r"overlap (\d+)", label)[0]) if "overlap" in label else 0
+        window = int(row.options.partition("--segment ")[2].split()[0])
+        assert row.asked == str(in_window(overlap, window)), label
+
+
+def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_times_as_much():
+    rows = TABLES["recall-distance"].rows | TABLES["recall-capacity"].rows
+    for method in METHODS:
+        asked = [row.asked for name, row in rows.items() if name.startswith(f"{method}: distance ")]
+        assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
+        for facts in (2, 4, 8, 16, 32, 64):
+            usual, large = (rows.get(f"{method}: {facts} facts{more}") for more in ("", ", large"))
+            assert (large is None) == (method in ("Slide", "Memorizing", "GPT-2"))
+            assert usual.asked == f"--recall-pairs {facts}"
+            if large:
+                assert large.asked == usual.asked
+                changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
+                assert [int(b) / int(a) for a, b in changed] == [4.0]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_orderings_and_pictures_name_rows_and_measures(name):
+    table = TABLES[name]
+    titles = {m.title for m in table.measures}
+    assert len(titles) == len(table.measures), "each once"
+    sides = [side for ordering in table.orderings for side in ordering.split(" < ")]
+    assert all(ordering.count(" < ") == 1 and len({*ordering.split(" < ")}) == 2 for ordering in table.orderings)
+    for part in table.picture:
+        sides += [side.replace("*", label) for label in part.names for side in part.sides.values()]
+        assert part.across in titles | {""}
+    for side in sides:
+        names, _, title = side.partition(" @ ")
+        first = names in titles and not title  # a measure of the first row
+        assert first or ({*names.split(" - ")} <= table.rows.keys() and title in titles | {""}), side
+    assert table.tuned_by[0] in LOG_NUMBERS and {table.notes, table.prepare} <= {"", *NOTES, *PREPARE}
+    text = " ".join([table.options, table.first, *sides, *table.grid, *(word for row in table.rows.values() for word in row)])
+    assert not re.search(r"[{}$]", text)
+
+
+def measured(table, title):
+    return next(m for m in TABLES[table].measures if m.title == title)
+
+
+ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
+POSITIONS = {"memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}], "memory_cleared": []}
+OTHERS = {"bits_per_byte": 3.0, "word_perplexity": 8.0}
+SPLITS = {"test": {"bits_per_byte": 2.5, "word_perplexity": 9.0}, "valid": OTHERS}
+WINDOWS = {"rows": [{"splits": SPLITS, "counted_flops_per_token": 7e6, "flops_per_token": 6e6}]}
+LOSSES = [{"step": n, "loss": 1, "bits_per_byte": bits} for n, bits in enumerate((9.0, 9.0, 3.0, 2.0), 1)]
+LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
+WORDS = {"by_frequency": [{"name": "fewer than 100", "perplexity": 9}, {"name": "all", "perplexity": 5}]}
+
+
+@pytest.mark.parametrize(
+    ("table", "title", "answer", "expected"),
+    [
+        ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
+        ("memformer-1", "test, perplexity per token", {"perplexity": 7.0, "bits_per_byte": 2.5}, 7.0),
+        ("compressive-6", "dynamic", {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}, 2.0),
+        ("compressive-7", "all", WORDS, 5),
+        ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
+        ("compressive-2-6", "compression loss of layer 2", {"attention_reconstruction_loss": [0.5, 0.25]}, 0.25),
+        ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
+        ("compressive-3", "training, bits per byte", LOSSES, 2.5),
+        ("compressive-4", "nats per sample", {"bits_per_byte": 2.0}, 2 * math.log(2)),
+        ("pretrained_recurrence-1-2", "test, bits per byte", WINDOWS, 2.5),
+        ("pretrained_recurrence-1-2", "perplexity per word", WINDOWS, 9.0),
+        ("pretrained_recurrence-1-2", "FLOPs per token", WINDOWS, 7e6),
+        ("pretrained_recurrence-topics", "divergences", {"mean": 0.5, "divergences": [0.25, 0.75]}, [0.25, 0.75]),
+        ("recall-copying", "right", {"accuracy": 0.5, "bits_per_byte": 1.0}, 0.5),
+    ],
+)
+def test_a_measure_is_what_its_title_says(table, title, answer, expected):
+    assert measured(table, title).pick(answer) == expected
+
+
+def test_a_question_about_a_row_ends_with_its_own_words():
+    assert measured("recall-distance", "right").words(Row("", asked="--recall-distance 16")) == (
+        "score --split test --recall-distance 16"
+    )
+    assert measured("text", "memory of 16").words(Row("")) == "score --split test --memory 16"
+
+
+def test_figure_3a_is_measured_on_the_validations_of_a_log():
+    bits = {25: 3.0, 50: 2.0, 75: 2.5, 100: 4.5}
+    records = [{"step": 25, "loss": 1.0}, *({"step": n, "validation_bits_per_byte": b} for n, b in bits.items())]
+    records.append({"step": 100, "validation_bits_per_byte": 4.25, "final": True})
+    best, last_above_best, rough, *points = (m.pick(records) for m in TABLES["memformer-3a"].measures[:7])
+    assert (best, last_above_best, points) == (2.0, 2.5, [3.0, 2.0, 2.5, 4.5])
+    assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
+
+
+def test_capacity_is_tuned_by_the_end_of_training():
+    """By the last tenth of the updates, whatever a validation on 64 facts says; a run that diverged is never the best."""
+    log = [{"step": step, "loss": 0.5, "bits_per_byte": float(step)} for step in range(1, 21)]
+    log += [{"step": 20, "validation_bits_per_byte": 9.0}, {"step": 20, "final": True, "validation_bits_per_byte": 9.0}]
+    score = LOG_NUMBERS[TABLES["recall-capacity"].tuned_by[0]]
+    assert score(log) == 19.5 and score([*log, {"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
+    assert score([{"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
