@@ -3,7 +3,8 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -13,21 +14,21 @@ SECONDS = 5.0  # between plain lines
 class Progress(tqdm):
     """A tqdm on stderr that leaves nothing behind; if stderr is no terminal it prints a line every few seconds instead.
 
-    total: how much there is to do, None if that is unknown. done: how much was done before. over: what is iterated over.
+    total: how much there is to do, None if that is unknown. done: how much was done before. over: an iterable to show.
     Work that takes less than a line's seconds prints nothing where there is no terminal. An stderr that is full or gone stops
     no work.
     """
 
     def __init__(
-        self, title: str, total: int | None = None, unit: str = "token", done: int = 0, over: Iterable | None = None, show: bool = True
-    ):  # fmt: skip
+        self, title: str, total: int | None = None, unit: str = "token", done: int = 0, over: Any = None, show: bool = True
+    ):
         self.lines = not sys.stderr.isatty()
         how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS} if self.lines else {"mininterval": 0.5}
         how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
         super().__init__(over, desc=title, total=total, unit=unit, **how)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Show the state: the bar, or a line. Returns whether a bar was shown, which tqdm asks before it moves the cursor back."""
+        """Show the state, a bar or a line. Returns whether a bar was shown: then tqdm moves the cursor back at the end."""
         with contextlib.suppress(OSError):
             if not self.lines:
                 return super().display(msg, pos)
@@ -40,9 +41,8 @@ class Progress(tqdm):
         elapsed, done = self.format_dict["elapsed"], self.n - self.initial
         count = tqdm.format_sizeof if self.unit == "B" else "{:,}".format
         of_total = f" of {count(self.total)}" if self.total else ""
-        amount = (
-            f"{count(self.n)}{of_total} {self.unit if self.unit == 'B' else self.unit + 's'}, " if self.n or self.total else ""
-        )
+        units = self.unit if self.unit == "B" else f"{self.unit}s"
+        amount = f"{count(self.n)}{of_total} {units}, " if self.n or self.total else ""
         text = f"{self.desc}: {amount}{tqdm.format_interval(elapsed)} so far"
         if self.total and done > 0:
             text += f", {tqdm.format_interval((self.total - self.n) * elapsed / done)} left"
@@ -65,8 +65,8 @@ class Progress(tqdm):
             yield
         finally:
             if not self.disable:
-                self.start_t += time.time() - began
-                self.last_print_t += time.time() - began
+                elapsed = time.time() - began
+                self.start_t, self.last_print_t = self.start_t + elapsed, self.last_print_t + elapsed
 
     @staticmethod
     def say(text: str) -> None:
