@@ -10,31 +10,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated import protocol
 from accelerated.attention.content import scaled_attention, sdpa
-from accelerated.attention.heads import (
-    LayerNorm,
-    at_least_float32,
-    look_up,
-    merge_heads,
-    parameter,
-    project_heads,
-    unit_norm,
-)
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
 
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    states: torch.Tensor  # (B, R, S, D), in float32 or better
-    keys: torch.Tensor  # (B, L, H, W, E), of the last block, unit length
-    values: torch.Tensor  # (B, L, H, W, E)
+    states: Tensor  # (B, R, S, D), in float32 or better
+    keys: Tensor  # (B, L, H, W, E), of the last block, unit length
+    values: Tensor  # (B, L, H, W, E)
 
 
 class FixedGate(nn.Module):
@@ -46,7 +37,7 @@ class FixedGate(nn.Module):
         self.bias_z = parameter(width)  # (D,)
         self.bias_g = parameter(width)  # (D,)
 
-    def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, carry: Tensor, hidden: Tensor) -> Tensor:
         candidate = at_least_float32(functional.linear(hidden, self.weight_z, self.bias_z))  # Eq. 1, (B, S, D)
         g = torch.sigmoid(at_least_float32(self.bias_g))  # Eq. 2
         return candidate + g * (carry - candidate)  # Eq. 3
@@ -64,7 +55,7 @@ class LSTMGate(nn.Module):
         self.bias_i = parameter(width)  # (D,)
         self.bias_f = parameter(width)  # (D,)
 
-    def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, carry: Tensor, hidden: Tensor) -> Tensor:
         weight = torch.cat([self.weight_z, self.weight_i, self.weight_f])  # (3D, I)
         bias = torch.cat([self.bias_z, self.bias_i - 1, self.bias_f + 1])
         z, i, f = at_least_float32(functional.linear(hidden, weight, bias)).chunk(3, dim=-1)  # (B, S, D) each
@@ -96,26 +87,26 @@ class Recurrence(nn.Module):
         self.mlp_hidden = None if skip else parameter(f, 2 * he if single else d)  # (F, D), single (F, 2HE)
         self.mlp_gate = None if skip else gate(d, f)
 
-    def matrices(self) -> torch.Tensor:
+    def matrices(self) -> Tensor:
         """K_s, Q_s^h, Q_e^h, V_s as one matrix (4HE, D), concatenated once for all blocks."""
         return torch.cat([self.key, self.query, self.cross_query, self.value])
 
-    def project(self, states: torch.Tensor, matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def project(self, states: Tensor, matrices: Tensor) -> tuple[Tensor, ...]:
         """K_s, Q_s^h, Q_e^h, V_s of norm(states) + state IDs (section 3.3), each (B, H, S, E)."""
         return project_heads(self.norm(states) + self.ids, matrices, self.config.heads, 4)
 
-    def keys_and_values(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """K_s and V_s, which tokens read: (B, H, S, E) each."""
         return project_heads(self.norm(states) + self.ids, torch.cat([self.key, self.value]), self.config.heads, 2)
 
-    def update(self, states: torch.Tensor, projected: tuple, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def update(self, states: Tensor, projected: tuple, keys: Tensor, values: Tensor) -> Tensor:
         """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
         state_key, query, cross_query, state_value = projected
         own = scaled_attention(query, state_key, state_value, self.scale)
         cross = scaled_attention(cross_query, keys, values, self.cross_scale)
         return self.gated(states, torch.cat([merge_heads(own), merge_heads(cross)], dim=-1))
 
-    def gated(self, states: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def gated(self, states: Tensor, attended: Tensor) -> Tensor:
         """The next states from states (B, S, D) and attended (B, S, 2HE), by gate configuration (section 3.6)."""
         if self.config.configuration == "single":
             return self.mlp_gate(states, torch.relu(functional.linear(attended, self.mlp_hidden)))
@@ -124,9 +115,7 @@ class Recurrence(nn.Module):
             return middle
         return self.mlp_gate(middle, torch.relu(functional.linear(self.mlp_norm(middle), self.mlp_hidden)))
 
-    def forward(
-        self, keys: torch.Tensor, values: torch.Tensor, states: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def forward(self, keys: Tensor, values: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Update the states block by block from keys and values (B, H, W + N, E), which begin with the previous block's.
 
         Returns what each block's tokens read, K_s and V_s (B, H, N/W, S, E), and the states after the last block.
@@ -143,7 +132,7 @@ class Recurrence(nn.Module):
         return torch.stack(state_keys, 2), torch.stack(state_values, 2), states
 
 
-def cross_attend(query: torch.Tensor, state_keys: torch.Tensor, state_values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def cross_attend(query: Tensor, state_keys: Tensor, state_values: Tensor, scale: Tensor) -> Tensor:
     """Attention (B, H, N, E) of each block of query (B, H, N, E) to its own states (B, H, N/W, S, E)."""
     tiles = query.unflatten(2, (state_keys.shape[2], -1))  # (B, H, N/W, W, E)
     return scaled_attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
@@ -172,11 +161,11 @@ class Layer(nn.Module):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.state = Recurrence(config) if recurrent else None
 
-    def dropout(self, x: torch.Tensor) -> torch.Tensor:
+    def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 11)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         """Key, query, cross query (None if the layer reads no states) of unit length, and value, each (B, H, N, E)."""
         x = self.dropout(self.norm(x))
         if self.cross_query is None:
@@ -184,20 +173,14 @@ class Layer(nn.Module):
             return key, query, None, value
         return project_heads(x, torch.cat([self.key, self.query, self.cross_query, self.value]), self.config.heads, 4)
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """x (B, N, D) with the feed-forward's output added."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self,
-        x: torch.Tensor,
-        previous: tuple,
-        states: torch.Tensor | None,
-        shared: tuple | None,
-        tile: tuple,
-        memory_only: bool = False,
-    ) -> tuple[torch.Tensor, tuple, torch.Tensor | None]:
+        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, tile: tuple, memory_only: bool = False
+    ) -> tuple[Tensor, tuple, Tensor | None]:
         """Read x (B, N, D); return the output, the last block's (keys, values) and the next states.
 
         previous: the previous block's (keys, values), (B, H, W, E) each
@@ -222,7 +205,7 @@ class Layer(nn.Module):
         return self.mlp(x + functional.linear(attended, self.output)), last, states
 
 
-class BlockRecurrent(nn.Module):
+class BlockRecurrent(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
@@ -252,10 +235,6 @@ class BlockRecurrent(nn.Module):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.layers * self.config.window
 
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """An empty list: the model has no auxiliary loss."""
-        return []
-
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
@@ -270,23 +249,15 @@ class BlockRecurrent(nn.Module):
         states = torch.stack(learned).expand(shapes.states) if learned else self.embedding.new_zeros(shapes.states)
         return State(at_least_float32(states), zeros, zeros)
 
-    def forward(self, tokens: torch.Tensor, state: State) -> Output:
-        """Read a segment: tokens (B, N), N a multiple of the window. Output.logits (B, N, V) predict the next token.
+    def read(self, tokens: Tensor, state: State) -> Reading:
+        """Read a segment: tokens (B, N), N a multiple of the window. Reading.hidden (B, N, D) predicts the next tokens.
 
         Raises ValueError if N is not a positive multiple of the window, or if the state does not fit this model and B lanes.
         """
-        return with_logits(self, self.read(tokens, state))
-
-    def read(self, tokens: torch.Tensor, state: State) -> Reading:
-        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         hidden, state = self._read(tokens, state)
         return Reading(self._output_rows(hidden), state, {})
 
-    def output_matrix(self) -> torch.Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
-    def advance(self, tokens: torch.Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and, except under feedback, the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
@@ -329,8 +300,6 @@ class BlockRecurrent(nn.Module):
 
     # The methods below are only for generation.
 
-    step = protocol.step
-
     def stream(self, state: State) -> Stream:
         """The Stream at a block's start, with all that does not depend on the block's tokens."""
         cells = [layer.state for layer in self.layers if layer.state is not None]
@@ -348,7 +317,7 @@ class BlockRecurrent(nn.Module):
         shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
         return Stream(state, Rows(tuple(weights), tuple(scales), biases, keys, values, *shared), 0)
 
-    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its block; writes its keys and values into rows."""
         bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2W)
         offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2W)
@@ -370,13 +339,12 @@ class BlockRecurrent(nn.Module):
             attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
         return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
 
-    def next_stream(self, stream: Stream) -> Stream:
-        """The Stream after one more token. After a block's last token the next block begins."""
-        if stream.read + 1 < self.config.window:
-            return stream._replace(read=stream.read + 1)
-        return self.stream(self._close_block(stream))
+    @property
+    def tokens_of_stream(self) -> int:
+        """A Stream is a block."""
+        return self.config.window
 
-    def _close_block(self, stream):
+    def close(self, stream: Stream) -> State:
         """The State after a full block: the states read it, and its keys and values become the previous block's."""
         rows, states = stream.rows, []
         for r, number in enumerate(self.config.recurrent_layers):
@@ -391,7 +359,7 @@ class Rows(NamedTuple):
 
     weights: tuple  # per layer (3HE or 4HE, D), of key, query, cross query if any, and value
     scales: tuple  # per layer (2 or 3, H, 1), of key (1), query and cross query
-    biases: torch.Tensor  # (L, 1, H, buckets), already scaled
+    biases: Tensor  # (L, 1, H, buckets), already scaled
     keys: tuple  # per layer (B, H, 2W, E)
     values: tuple
     state_keys: tuple  # per recurrent layer K_s (B, H, S, E)

@@ -10,23 +10,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated import protocol
-from accelerated.attention.adaptive import AdaptiveSoftmax, Tail
+from accelerated.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
 from reference.compressive import Config, init_params
 
 
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    memory: torch.Tensor  # (B, L, M, D)
-    compressed: torch.Tensor  # (B, L, C, D)
+    memory: Tensor  # (B, L, M, D)
+    compressed: Tensor  # (B, L, C, D)
 
 
 # Compression functions f_c (section 3.2): rows evicted from memory (B, N, D) -> (B, N/c, D); usage (B, N): their mean attention.
@@ -39,32 +38,22 @@ def decoder(config: Config) -> nn.Parameter | None:
 
 
 class Pooling(nn.Module):
-    """Base class of the compressions without weights."""
+    """The mean of c rows, or feature by feature the largest."""
 
     def __init__(self, config: Config):
         super().__init__()
-        self.rate = config.compression_rate
+        self.rate, self.compression = config.compression_rate, config.compression
         self.decoder = decoder(config)  # (cD, D)
 
-
-class MaxPooling(Pooling):
-    """The largest of c rows, feature by feature."""
-
-    def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
-        return evicted.unflatten(1, (-1, self.rate)).amax(2)
-
-
-class MeanPooling(Pooling):
-    """The mean of c rows."""
-
-    def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
-        return evicted.unflatten(1, (-1, self.rate)).mean(2)
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
+        groups = evicted.unflatten(1, (-1, self.rate))  # (B, N/c, c, D)
+        return groups.amax(2) if self.compression == "max_pooling" else groups.mean(2)
 
 
 class MostUsed(Pooling):
     """The N/c rows with the largest usage, in order of time; of equally used rows the older."""
 
-    def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         kept = evicted.shape[1] // self.rate
         at = usage.argsort(dim=1, descending=True, stable=True)[:, :kept].sort(1).values  # (B, N/c)
         return evicted.gather(1, at[:, :, None].expand(-1, -1, evicted.shape[2]))
@@ -79,7 +68,7 @@ class Conv(nn.Module):
         self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
         self.decoder = decoder(config)  # (cD, D)
 
-    def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         return functional.linear(evicted.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
 
 
@@ -94,7 +83,7 @@ class DilatedConv(nn.Module):
         self.weight = parameter(config.width, self.rate * config.width)  # (D, cD)
         self.decoder = decoder(config)  # (cD, D)
 
-    def forward(self, evicted: torch.Tensor, usage: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, evicted: Tensor, usage: Tensor | None) -> Tensor:
         x = evicted
         for dilation in self.dilations:
             earlier = functional.pad(x, (0, 0, dilation, 0))[:, : x.shape[1]]  # x_{i - dilation}, zeros before the first row
@@ -103,16 +92,10 @@ class DilatedConv(nn.Module):
         return functional.linear(x.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
 
 
-COMPRESSIONS = {
-    "conv": Conv,
-    "dilated_conv": DilatedConv,
-    "max_pooling": MaxPooling,
-    "mean_pooling": MeanPooling,
-    "most_used": MostUsed,
-}
+COMPRESSIONS = {"max_pooling": Pooling, "mean_pooling": Pooling, "conv": Conv, "dilated_conv": DilatedConv, "most_used": MostUsed}
 
 
-def mean_square(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def mean_square(x: Tensor, y: Tensor) -> Tensor:
     """The mean of (x - y)^2, in float32 or better."""
     return functional.mse_loss(at_least_float32(x), at_least_float32(y))
 
@@ -146,10 +129,10 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        h: torch.Tensor,
-        memory: torch.Tensor,
-        compressed: torch.Tensor,
-        sinusoids: torch.Tensor | None,
+        h: Tensor,
+        memory: Tensor,
+        compressed: Tensor,
+        sinusoids: Tensor | None,
         memory_only: bool = False,
         measure: bool = False,
         last: bool = False,
@@ -168,57 +151,57 @@ class Layer(nn.Module):
         loss = None if memory_only or new is None else self.compression_loss(projected, evicted, new)
         return h if last else self.mix(h, attended), memory, compressed, loss, usage
 
-    def project(self, h: torch.Tensor, remembered: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
         query, *own = self.project_own(h)
         before = self.project_remembered(remembered)
         return query, *(torch.cat(pair, 2) for pair in zip(before, own, strict=True))
 
-    def project_own(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
         return split_heads(functional.linear(h, torch.cat([self.query, self.key, self.value])), self.config.heads, 3)
 
-    def project_remembered(self, remembered: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project_remembered(self, remembered: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value of remembered rows (B, C + M, D), each (B, H, C + M, E).
 
         Separate from project_own: these rows need no gradient, so a joint product would waste work in backward.
         """
         return split_heads(functional.linear(remembered, torch.cat([self.key, self.value])), self.config.heads, 2)
 
-    def project_distances(self, sinusoids: torch.Tensor | None) -> torch.Tensor:
+    def project_distances(self, sinusoids: Tensor | None) -> Tensor:
         """r from far to near, (H, K, E): W_R times sinusoids (K, D). Simplified positions are (H, R, E), all heads the same."""
         if sinusoids is None:
             keys = self.config.compressed_memory + self.config.memory + self.config.segment
             return self.positions[:keys].flip(0).expand(self.config.heads, -1, -1)
         return split_heads(functional.linear(sinusoids, self.distance_key)[None], self.config.heads, 1)[0][0]
 
-    def biases(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def biases(self) -> tuple[Tensor, Tensor]:
         """u and v (H, E); with simplified positions both are the query's bias."""
         return (self.content_bias, self.distance_bias) if self.positions is None else (self.query_bias, self.query_bias)
 
-    def biased_value(self, value: torch.Tensor) -> torch.Tensor:
+    def biased_value(self, value: Tensor) -> Tensor:
         """value (B, H, n, E) with its bias, which only simplified positions have."""
         return value if self.positions is None else value + self.value_bias[:, None]
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, distance_key: torch.Tensor, measure: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor, measure: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Attended (B, H, N, E), and usage (B, K) or None if not measured (Algorithm 1, line 6)."""
         given = (query, key, self.biased_value(value), distance_key, *self.biases())
         dropout = self.config.dropout if self.training else 0.0
         return relative_attention(*given, dropout, measure, in_values=self.positions is not None)
 
-    def mix(self, h: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    def mix(self, h: Tensor, attended: Tensor) -> Tensor:
         """The next layer's input from h (B, N, D) and attended (B, H, N, E) (Algorithm 1, lines 7 and 12)."""
         a = self.norm(self.dropout(functional.linear(merge_heads(attended), self.output)) + h)
         hidden = torch.relu(functional.linear(a, self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
         return self.mlp_norm(self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a)
 
-    def dropout(self, x: torch.Tensor) -> torch.Tensor:
+    def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 13)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
-    def remember(self, h: torch.Tensor, memory: torch.Tensor, compressed: torch.Tensor, usage: torch.Tensor | None) -> tuple:
+    def remember(self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None) -> tuple:
         """Next memory, next compressed memory, evicted, new (Algorithm 1, lines 8 to 11); the last two are None if C = 0."""
         c, n = self.config, h.shape[1]
         queue = torch.cat([memory, h], 1).detach()  # no gradient through memory
@@ -232,7 +215,7 @@ class Layer(nn.Module):
             next_compressed = next_compressed.detach()  # only its own loss trains the compression
         return next_memory, next_compressed, evicted, new
 
-    def compression_loss(self, projected: tuple, evicted: torch.Tensor, new: torch.Tensor) -> torch.Tensor | None:
+    def compression_loss(self, projected: tuple, evicted: Tensor, new: Tensor) -> Tensor | None:
         """The auxiliary loss that trains the compression, or None if there is none."""
         if self.config.compression_loss == "attention_reconstruction":
             return self.attention_reconstruction(*projected, new)
@@ -240,9 +223,7 @@ class Layer(nn.Module):
             return mean_square(functional.linear(new, self.compression.decoder).view(evicted.shape), evicted)
         return None
 
-    def attention_reconstruction(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, new: torch.Tensor
-    ) -> torch.Tensor:
+    def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
         """Algorithm 2: mean squared difference of attention over the evicted rows and over new (B, N/c, D), by content alone.
 
         In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
@@ -256,7 +237,7 @@ class Layer(nn.Module):
         return mean_square(out, target)
 
 
-class Compressive(nn.Module):
+class Compressive(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
@@ -303,36 +284,25 @@ class Compressive(nn.Module):
         """The state at a document's start: zeros (Algorithm 1, lines 1-2)."""
         return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
 
-    def forward(self, tokens: torch.Tensor, state: State) -> Output:
-        """Read a segment of tokens (B, N). Output.logits (B, N, V) predict the next token; auxiliary has a loss per layer.
+    def read(self, tokens: Tensor, state: State) -> Reading:
+        """Read a segment of tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens; auxiliary has a loss per layer.
 
         Raises ValueError if N is not config.segment, or if the state does not fit this model and B lanes.
         """
-        return with_logits(self, self.read(tokens, state))
-
-    def read(self, tokens: torch.Tensor, state: State) -> Reading:
-        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         hidden, state, auxiliary, _ = self._read(tokens, state)
-        return Reading(self._output_rows(hidden), state, auxiliary)
+        return Reading(hidden * self.config.width**-0.5, state, auxiliary)
 
-    def output_matrix(self) -> torch.Tensor | AdaptiveSoftmax:
+    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
         """(V, D), the embedding; with cutoffs the AdaptiveSoftmax."""
-        return self._adaptive() if self.config.cutoffs else self.embedding
+        return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails)) if self.config.cutoffs else self.embedding
 
-    def advance(self, tokens: torch.Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without logits, compression losses and the last layer's output."""
         return self._read(tokens, state, memory_only=True)[1]
 
-    def usage(self, tokens: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
-        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K); and the next state."""
-        _, state, _, usage = self._read(tokens, state, measure=True)
-        return torch.stack(usage, 1), state
-
-    def _adaptive(self):
-        return AdaptiveSoftmax(self.embedding, self.clusters, tuple(self.tails))
-
-    def _output_rows(self, hidden):
-        return hidden * self.config.width**-0.5
+    def usage(self, tokens: Tensor, state: State) -> Tensor:
+        """Each key's attention weight, averaged over heads and queries, by layer (B, L, K)."""
+        return torch.stack(self._read(tokens, state, measure=True)[-1], 1)
 
     def _read(self, tokens, state, memory_only=False, measure=False):
         """The last layer's output, the next state, auxiliary losses and each layer's usage (B, K) or None."""
@@ -340,7 +310,7 @@ class Compressive(nn.Module):
         if tokens.shape[1] != c.segment:
             raise ValueError(f"a segment of {tokens.shape[1]} tokens is not one of {c.segment}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
-        h = self._adaptive().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
+        h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
         memories, compresseds, auxiliary, usages = [], [], {}, []
         for index, layer in enumerate(self.layers):
             last = memory_only and index + 1 == c.layers
@@ -354,8 +324,6 @@ class Compressive(nn.Module):
         return h, State(torch.stack(memories, 1), torch.stack(compresseds, 1)), auxiliary, usages
 
     # The methods below are only for generation.
-
-    step = protocol.step
 
     def stream(self, state: State) -> Stream:
         """The Stream at a segment's start: what is remembered and the distances are projected once."""
@@ -372,18 +340,18 @@ class Compressive(nn.Module):
         usage = tuple(at_least_float32(state.memory.new_zeros(batch, c.segment, c.segment)) for _ in measured)
         return Stream(state, Rows(*zip(*fields, strict=True), usage), 0)
 
-    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes what later tokens read of it into rows."""
         c = self.config
         token, place = token[:, None], position + c.compressed_memory + c.memory
-        h = self._adaptive().look_up(token) if c.cutoffs else functional.embedding(token, self.embedding)
+        h = self.output_matrix().look_up(token) if c.cutoffs else functional.embedding(token, self.embedding)
         number = torch.arange(rows.keys[0].shape[2], device=token.device)
         last = rows.distance_keys[0].shape[2] - 1
         distance = (number - place + last).clamp(0, last)  # (K,), each key's row of the distances
         for index, layer in enumerate(self.layers):
             rows.hidden[index].index_copy_(1, position, h)
             h = layer.mix(h, self._read_layer(index, h, place, distance, number > place, rows))
-        return logits_of(self, self._output_rows(h))[:, 0]
+        return logits_of(self, h * self.config.width**-0.5)[:, 0]
 
     def _read_layer(self, index, h, place, distance, unread, rows):
         """Attention (B, H, 1, E) of a token h (B, 1, D) whose row is place (1,); distance and unread (K,) are of the keys."""
@@ -407,13 +375,7 @@ class Compressive(nn.Module):
         last = rows.distance_keys[index].shape[2] - 1
         return out + weights.to(values.dtype) @ layer.positions.index_select(0, last - distance)
 
-    def next_stream(self, stream: Stream) -> Stream:
-        """The Stream after one more token. After a segment's last token the next segment begins."""
-        if stream.read + 1 < self.config.segment:
-            return stream._replace(read=stream.read + 1)
-        return self.stream(self._close_segment(stream))
-
-    def _close_segment(self, stream):
+    def close(self, stream: Stream) -> State:
         """The State after a complete segment."""
         memories, compresseds, usage = [], [], None
         for index, layer in enumerate(self.layers):

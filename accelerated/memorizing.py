@@ -8,36 +8,27 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated import protocol
 from accelerated.attention.content import sdpa
-from accelerated.attention.heads import (
-    LayerNorm,
-    at_least_float32,
-    look_up,
-    merge_heads,
-    parameter,
-    project_heads,
-    unit_norm,
-)
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
 
 class State(NamedTuple):
     """What a segment passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    keys: torch.Tensor  # (B, L, H, N, E), of the previous segment, unit length
-    values: torch.Tensor  # (B, L, H, N, E)
-    memory_keys: torch.Tensor  # (B, H, M, E), the memory layer's, the newest last; they have no gradient
-    memory_values: torch.Tensor  # (B, H, M, E)
+    keys: Tensor  # (B, L, H, N, E), of the previous segment, unit length
+    values: Tensor  # (B, L, H, N, E)
+    memory_keys: Tensor  # (B, H, M, E), the memory layer's, the newest last; they have no gradient
+    memory_values: Tensor  # (B, H, M, E)
 
 
-def remember(memory: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def remember(memory: Tensor, rows: Tensor) -> Tensor:
     """The last M of memory (B, H, M, E) and of the segment's rows (B, H, N, E), the newest last, without gradient."""
     new = max(0, rows.shape[2] - memory.shape[2])  # the first of the rows that is kept
     return torch.cat([memory[:, :, rows.shape[2] :], rows[:, :, new:]], 2).detach()
@@ -62,29 +53,27 @@ class Layer(nn.Module):
         self.mlp_hidden = parameter(f, d)  # (F, D)
         self.mlp_output = parameter(d, f)  # (D, F)
 
-    def dropout(self, x: torch.Tensor) -> torch.Tensor:
+    def dropout(self, x: Tensor) -> Tensor:
         """x with entries dropped in training (decision 11)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Key and query of unit length, and value, each (B, H, N, E)."""
         matrices = torch.cat([self.key, self.query, self.value])
         return project_heads(self.dropout(self.norm(x)), matrices, self.config.heads, 3)
 
-    def recall(self, query: torch.Tensor, local: torch.Tensor, memory: Memory) -> torch.Tensor:
+    def retrieve(self, query: Tensor, local: Tensor, memory: Memory) -> Tensor:
         """local (B, H, N, E) mixed with what each query (B, H, N, E) finds in memory."""
         found = retrieval_attention(query, memory, self.scale, self.config.retrieved)
         g = torch.sigmoid(at_least_float32(self.memory_gate))[:, None, None].to(local.dtype)  # (H, 1, 1)
         return torch.lerp(local, found, g)
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """x (B, N, D) with the feed-forward's output added."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
-    def forward(
-        self, x: torch.Tensor, previous: tuple, memory: Memory, tile: tuple, memory_only: bool = False
-    ) -> tuple[torch.Tensor, tuple]:
+    def forward(self, x: Tensor, previous: tuple, memory: Memory, tile: tuple, memory_only: bool = False) -> tuple[Tensor, tuple]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
@@ -100,11 +89,11 @@ class Layer(nn.Module):
         offset = score_offset(self.position_bias, self.scale, *tile)  # (H, N, 2N)
         attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
         if self.memory_gate is not None:
-            attended = self.recall(query, attended, memory)
+            attended = self.retrieve(query, attended, memory)
         return self.mlp(x + functional.linear(merge_heads(attended), self.output)), (key, value)
 
 
-class Memorizing(nn.Module):
+class Memorizing(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
@@ -133,10 +122,6 @@ class Memorizing(nn.Module):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.layers * self.config.segment
 
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """An empty list: the model has no auxiliary loss."""
-        return []
-
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         c = self.config
@@ -148,23 +133,15 @@ class Memorizing(nn.Module):
         """The state at a document's start: zero keys and values."""
         return State(*(self.embedding.new_zeros(shape) for shape in self.state_shapes(batch)))
 
-    def forward(self, tokens: torch.Tensor, state: State) -> Output:
-        """Read a segment: tokens (B, N). Output.logits (B, N, V) predict the next token.
+    def read(self, tokens: Tensor, state: State) -> Reading:
+        """Read a segment: tokens (B, N). Reading.hidden (B, N, D) predicts the next tokens.
 
         Raises ValueError if there are not N tokens, or if the state does not fit this model and B lanes.
         """
-        return with_logits(self, self.read(tokens, state))
-
-    def read(self, tokens: torch.Tensor, state: State) -> Reading:
-        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         hidden, state = self._read(tokens, state)
         return Reading(self._output_rows(hidden), state, {})
 
-    def output_matrix(self) -> torch.Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
-    def advance(self, tokens: torch.Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after tokens (B, N), without the logits and the last layer's own output."""
         return self._read(tokens, state, memory_only=True)[1]
 
@@ -193,8 +170,6 @@ class Memorizing(nn.Module):
 
     # The methods below are only for generation.
 
-    step = protocol.step
-
     def stream(self, state: State) -> Stream:
         """The Stream at a segment's start, with all that does not depend on the segment's tokens."""
         empty = torch.zeros_like(state.keys)
@@ -204,7 +179,7 @@ class Memorizing(nn.Module):
         memory = searchable(state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
         return Stream(state, Rows(weights, biases, keys, values, memory), 0)
 
-    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes its keys and values into rows."""
         bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2N)
         offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2N)
@@ -221,23 +196,21 @@ class Memorizing(nn.Module):
         keys, values = rows.keys[number].index_copy_(2, place, key), rows.values[number].index_copy_(2, place, parts[:, 2])
         attended = sdpa(query * layer.scale[:, None, None], keys, values, offset, scale=1.0)
         if layer.memory_gate is not None:
-            attended = layer.recall(query, attended, rows.memory)
+            attended = layer.retrieve(query, attended, rows.memory)
         return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))
 
-    def next_stream(self, stream: Stream) -> Stream:
-        """The Stream after one more token. After a segment's last token the next segment begins."""
-        if stream.read + 1 < self.config.segment:
-            return stream._replace(read=stream.read + 1)
+    def close(self, stream: Stream) -> State:
+        """The State after a complete segment: its keys and values become the previous segment's."""
         n = self.config.segment
         pairs = [(key[:, :, n:], value[:, :, n:]) for key, value in zip(stream.rows.keys, stream.rows.values, strict=True)]
-        return self.stream(self._next_state(stream.state, pairs))
+        return self._next_state(stream.state, pairs)
 
 
 class Rows(NamedTuple):
     """The rows of a Stream: what a segment's tokens read, and their keys and values, which follow the previous segment's."""
 
     weights: tuple  # per layer (3HE, D), of key, query and value
-    biases: torch.Tensor  # (L, 1, H, buckets), already scaled
+    biases: Tensor  # (L, 1, H, buckets), already scaled
     keys: tuple  # per layer (B, H, 2N, E)
     values: tuple
     memory: Memory

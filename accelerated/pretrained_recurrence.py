@@ -9,24 +9,23 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated import protocol
 from accelerated.attention.content import causal_mask, content_attention, sdpa
 from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
-from accelerated.protocol import Output, Reading, Stream, check_lanes, check_state, initialise, logits_of, with_logits
+from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
 class State(NamedTuple):
     """What a window passes to the next one; axis 0 of every field is the lane (a row of the batch)."""
 
-    pooled: torch.Tensor  # (B, D), for plain GPT-2 (B, 0)
-    present: torch.Tensor  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
+    pooled: Tensor  # (B, D), for plain GPT-2 (B, 0)
+    present: Tensor  # (B,) bool, false before a document's first window, for plain GPT-2 (B, 0)
 
 
-def with_slots(causal: torch.Tensor, vectors: int, present: torch.Tensor) -> torch.Tensor:
+def with_slots(causal: Tensor, vectors: int, present: Tensor) -> Tensor:
     """The mask (B, 1, N, S + K), true for what queries must not see: S vectors if not present (B,), K tokens by `causal`."""
     absent = ~present[:, None, None, None].expand(-1, 1, len(causal), vectors)
     return torch.cat([absent, causal.expand(len(present), 1, -1, -1)], -1)
@@ -54,7 +53,7 @@ class Layer(nn.Module):
         self.mlp_output = parameter(d, f)  # (D, F)
         self.mlp_output_bias = parameter(d)  # (D,)
 
-    def forward(self, x: torch.Tensor, mask: torch.Tensor | None, inserted: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D), inserted (B, S, D) and mask, true if a query must not see a key (Figure 2).
 
         Without a mask a token sees itself and earlier ones.
@@ -66,25 +65,25 @@ class Layer(nn.Module):
         x = x + self.attend(query, key, value, mask)
         return x + self.mlp(x)
 
-    def query_key_value(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def query_key_value(self, x: Tensor) -> list[Tensor]:
         """Query, key and value (B, H, N, E) of x (B, N, D), by one product."""
         weight = torch.cat([self.query, self.key, self.value])  # (3D, D)
         bias = torch.cat([self.query_bias, self.key_bias.detach(), self.value_bias])
         return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 3)
 
-    def key_value(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def key_value(self, x: Tensor) -> list[Tensor]:
         """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
         weight = torch.cat([self.key, self.value])  # (2D, D)
         bias = torch.cat([self.key_bias.detach(), self.value_bias])
         return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 2)
 
-    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""
         out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0, causal=mask is None)
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
         return functional.dropout(out, self.dropout, self.training)
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+    def mlp(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
         out = functional.linear(functional.gelu(hidden, approximate="tanh"), self.mlp_output, self.mlp_output_bias)
@@ -107,7 +106,7 @@ class Recurrence(nn.Module):
         self.inserted = parameter(config.vectors * config.width, fan_in)  # (SD, 200)
         self.inserted_bias = parameter(config.vectors * config.width)  # (SD,)
 
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+    def forward(self, pooled: Tensor) -> Tensor:
         """h_prev (B, S, D) from z (B, D)."""
         x = pooled
         for layer in range(1, self.config.module_layers + 1):
@@ -115,12 +114,12 @@ class Recurrence(nn.Module):
             x = functional.gelu(functional.linear(x, weight, bias), approximate="tanh")
         return functional.linear(x, self.inserted, self.inserted_bias).view(len(x), self.config.vectors, self.config.width)
 
-    def mix(self, outputs: list[torch.Tensor]) -> torch.Tensor:
+    def mix(self, outputs: list[Tensor]) -> Tensor:
         """Eq. 1's weighted sum of the layers' outputs, before positions are pooled; (B, N, D)."""
         shares = self.layer_scores.softmax(-1)
         return sum(share * output for share, output in zip(shares, outputs, strict=True))
 
-    def pool(self, mixed: torch.Tensor) -> torch.Tensor:
+    def pool(self, mixed: Tensor) -> Tensor:
         """Eq. 1: z (B, D) of the mixed outputs (B, n, D) of a window's pooled positions."""
         if self.config.pooling == "mean":
             return mixed.mean(1)
@@ -130,7 +129,7 @@ class Recurrence(nn.Module):
         return (weights.transpose(1, 2) @ mixed)[:, 0]
 
 
-class PretrainedRecurrence(nn.Module):
+class PretrainedRecurrence(Model):
     """The model. `config` is the reference's; the initial weights are those that the reference draws from `seed`."""
 
     Config = Config
@@ -161,10 +160,6 @@ class PretrainedRecurrence(nn.Module):
         """How many tokens back a prediction can look by attention only, without memory."""
         return self.config.segment
 
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """An empty list: the model has no auxiliary loss."""
-        return []
-
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
         batch = check_lanes(batch)
@@ -176,24 +171,16 @@ class PretrainedRecurrence(nn.Module):
         pooled = self.embedding.new_zeros(shapes.pooled)
         return State(pooled, torch.zeros(shapes.present, dtype=torch.bool, device=pooled.device))
 
-    def forward(self, tokens: torch.Tensor, state: State) -> Output:
-        """Read a window: tokens (B, N), 1 <= N <= T; the previous window has read the first o of them. Output.logits (B, N, V).
+    def read(self, tokens: Tensor, state: State) -> Reading:
+        """Read a window: tokens (B, N), 1 <= N <= T; the previous window has read the first o of them. hidden is (B, N, D).
 
         Raises ValueError for another N, or if the state does not fit this model and B lanes.
         """
-        return with_logits(self, self.read(tokens, state))
-
-    def read(self, tokens: torch.Tensor, state: State) -> Reading:
-        """The same as forward, with the rows (B, N, D) that the output matrix takes instead of logits."""
         self._check(tokens, state)
         outputs, hidden = self._read(tokens, state)
         return Reading(hidden, self._next_state(state, outputs, hidden), {})
 
-    def output_matrix(self) -> torch.Tensor:
-        """(V, D), the embedding."""
-        return self.embedding
-
-    def advance(self, tokens: torch.Tensor, state: State) -> State:
+    def advance(self, tokens: Tensor, state: State) -> State:
         """The state after a window of tokens (B, N), without logits; raises ValueError as forward does."""
         self._check(tokens, state)
         if self.module is None:
@@ -240,8 +227,6 @@ class PretrainedRecurrence(nn.Module):
 
     # The methods below are only for generation.
 
-    step = protocol.step
-
     def stream(self, state: State) -> Stream:
         """The Stream at a window's start, with keys and values of the inserted vectors."""
         c, batch, inserted = self.config, len(state.pooled), self._inserted(state)
@@ -257,7 +242,7 @@ class PretrainedRecurrence(nn.Module):
         rows = Rows(tokens, weights, biases, *zip(*pairs, strict=True), state.present.clone(), outputs)
         return Stream(state, rows, 0)
 
-    def read_token(self, token: torch.Tensor, position: torch.Tensor, rows: "Rows") -> torch.Tensor:
+    def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its window; writes what later tokens read of it into rows."""
         return logits_of(self, self._extend(token[:, None], position, rows)[:, 0])
 
@@ -300,10 +285,10 @@ class PretrainedRecurrence(nn.Module):
 class Rows(NamedTuple):
     """The rows of a Stream: what a window's tokens read, and what they write for later tokens and the pooled vector."""
 
-    tokens: torch.Tensor  # (B, T)
+    tokens: Tensor  # (B, T)
     weights: tuple  # per layer (3D, D), of query, key and value
     biases: tuple  # per layer (3D,)
     keys: tuple  # per layer (B, H, S + T or T, E), those of the inserted vectors first
     values: tuple
-    present: torch.Tensor  # the State's
+    present: Tensor  # the State's
     outputs: tuple  # per layer (B, T, D); empty for plain GPT-2

@@ -1,21 +1,20 @@
 """The interface of every model: (tokens, state) -> (logits, next state). Models, replay, training and evaluation use this file.
 
-A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). A model is a torch.nn.Module with
+A state is a NamedTuple of tensors; their axis 0 is the lane (a row of the batch). A model is a Model with
 
     config                     a frozen Config, the reference's dataclass, which the class has as Config
     initial_state(batch)       the state at the start of a document; its learned part gets gradients
     read(tokens, state)        the Reading of one segment: hidden rows, next state, auxiliary losses
-    output_matrix()            (V, D): logits are the product of hidden rows and its transpose; or an AdaptiveSoftmax
-    model(tokens, state)       the Output of one segment: `read` with logits, for who needs all of them
     advance(tokens, state)     only the next state, which costs less
-    step(token, state)         (logits, Stream) after one token in each lane, for generation
-    stream(state)              the Stream at the start of a segment
-    read_token(token, position, rows)   what `step` computes for a token: it can be compiled and captured in a CUDA graph
-    next_stream(stream)        the Stream after one more token; after a segment's last token that of the next segment
     state_shapes(batch)        a State that holds the shape of each field, to check states against
-    auxiliary_parameters()     the parameters that only auxiliary losses train; their gradients are clipped separately
     attention_reach            how many tokens back a prediction can look by attention only
     describe()                 one line on how far back the model can look
+
+and for generation with
+
+    stream(state)              the Stream at the start of a segment
+    read_token(token, position, rows)   what `step` computes for a token: it can be compiled and captured in a CUDA graph
+    close(stream)              the state after a Stream whose segment is complete
 
 A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. What is
 changed a little by every segment, and would stand still if it were rounded, is float32 at least: recurrent states and memory
@@ -31,17 +30,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.attention.adaptive import AdaptiveSoftmax
+from accelerated.adaptive import AdaptiveSoftmax
+from accelerated.attention.on_a_cpu import Copies
 
 
 class Reading(NamedTuple):
     """What a model's `read` returns for one segment. A loss takes it: (B, N, V) logits may be too large to hold at once."""
 
-    hidden: torch.Tensor  # (B, N, D), ready for the output matrix
+    hidden: Tensor  # (B, N, D), ready for the output matrix
     state: tuple  # the model's State
     auxiliary: dict  # {name: scalar loss}, added to the task loss
 
@@ -49,7 +48,7 @@ class Reading(NamedTuple):
 class Output(NamedTuple):
     """What a model returns for one segment."""
 
-    logits: torch.Tensor  # (B, N, V)
+    logits: Tensor  # (B, N, V)
     state: tuple  # the model's State
     auxiliary: dict  # {name: scalar loss}, added to the task loss
 
@@ -67,39 +66,53 @@ class Stream(NamedTuple):
     read: int  # how many tokens of the segment have been read
 
 
-def logits_of(model: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
     """The logits (..., V) of hidden rows (..., D) that are ready for the output matrix."""
     return logits_by(hidden, model.output_matrix()).to(hidden.dtype)
 
 
-def logits_by(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax) -> torch.Tensor:
+def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
     """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
     return matrix.log_probabilities(hidden) if isinstance(matrix, AdaptiveSoftmax) else functional.linear(hidden, matrix)
 
 
-def with_logits(model: nn.Module, reading: Reading) -> Output:
-    """The Output of a Reading."""
-    return Output(logits_of(model, reading.hidden), reading.state, reading.auxiliary)
+class Model(nn.Module):
+    """What is the same in all models, or in most."""
 
+    def forward(self, tokens: Tensor, state: tuple, *task: tuple) -> Output:
+        """Read a segment; Output.logits (B, N, V) predict the next tokens. Raises ValueError as `read` does."""
+        hidden, state, auxiliary = self.read(tokens, state, *task)
+        return Output(logits_of(self, hidden), state, auxiliary)
 
-class Copies(torch.autograd.Function):
-    """Fills `copies`, of another type, by one operation for all of them; a gradient comes back in its tensor's own type."""
+    def output_matrix(self) -> Tensor | AdaptiveSoftmax:
+        """(V, D), the embedding: logits are the product of hidden rows and its transpose. Or else an AdaptiveSoftmax."""
+        return self.embedding
 
-    @staticmethod
-    def forward(ctx, copies, *tensors):
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        ctx.set_materialize_grads(False)  # what got no gradient keeps none
-        torch._foreach_copy_(copies, tensors)
-        return tuple(copy.detach() for copy in copies)
+    def auxiliary_parameters(self) -> list[nn.Parameter]:
+        """The parameters that only auxiliary losses train; their gradients are clipped separately. Most models have none."""
+        return []
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients):
-        found = [(number, gradient) for number, gradient in enumerate(gradients) if gradient is not None]
-        own = {number: torch.empty_like(gradient, dtype=ctx.dtypes[number]) for number, gradient in found}
-        if own:
-            torch._foreach_copy_([*own.values()], [gradient for _, gradient in found])
-        return None, *(own.get(number) for number in range(len(gradients)))
+    @torch.no_grad()
+    def step(self, token: Tensor, state: tuple) -> tuple[Tensor, Stream]:
+        """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
+
+        state is the previous step's Stream, or a State at the start of a segment; a segment of Block-Recurrent is a block here,
+        one of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts the tokens of a
+        segment, so it waits for the device only if the model itself does.
+        """
+        stream = open_stream(self, token, state)
+        return self.read_token(token, token.new_full((1,), stream.read), stream.rows), self.next_stream(stream)
+
+    def next_stream(self, stream: Stream) -> Stream:
+        """The Stream after one more token. After a segment's last token the next segment begins."""
+        if stream.read + 1 < self.tokens_of_stream:
+            return stream._replace(read=stream.read + 1)
+        return self.stream(self.close(stream))
+
+    @property
+    def tokens_of_stream(self) -> int:
+        """After how many tokens a Stream ends."""
+        return self.config.segment
 
 
 @contextlib.contextmanager
@@ -125,7 +138,7 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             tensors[name] = x
 
 
-def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[torch.Tensor]) -> list[torch.Tensor]:
+def memory_of_copies(model: nn.Module, dtype: torch.dtype, originals: list[Tensor]) -> list[Tensor]:
     """Tensors in dtype with the originals' shapes, always the same ones unless the model has been moved."""
     kept = model.__dict__.setdefault("memory_of_copies", {})
     if dtype not in kept or [x.device for x in kept[dtype]] != [x.device for x in originals]:
@@ -160,7 +173,7 @@ def check_state(state: tuple, expected: tuple) -> None:
             raise ValueError(f"the state's {name} has {found[0]} lanes, expected {shape[0]}, as many as the tokens have")
 
 
-def open_stream(model: nn.Module, token: torch.Tensor, state: tuple) -> Stream:
+def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
     """state itself if it is a Stream, or the Stream at the start of its segment.
 
     Raises ValueError if it does not fit the model and the lanes of token (B,).
@@ -168,18 +181,6 @@ def open_stream(model: nn.Module, token: torch.Tensor, state: tuple) -> Stream:
     started = isinstance(state, Stream)
     check_state(state.state if started else state, model.state_shapes(len(token)))
     return state if started else model.stream(state)
-
-
-@torch.no_grad()
-def step(model: nn.Module, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, Stream]:
-    """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step. Every model's `step`.
-
-    state is the previous step's Stream, or a State at the start of a segment; a segment of Block-Recurrent is a block here, one
-    of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts the tokens of a segment, so
-    it waits for the device only if the model itself does.
-    """
-    stream = open_stream(model, token, state)
-    return model.read_token(token, token.new_full((1,), stream.read), stream.rows), model.next_stream(stream)
 
 
 def kind_of(state: tuple) -> str:
@@ -197,7 +198,7 @@ def require_gradient(state: tuple) -> tuple:
     return type(state)(*(field.detach().requires_grad_(field.is_floating_point()) for field in state))
 
 
-def keep_lanes(state: tuple, rows: torch.Tensor | list[int] | slice) -> tuple:
+def keep_lanes(state: tuple, rows: Tensor | list[int] | slice) -> tuple:
     """The state of only the lanes in rows."""
     return type(state)(*(field[rows] for field in state))
 
@@ -220,7 +221,7 @@ def repeat_lane(state: tuple, lanes: int) -> tuple:
     return type(state)(*(field.detach().repeat(lanes, *[1] * (field.dim() - 1)) for field in state))
 
 
-def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
+def replace_lanes(starts: Tensor, initial: tuple, state: tuple) -> tuple:
     """Return the initial state in lanes with starts (B,) true, and the carried state in the other lanes.
 
     In lanes that start, gradients go to the learned initial state and not to the carried one. It never asks whether any lane
@@ -230,6 +231,6 @@ def replace_lanes(starts: torch.Tensor, initial: tuple, state: tuple) -> tuple:
     return type(state)(*(torch.where(lane, new, old) for lane, new, old in zip(lanes, initial, state, strict=True)))
 
 
-def state_from(state: tuple, fields: list[torch.Tensor]) -> tuple:
+def state_from(state: tuple, fields: list[Tensor]) -> tuple:
     """Turn saved tensors into a State of the same types and on the same device as `state`."""
     return type(state)(*(saved.to(field) for saved, field in zip(fields, state, strict=True)))

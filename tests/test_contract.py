@@ -56,7 +56,7 @@ def test_a_seed_gives_the_references_weights_by_name(paper, name):
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name, monkeypatch):
     """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
-    monkeypatch.setattr("accelerated.attention.relative_shift.TILE", 3)
+    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng, params, state, _, _ = both_sides(paper, name)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
 

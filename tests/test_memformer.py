@@ -61,7 +61,7 @@ def writer_of(rng, **changes):
 def both_writes(p, config, memory, encoded, readable=None):
     """Slot attention of both sides, after checking that they agree."""
     new, _ = ref.slot_attention_forward(p, config, memory, encoded, readable)
-    writer = fast.Writer(config)
+    writer = fast.Writer(config.width, config.heads, config.head_width)
     writer.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
     mask = None if readable is None else torch.tensor(readable)
     with torch.no_grad():

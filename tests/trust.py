@@ -88,9 +88,9 @@ The accelerated model is the reference, in every variant. (Algorithm 1)
 Simplified positions are Memformer's Eqs. 2-4, clipped. (decision 17)
     reference/test_compressive.py::test_simplified_positions_equal_direct_indexing
 Adaptive inputs are the rows of the bands, projected. (decision 18)
-    attention/test_adaptive.py::test_inputs_are_rows_of_the_joined_tables
+    test_adaptive.py::test_inputs_are_rows_of_the_joined_tables
 The adaptive softmax and its loss are torch's. (decision 18)
-    attention/test_adaptive.py::test_the_softmax_is_torchs
+    test_adaptive.py::test_the_softmax_is_torchs
 == block_recurrent
 A token sees exactly the W tokens before it. (3.1)
     test_block_recurrent.py::test_masks_equal_the_definition = exact

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -11,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def takes_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
+def takes_sdpa(query: Tensor, key: Tensor) -> bool:
     """Whether attention goes through SDPA: off the CPU, where its kernels save no scores. On a CPU it is no faster.
 
     A query that has only one key takes the plain path: its gradient is exactly zero, and SDPA would leave rounding errors.
@@ -19,20 +20,20 @@ def takes_sdpa(query: torch.Tensor, key: torch.Tensor) -> bool:
     return query.device.type != "cpu" and key.shape[-2] > 1
 
 
-def causal_mask(n: int, k: int, device: torch.device | None = None) -> torch.Tensor:
+def causal_mask(n: int, k: int, device: torch.device | None = None) -> Tensor:
     """The mask (N, K), true if query i must not see key j: j > K - N + i."""
     return torch.ones(n, k, dtype=torch.bool, device=device).triu(k - n + 1)
 
 
 def sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    offset: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    offset: Tensor | None = None,
     dropout: float = 0.0,
     causal: bool = False,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """softmax(q.k scale + offset) v by the kernels of BACKENDS; scale is 1 / sqrt(E) if None.
 
     query (B, H, N, E), key and value (B, H, K, E). offset broadcasts to (B, H, N, K): numbers to add, -inf if a query must not
@@ -47,23 +48,23 @@ def sdpa(
         return attend(query, key, value, offset, dropout, causal, scale=scale)
 
 
-def fold_tiles(x: torch.Tensor) -> torch.Tensor:
+def fold_tiles(x: Tensor) -> Tensor:
     """Tiles (B, H, T, n, E) as a batch of B T for SDPA, which takes four axes: (BT, H, n, E)."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def unfold_tiles(x: torch.Tensor, batch: int) -> torch.Tensor:
+def unfold_tiles(x: Tensor, batch: int) -> Tensor:
     """The inverse of fold_tiles: (BT, H, n, E) -> (B, H, T, n, E)."""
     return x.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
-def scaled_attention_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def scaled_attention_plain(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
     """softmax((q.k) scale) v without a mask; query (B, H, ..., N, E), key and value (B, H, ..., K, E), scale (H, ...)."""
     scores = (query * scale[..., None, None]) @ key.transpose(-1, -2)  # (B, H, ..., N, K)
     return scores.softmax(-1) @ value
 
 
-def scaled_attention_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def scaled_attention_sdpa(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
     """The same as scaled_attention_plain by SDPA, with at most one axis of tiles."""
     query = query * scale[..., None, None]
     if query.dim() == 4:
@@ -71,20 +72,15 @@ def scaled_attention_sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.T
     return unfold_tiles(sdpa(*map(fold_tiles, (query, key, value)), scale=1.0), len(query))
 
 
-def scaled_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def scaled_attention(query: Tensor, key: Tensor, value: Tensor, scale: Tensor) -> Tensor:
     """The same as scaled_attention_plain, by the fastest path."""
     attend = scaled_attention_sdpa if takes_sdpa(query, key) else scaled_attention_plain
     return attend(query, key, value, scale)
 
 
 def content_attention_plain(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False
+) -> Tensor:
     """softmax(q.k / sqrt(E)) v; mask, true if a query must not see a key, broadcasts to (B, H, N, K).
 
     causal: instead of a mask, query i sees the keys 0..i; N = K.
@@ -97,7 +93,7 @@ def content_attention_plain(
     return functional.dropout(scores.softmax(-1), dropout) @ value
 
 
-def sdpa_is_faster_on_a_cpu(query: torch.Tensor, key: torch.Tensor) -> bool:
+def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor) -> bool:
     """Whether SDPA beats the plain path there: not in bfloat16, not for one key, and not if only keys need gradients.
 
     Its backward pass computes the query's gradient all the same. One key: see takes_sdpa.
@@ -107,13 +103,8 @@ def sdpa_is_faster_on_a_cpu(query: torch.Tensor, key: torch.Tensor) -> bool:
 
 
 def content_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.0,
-    causal: bool = False,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False
+) -> Tensor:
     """The same as content_attention_plain, by the fastest path: SDPA on a GPU, one of the two on a CPU."""
     if takes_sdpa(query, key) or (dropout == 0 and sdpa_is_faster_on_a_cpu(query, key)):
         return sdpa(query, key, value, None if mask is None else ~mask, dropout, causal)

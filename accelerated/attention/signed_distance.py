@@ -6,26 +6,27 @@ Simplified positions stay as they are on a GPU: they add positions to the values
 import math
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import sdpa, takes_sdpa
 from accelerated.attention.heads import look_up
 
 
-def distance_index(length: int, lowest: int, highest: int) -> torch.Tensor:
+def distance_index(length: int, lowest: int, highest: int) -> Tensor:
     """For query i and key j (N, N): the row of i - j in a table of the distances lowest..highest, clipped to them."""
     place = torch.arange(length)
     return (place[:, None] - place).clamp(lowest, highest) - lowest
 
 
-def signed_sinusoids(lowest: int, highest: int, width: int) -> torch.Tensor:
+def signed_sinusoids(lowest: int, highest: int, width: int) -> Tensor:
     """Transformer-XL's R for the distances lowest..highest, (R, D)."""
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(lowest, highest + 1, dtype=torch.float64)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
-def attention_weights(scores: torch.Tensor, by_key: torch.Tensor, mask: torch.Tensor | None, dropout: float) -> torch.Tensor:
+def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
     """softmax(scores + by_key) without masked keys, then dropout; by_key (B, H, N, N') is for the last N' of the K keys.
 
     Changes scores in place.
@@ -38,14 +39,8 @@ def attention_weights(scores: torch.Tensor, by_key: torch.Tensor, mask: torch.Te
 
 
 def simplified_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    table: torch.Tensor,
-    index: torch.Tensor,
-    mask: torch.Tensor | None = None,
-    dropout: float = 0.0,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, table: Tensor, index: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
     """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
 
     query (B, H, N, E); key and value (B, H, K, E), where only the last N' have positions; index (N, N') of rows of table (R, E);
@@ -60,16 +55,16 @@ def simplified_attention(
 
 
 def transformer_xl_attention_plain(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    distance_key: torch.Tensor,
-    content_bias: torch.Tensor,
-    distance_bias: torch.Tensor,
-    index: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_key: Tensor,
+    content_bias: Tensor,
+    distance_bias: Tensor,
+    index: Tensor,
+    mask: Tensor | None = None,
     dropout: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), biases (H, E), the rest as above."""
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
@@ -79,16 +74,16 @@ def transformer_xl_attention_plain(
 
 
 def transformer_xl_attention_sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    distance_key: torch.Tensor,
-    content_bias: torch.Tensor,
-    distance_bias: torch.Tensor,
-    index: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_key: Tensor,
+    content_bias: Tensor,
+    distance_bias: Tensor,
+    index: Tensor,
+    mask: Tensor | None = None,
     dropout: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """The same as transformer_xl_attention_plain by SDPA, to which the scores by distance are an offset."""
     scale = query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
@@ -101,16 +96,16 @@ def transformer_xl_attention_sdpa(
 
 
 def transformer_xl_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    distance_key: torch.Tensor,
-    content_bias: torch.Tensor,
-    distance_bias: torch.Tensor,
-    index: torch.Tensor,
-    mask: torch.Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_key: Tensor,
+    content_bias: Tensor,
+    distance_bias: Tensor,
+    index: Tensor,
+    mask: Tensor | None = None,
     dropout: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """The same as transformer_xl_attention_plain, by the fastest path."""
     attend = transformer_xl_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
     return attend(query, key, value, distance_key, content_bias, distance_bias, index, mask, dropout)

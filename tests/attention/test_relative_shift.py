@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
+from accelerated.attention import on_a_cpu
 from accelerated.attention import relative_shift as module
 from accelerated.attention import signed_distance
 from accelerated.attention.heads import merge_heads
@@ -43,9 +44,14 @@ def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width
     inputs = attention_inputs(batch, heads, length, before, width, dtype, clipped=clipped)
     expected = outputs_and_gradients(module.relative_attention_plain, inputs, in_values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TILE", tile)
+        patch.setattr(on_a_cpu, "TILE", tile)
         patch.setattr(module, "relative_attention_plain", None)  # the fast path must not fall back
-        assert_agree(expected, outputs_and_gradients(module.relative_attention, inputs, in_values), TOLERANCE["cpu", dtype])
+        actual = outputs_and_gradients(module.relative_attention, inputs, in_values)
+    if inputs[3].shape[1] == 1:  # one distance: it adds the same to all scores, softmax cancels it, and rounding is left
+        names = ("ddistance_bias",) if in_values else ("ddistance_bias", "ddistance_key")
+        cancelled = [rows.pop(name) for rows in (expected, actual) for name in names]
+        assert all(gradient.abs().max() < 1000 * torch.finfo(dtype).eps for gradient in cancelled)
+    assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
 @given(
@@ -89,7 +95,7 @@ def test_tiled_attention_in_bfloat16(sizes, in_values, monkeypatch):
 
 def test_sums_over_tiles_are_in_float32(monkeypatch):
     """A sum of bfloat16 stops growing when an addend is below 1/256 of it; here each of 700 tiles adds to it."""
-    monkeypatch.setattr(module, "TILE", 1)
+    monkeypatch.setattr(on_a_cpu, "TILE", 1)
     inputs = attention_inputs(1, 2, 700, 3, 8, torch.bfloat16)
     inputs[0].zero_()
     results = []

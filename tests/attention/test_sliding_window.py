@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
 from accelerated.attention import sliding_window as attention
-from accelerated.attention.heads import ProjectHeads, merge_heads, project_heads_plain
+from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
+from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -42,7 +43,7 @@ def tile_inputs(batch, heads, blocks, window, width, dtype, device):
 def test_tiled_sliding_attention_equals_plain(dtype, batch, heads, blocks, window, width):
     inputs = tile_inputs(batch, heads, blocks, window, width, dtype, "cpu")
     expected = outputs_and_gradients(attention.sliding_attention_plain, inputs)
-    actual = outputs_and_gradients(attention.SlidingAttention.apply, inputs)
+    actual = outputs_and_gradients(SlidingAttention.apply, inputs)
     assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
@@ -51,7 +52,7 @@ def test_tiled_sliding_attention_in_bfloat16(sizes):
     """Against the plain path in float64; every result is in bfloat16."""
     inputs = tile_inputs(*sizes, torch.bfloat16, "cpu")
     expected = outputs_and_gradients(attention.sliding_attention_plain, [x.double() for x in inputs])
-    actual = outputs_and_gradients(attention.SlidingAttention.apply, inputs)
+    actual = outputs_and_gradients(SlidingAttention.apply, inputs)
     assert {x.dtype for x in actual.values()} == {torch.bfloat16}
     assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
 
@@ -62,7 +63,7 @@ def test_an_offsets_gradient_is_summed_in_float32():
     block = [x.repeat(1, 1, blocks + 1, 1) for x in tile_inputs(1, 2, 1, window, 8, torch.bfloat16, "cpu")[:1] * 3]
     inputs = [block[0][:, :, window:], *block[1:], tile_inputs(1, 2, 1, window, 8, torch.bfloat16, "cpu")[3]]
     gradients = []
-    for attend, dtype in ((attention.sliding_attention_plain, torch.float64), (attention.SlidingAttention.apply, torch.bfloat16)):
+    for attend, dtype in ((attention.sliding_attention_plain, torch.float64), (SlidingAttention.apply, torch.bfloat16)):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
         attend(*leaves)[..., 0].sum().backward()
         gradients.append({"doffset": leaves[3].grad})
@@ -70,7 +71,7 @@ def test_an_offsets_gradient_is_summed_in_float32():
 
 
 def test_merging_heads_after_the_tiled_path_copies_nothing():
-    out = attention.SlidingAttention.apply(*tile_inputs(2, 3, 2, 4, 5, torch.float32, "cpu"))
+    out = SlidingAttention.apply(*tile_inputs(2, 3, 2, 4, 5, torch.float32, "cpu"))
     assert merge_heads(out).data_ptr() == out.data_ptr()
 
 
@@ -107,7 +108,7 @@ def test_fast_head_projection_equals_plain(dtype, batch, length, heads, width, p
     torch.manual_seed(0)
     x, weight = torch.randn(batch, length, 7, dtype=dtype), torch.randn(parts * heads * width, 7, dtype=dtype)
     expected = outputs_and_gradients(lambda x, w: project_heads_plain(x, w, heads, parts), (x, weight))
-    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, heads, parts), (x, weight))
+    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, heads, parts, NORM_EPSILON), (x, weight))
     assert_agree(expected, actual, TOLERANCE["cpu", dtype])
 
 
@@ -116,7 +117,7 @@ def test_fast_head_projection_in_bfloat16(parts):
     torch.manual_seed(0)
     inputs = torch.randn(3, 70, 48).bfloat16(), torch.randn(parts * 5 * 32, 48).bfloat16()
     expected = outputs_and_gradients(lambda x, w: project_heads_plain(x, w, 5, parts), [x.double() for x in inputs])
-    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, 5, parts), inputs)
+    actual = outputs_and_gradients(lambda x, w: ProjectHeads.apply(x, w, 5, parts, NORM_EPSILON), inputs)
     assert {x.dtype for x in actual.values()} == {torch.bfloat16}
     assert_agree(expected, actual, TOLERANCE["cpu", torch.bfloat16])
 
@@ -125,10 +126,10 @@ def test_fast_head_projection_in_bfloat16(parts):
 def test_the_fast_path_is_taken_if_possible(device, monkeypatch):
     """On a CPU without dropout the tiled function runs, in bfloat16 too, otherwise the plain one; on a GPU SDPA."""
     taken = []
-    plain, tiled, fused = attention.sliding_attention_plain, attention.SlidingAttention.apply, attention.sliding_attention_sdpa
+    plain, tiled, fused = attention.sliding_attention_plain, SlidingAttention.apply, attention.sliding_attention_sdpa
     monkeypatch.setattr(attention, "sliding_attention_sdpa", lambda *a: taken.append("sdpa") or fused(*a))
     monkeypatch.setattr(attention, "sliding_attention_plain", lambda *a: taken.append("plain") or plain(*a))
-    monkeypatch.setattr(attention.SlidingAttention, "apply", lambda *a: taken.append("tiled") or tiled(*a))
+    monkeypatch.setattr(SlidingAttention, "apply", lambda *a: taken.append("tiled") or tiled(*a))
     inputs = tile_inputs(1, 2, 2, 3, 4, torch.float32, device)
     attention.sliding_attention(*inputs)
     attention.sliding_attention(*(x.bfloat16() for x in inputs))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from variants import PAPERS
 
-from accelerated.attention.adaptive import AdaptiveSoftmax, rows_of
+from accelerated.adaptive import AdaptiveSoftmax, rows_of
 from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref

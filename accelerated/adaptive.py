@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.heads import at_least_float32, look_up, parameter
@@ -21,8 +21,8 @@ class Tail(nn.Module):
 class AdaptiveSoftmax(NamedTuple):
     """What a model with cutoffs has for its output matrix: the tables of its adaptive inputs."""
 
-    embedding: torch.Tensor  # (first cutoff, D)
-    clusters: torch.Tensor  # (tails, D), one vector for each tail
+    embedding: Tensor  # (first cutoff, D)
+    clusters: Tensor  # (tails, D), one vector for each tail
     tails: tuple[Tail, ...]
 
     @property
@@ -30,7 +30,7 @@ class AdaptiveSoftmax(NamedTuple):
         """V, how many words all bands have."""
         return len(self.embedding) + sum(len(tail.embedding) for tail in self.tails)
 
-    def look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+    def look_up(self, tokens: Tensor) -> Tensor:
         """Rows (B, N, D) of tokens (B, N). Each token is looked up in every band, so that no device is waited for."""
         start = len(self.embedding)
         h = look_up(tokens.clamp(max=start - 1), self.embedding)
@@ -41,21 +41,21 @@ class AdaptiveSoftmax(NamedTuple):
             start = stop
         return h
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., first cutoff + tails) of the first band's words and of each tail's cluster."""
         return log_softmax(functional.linear(hidden, torch.cat([self.embedding, self.clusters])))
 
-    def within(self, tail: Tail, hidden: torch.Tensor) -> torch.Tensor:
+    def within(self, tail: Tail, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V') of a tail's words, given its cluster."""
         return log_softmax(functional.linear(functional.linear(hidden, tail.projection.T), tail.embedding))
 
-    def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
         """Log-probabilities (..., V), in float32 or better, of hidden rows (..., D). They are their own logits."""
         words, *clusters = self.head(hidden).split([len(self.embedding), *[1] * len(self.tails)], -1)
         tails = (cluster + self.within(tail, hidden) for cluster, tail in zip(clusters, self.tails, strict=True))
         return torch.cat([words, *tails], -1)
 
-    def summed_nats(self, hidden: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
+    def summed_nats(self, hidden: Tensor, targets: Tensor, ignored: int) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D); a tail is computed only for the rows whose target is in it.
 
         Which rows these are, a GPU is asked: torch's own AdaptiveLogSoftmaxWithLoss asks too.
@@ -70,11 +70,11 @@ class AdaptiveSoftmax(NamedTuple):
         return nats + functional.nll_loss(self.head(hidden), heads, reduction="sum", ignore_index=ignored)
 
 
-def rows_of(inside: torch.Tensor) -> torch.Tensor:
+def rows_of(inside: Tensor) -> Tensor:
     """The numbers of the rows (R,) that are true. The meta device has no numbers to ask: it counts with a tenth of the rows."""
     return inside.new_empty(-(-len(inside) // 10), dtype=torch.long) if inside.is_meta else inside.nonzero()[:, 0]
 
 
-def log_softmax(logits: torch.Tensor) -> torch.Tensor:
+def log_softmax(logits: Tensor) -> Tensor:
     """Log-probabilities over the last axis, in float32 or better: bfloat16 would round them to an eighth of a bit."""
     return at_least_float32(logits).log_softmax(-1)

@@ -1,0 +1,46 @@
+"""Memformer's slot attention, which writes a segment into the memory (Figure 2c)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, split_heads
+
+
+class Writer(nn.Module):
+    """Each slot attends to [itself | encoded], not to other slots; its value of itself is the slot."""
+
+    def __init__(self, width: int, heads: int, head_width: int):
+        super().__init__()
+        inner, self.heads = heads * head_width, heads
+        self.memory_norm = LayerNorm(width)
+        self.norm = LayerNorm(width)
+        self.query = parameter(inner, width)  # (HE, D)
+        self.query_bias = parameter(inner)  # (HE,)
+        self.key = parameter(inner, width)  # (HE, D)
+        self.key_bias = parameter(inner)  # (HE,), gets no gradient: softmax cancels it
+        self.value = parameter(width, width)  # (D, D)
+        self.value_bias = parameter(width)  # (D,)
+        self.retention = parameter(heads)  # (H,), bias on a slot's score for itself
+
+    def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
+        """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false for padding."""
+        normal, source, key_bias = self.memory_norm(memory), self.norm(encoded), self.key_bias.detach()
+        query = self.project(normal, self.query, self.query_bias)  # (B, H, S, E)
+        slot_key = self.project(normal, self.key, key_bias)  # (B, H, S, E)
+        key = self.project(source, self.key, key_bias)  # (B, H, N, E)
+        value = self.project(source, self.value, self.value_bias)  # (B, H, N, D/H)
+        query = query * query.shape[-1] ** -0.5
+        itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[:, None, None]  # (B, H, S, 1)
+        others = query @ key.transpose(-1, -2)  # (B, H, S, N)
+        if readable is not None:
+            others = others.masked_fill(~readable[:, None, None], -math.inf)
+        weights = at_least_float32(torch.cat([itself, others], -1)).softmax(-1)
+        [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
+        return merge_heads(weights[..., :1] * slots + weights[..., 1:].to(value.dtype) @ value)
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """x W^T + b, split into heads: (B, n, D) -> (B, H, n, ...)."""
+        return split_heads(functional.linear(x, weight, bias), self.heads, 1)[0]
