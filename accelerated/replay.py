@@ -1,17 +1,16 @@
 """Back-propagation over a rollout (K consecutive segments): three methods with one signature and, up to rounding, one result.
 
-    (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, next state)
+    (model, segments, state, scored=None, share=1.0, rank=0) -> (loss, auxiliary losses, next state)
 
 Each method adds gradients to .grad. The objective is the rollout's summed cross-entropy divided by its number of scored tokens,
-plus the model's auxiliary losses, averaged over segments. `loss` is the first part, in nats per token. If an update has more
-lanes (rows of the batch) than these, `scored` replaces the divisor and `share` is the weight of these lanes' auxiliary losses:
-the objectives then sum to the objective of all lanes. No gradient flows into the incoming state. A document that starts inside
-the rollout takes the model's initial state, which does get gradient. Each segment has its own seed for random numbers (dropout),
-so computing it again repeats them, and all three methods draw the same numbers. `rank` is the number of this process among those
-that train together; each process draws different numbers.
+which is `loss`, in nats per token, plus the model's auxiliary losses {name: mean over segments}. If an update has more lanes
+(rows of the batch) than these, `scored` replaces the divisor and `share` is the weight of these lanes' auxiliary losses: the
+objectives then sum to the objective of all lanes. No gradient flows into the incoming state. A document that starts inside
+the rollout takes the model's initial state, which does get gradient. If nothing is scored, the loss is 0. A segment has a seed of
+its own for random numbers (dropout), so that all three methods draw the same; each process, whose number is `rank`, draws others.
 
 Nothing here asks a GPU for a number, which would wait for all work before it (an adaptive softmax does): segments know what is
-scored and where documents start. Logits are made in chunks of rows (`summed_nats`), which evaluation/score.py uses too.
+scored and where documents start. Logits are made in chunks of rows (`summed_nats`); evaluation/score.py uses them too.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from accelerated.attention.adaptive import AdaptiveSoftmax
+from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import at_least_float32
 from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
 
@@ -55,11 +54,6 @@ def begin(model: torch.nn.Module, segment: tuple, state: tuple) -> tuple:
 def count_scored(segments: list) -> int:
     """The number of scored tokens in a rollout."""
     return sum(segment.count_scored for segment in segments)
-
-
-def divisor(segments: list, scored: float | None = None) -> float:
-    """The divisor of the summed cross-entropy; 1 if nothing is scored, so that the loss is 0 and not NaN."""
-    return (count_scored(segments) if scored is None else scored) or 1
 
 
 def inputs_of(segment: tuple, state: tuple) -> tuple:
@@ -138,36 +132,41 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 
 def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int, scored: float) -> tuple:
-    """Return one segment's (summed cross-entropy / scored, summed auxiliary losses, next state)."""
+    """Return one segment's (summed cross-entropy / scored, auxiliary losses {name: loss}, next state)."""
     with seeded(seed, segment.tokens.device):
         reading = model.read(*inputs_of(segment, begin(model, segment, state)))
     nats = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
-    return nats / scored, sum(reading.auxiliary.values()), reading.state
+    return nats / scored, reading.auxiliary, reading.state
+
+
+def added(total: dict, losses: dict, weight: float) -> dict:
+    """The auxiliary losses of a rollout, {name: number}, with those of one segment added."""
+    return total | {name: total.get(name, 0.0) + weight * loss.detach() for name, loss in losses.items()}
 
 
 def forward_then_backward(
     run: Callable, model: torch.nn.Module, segments: list, state: tuple, scored: float | None, share: float, rank: int
-) -> tuple[torch.Tensor, tuple]:
+) -> tuple[torch.Tensor, dict, tuple]:
     """Run all segments forward with `run` (run_segment or a wrapper of it), then make one backward call."""
-    seeds, scored, state = segment_seeds(segments, rank), divisor(segments, scored), detach(state)
-    loss, auxiliary = 0.0, 0.0
+    seeds, scored, state = segment_seeds(segments, rank), scored or count_scored(segments) or 1, detach(state)
+    loss, extra, auxiliary, weight = 0.0, 0.0, {}, share / len(segments)
     for segment, seed in zip(segments, seeds, strict=True):
-        part, extra, state = run(model, segment, state, seed, scored)
-        loss, auxiliary = loss + part, auxiliary + extra
-    torch.autograd.backward([loss + auxiliary * (share / len(segments))])
-    return loss.detach(), detach(state)
+        part, losses, state = run(model, segment, state, seed, scored)
+        loss, extra, auxiliary = loss + part, extra + sum(losses.values()), added(auxiliary, losses, weight)
+    torch.autograd.backward([loss + extra * weight])
+    return loss.detach(), auxiliary, detach(state)
 
 
 def through_time(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
-) -> tuple[torch.Tensor, tuple]:
+) -> tuple[torch.Tensor, dict, tuple]:
     """Full back-propagation through time: keeps the autograd graph of all K segments."""
     return forward_then_backward(run_segment, model, segments, state, scored, share, rank)
 
 
 def checkpointed(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
-) -> tuple[torch.Tensor, tuple]:
+) -> tuple[torch.Tensor, dict, tuple]:
     """Gradient checkpointing: keeps each segment's incoming state and recomputes the rest during backward."""
     run = functools.partial(checkpoint, run_segment, use_reentrant=False, preserve_rng_state=False)
     return forward_then_backward(run, model, segments, state, scored, share, rank)
@@ -175,29 +174,30 @@ def checkpointed(
 
 def memory_replay(
     model: torch.nn.Module, segments: list, state: tuple, scored: float | None = None, share: float = 1.0, rank: int = 0
-) -> tuple[torch.Tensor, tuple]:
+) -> tuple[torch.Tensor, dict, tuple]:
     """Memory Replay Back-Propagation (Memformer, Algorithm 1): stores only states, then replays segments from last to first.
 
     The first pass computes the states without gradient. Then each segment is computed again from its stored state, and one
     backward call takes its loss together with the gradient of its next state.
     """
-    seeds, scored, states = segment_seeds(segments, rank), divisor(segments, scored), [detach(state)]
+    seeds, scored, states = segment_seeds(segments, rank), scored or count_scored(segments) or 1, [detach(state)]
     with torch.no_grad():
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    loss, last, dnext = 0.0, None, ()
+    loss, auxiliary, weight, last, dnext = 0.0, {}, share / len(segments), None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())
-        part, extra, after = run_segment(model, segment, leaf, seed, scored)
+        part, losses, after = run_segment(model, segment, leaf, seed, scored)
         last = detach(after) if last is None else last
         arriving = [(field, grad) for field, grad in zip(after, dnext, strict=False) if field.requires_grad]
-        objective = part + extra * (share / len(segments))
+        objective = part + sum(losses.values()) * weight
         torch.autograd.backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
-        dnext = [torch.zeros_like(field) if field.grad is None else field.grad for field in leaf]
-        loss = loss + part.detach()
-        del part, extra, after, objective, arriving  # free this segment's graph before the next is built
-    return loss, last
+        # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
+        dnext = [torch.zeros_like(field) if field.grad is None else field.grad.clone() for field in leaf]
+        loss, auxiliary = loss + part.detach(), added(auxiliary, losses, weight)
+        del part, losses, after, objective, arriving  # free this segment's graph before the next is built
+    return loss, auxiliary, last
 
 
 BACKPROP = {"through_time": through_time, "checkpointed": checkpointed, "memory_replay": memory_replay}

@@ -13,9 +13,9 @@ from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, sa
 
 from accelerated.evaluation import score
 from accelerated.program.errors import InputError
-from accelerated.training import run as opening
+from accelerated.training import run as runs
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.log import is_finished, validations_since_best
+from accelerated.training.log import is_finished
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--keep", 2, "--log-every", 1, "--dropout", 0.1]
@@ -111,36 +111,10 @@ def test_a_signal_in_the_validation_that_a_resumed_run_owes_stops_it_there(undis
     assert not differences(whole, run)
 
 
-WORSE = [*OFTEN, *BRIEF, "--stop-after", 1, "--learning-rate", 10.0, "--steps", 60]  # a validation soon finds no better score
-
-
-def test_a_signal_in_the_validation_that_ends_the_run_leaves_the_end_to_the_resumed_run(text, tmp_path, capsys, signal_in):
-    options, whole, cut = [*COMPRESSIVE, *WORSE, "--data", text], tmp_path / "whole", tmp_path / "cut"
-    train(*options, "--out", whole)
-    step = saved(whole)["step"]
-    assert 3 < step < 60 and is_finished(whole, step) and validations_since_best(whole, step) == 1
-    signal_in({step // 3})
-    train(*options, "--out", cut)
-    assert (saved(cut)["step"], saved(cut)["validation_due"]) == (step, True)
-    signal_in()
-    capsys.readouterr()
-    train("--resume", cut)
-    assert "1 in a row brought no better one, so training ends" in capsys.readouterr().out
-    assert not differences(whole, cut)
-
-
-def test_processes_end_together_when_validations_bring_no_better_score(text, tmp_path, server):
-    run, errors = tmp_path / "run", tmp_path / "errors"
-    started = start([*COMPRESSIVE, *WORSE, "--batch", 4, "--data", text, "--out", run], errors, processes=2)
-    assert ended(started) == [0, 0], errors.read_text()
-    step = saved(run)["step"]
-    assert 3 < step < 60 and is_finished(run, step) and validations_since_best(run, step) == 1
-
-
 def test_a_second_signal_stops_at_once_and_the_run_continues_from_the_step_before(undisturbed, tmp_path, monkeypatch, signal_in):
     """The first comes in a validation, the second while the run is being saved."""
     options, whole = undisturbed
-    run, save = tmp_path / "cut", opening.save_in_run
+    run, save = tmp_path / "cut", runs.save_in_run
     signal_in({2})
 
     def saving(folder, contents, *others):
@@ -149,7 +123,7 @@ def test_a_second_signal_stops_at_once_and_the_run_continues_from_the_step_befor
         save(folder, contents, *others)
 
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "save_in_run", saving)
+        patch.setattr(runs, "save_in_run", saving)
         with pytest.raises(KeyboardInterrupt):
             train(*options, "--out", run)
     assert saved(run)["step"] == 5

@@ -3,10 +3,12 @@
 from accelerated.presets import COMPARED, MEASURED, ON_A_GPU
 from reference.compressive import Config  # noqa: F401  for models.py
 
+EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them after training
+
 # Compressive Transformer, section 5: Adam from 1e-6 to 3e-4 and back, clipping at 0.1, from iteration 60,000 on updates every 4.
 # Appendix E: "trained without state resetting", so memory is carried over documents
 COMPRESSIVE_TRAINING = {
-    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam", "beta2": 0.999,
+    "learning_rate": 3e-4, "initial_fraction": 1 / 300, "final_fraction": 1 / 300, "optimizer": "adam",
     "weight_decay": 0.0, "clip": 0.1, "update_every": 4, "update_every_from": 60_000,
     "carry_over_documents": True,
 }  # fmt: skip
@@ -14,6 +16,14 @@ WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
     "width": 1024, "heads": 16, "head_width": 64, "feed_forward": 4096, "segment": 512, "memory": 512, "compressed_memory": 512,
     "warmup": 16_000, "steps": 516_000, "train_bpe": 32_000,
 }  # fmt: skip
+
+CHECKS = (  # (condition, message): options that do not work together, as those of training/options.py
+    (
+        lambda given: given.config.compression_loss == "bptt" and given.training.horizon == 1,
+        "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
+        "give --horizon 2 or more",
+    ),
+)
 
 PRESETS = {
     "tiny": {

@@ -10,6 +10,26 @@ MEMFORMER = {
     "batch": 64, "backprop": "memory_replay", "warmup": 1000, "learning_rate": 3e-4, "weight_decay": 0.0,
 }  # fmt: skip
 
+TAKES_TASKS = True  # the options --task-...
+CHECKS = (  # (condition, message): options that do not work together, as those of training/options.py
+    (
+        lambda given: not given.tasks.continuation_alone and given.config.encoder_layers == 0,
+        "--task-infilling and --task-recall need an encoder, and --encoder-layers 0 is the decoder-only model; leave them out",
+    ),
+    (
+        lambda given: given.tasks.infilling and given.config.segment == 1,
+        "--task-infilling masks a part of every segment, and --segment 1 has no parts; give --segment 2 or more",
+    ),
+    (
+        lambda given: given.tasks.infilling and given.tasks.budget(given.config.segment) == 0,
+        "--task-masked {tasks.masked} of a segment of {config.segment} tokens masks nothing; give more, or a longer --segment",
+    ),
+    (
+        lambda given: given.tasks.infilling and given.tasks.budget(given.config.segment) == given.config.segment,
+        "--task-masked {tasks.masked} of a segment of {config.segment} tokens masks everything; give less, or a longer --segment",
+    ),
+)
+
 PRESETS = {
     "tiny": {
         "width": 128, "encoder_layers": 1, "decoder_layers": 3, "segment": 64, "slots": 16, "retention": 4.0,

@@ -4,6 +4,8 @@ from accelerated.presets import COMPARED, FAR, MEASURED
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
 from reference.memorizing import Config  # noqa: F401  for models.py
 
+EVALUATION_SIZES = ("memory",)  # eval.py can change them after training
+
 # The same, section 4.6 and Table 1: "all hyperparameters were all set identically to the XL:512 baseline", and a memory of 32k.
 # The Memorizing Transformer's own paper has 32 keys a query and the lookup in layer 9 of 12
 MEMORIZING = {name: value for name, value in BLOCK_RECURRENT.items() if name not in ("window", "recurrent_layers", "states")} | {

@@ -1,7 +1,10 @@
 """What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
 
 from accelerated.presets import COMPARED, MEASURED
+from accelerated.program.errors import option_name
 from reference.pretrained_recurrence import Config  # noqa: F401  for models.py
+
+EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
 
 # Adding Recurrence to Pretrained Transformers, section 5: windows of 300, 20 of them with gradient through z, insertion at layer
 # 2, Adam with 100 steps of warm-up, then constant. Ours: learning rate and batch (not given), steps (the paper: 2 epochs),
@@ -10,9 +13,19 @@ GPT2_SIZES = {"gpt2": (12, 768), "gpt2-medium": (24, 1024), "gpt2-large": (36, 1
 GPT2 = {
     "max_positions": 1024, "segment": 300, "dropout": 0.1, "tokenizer": "gpt2",
     "steps": 10_000, "batch": 8, "horizon": 20, "backprop": "memory_replay", "schedule": "constant", "warmup": 100,
-    "learning_rate": 5e-5, "optimizer": "adam", "beta2": 0.999, "weight_decay": 0.0,
+    "learning_rate": 5e-5, "optimizer": "adam", "weight_decay": 0.0,
 }  # fmt: skip
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
+
+TAKES_GPT2 = True  # --init may be a published GPT-2
+OF_THE_MODULE = ("insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width")
+CHECKS = tuple(  # (condition, message): options that do not work together, as those of training/options.py
+    (
+        lambda given, name=name: name in given.asked and given.config.vectors == 0,
+        f"{option_name(name)} sets the recurrence module, and --vectors 0 has none; give --vectors 1",
+    )
+    for name in OF_THE_MODULE
+)
 
 PRESETS = {
     "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},

@@ -1,7 +1,7 @@
 """The folder of a run: the names of what it holds, its readable settings, and its lock. It does not import torch.
 
 checkpoint.pt is the last checkpoint; step-N.pt are the last few, including that one; best.pt has the lowest validation loss.
-Whatever reads or writes a run uses it.
+Everything that reads or writes a run uses this file.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from accelerated.data.config import PIECES, RANKS, VOCABULARY
 from accelerated.program.errors import InputError
 from accelerated.program.files import locked, remove_unfinished, written_whole
 
@@ -77,7 +76,7 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
 
 def remove_new_run(run: Path) -> None:
     """Remove the folder of a run that could not begin, unless something else was put there."""
-    for name in (LOCK, SETTINGS, METRICS, RANKS, PIECES, VOCABULARY):
-        (run / name).unlink(missing_ok=True)
+    for path in (run / LOCK, run / SETTINGS, run / METRICS, *run.glob("tokenizer.*")):
+        path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         run.rmdir()

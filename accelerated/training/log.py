@@ -1,13 +1,11 @@
-"""The measurements of a run (metrics.jsonl, one JSON object per line), its curves (curves.png, with --plot), and figures.
+"""The measurements of a run (metrics.jsonl, one JSON object per line), curves of them, and figures.
 
-train.py and run.py use the log, eval.py curves the logs of several runs; evaluation/ draws its figures with the last functions.
+train.py writes the log, eval.py curves draws the logs of several runs; evaluation/ and lab/ draw with the last functions.
 """
 
 import argparse
 import json
 import math
-import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +13,6 @@ from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import check_writable, disk_errors, written_whole
 from accelerated.training.folder import METRICS, SETTINGS
 
-REDRAW = 30.0  # seconds
 ADVICE = "make it writable, then --resume"
 
 
@@ -36,15 +33,6 @@ def is_finished(run: str | Path, step: int) -> bool:
     return any(record.get("final") and record["step"] == step for record in read_metrics(run))
 
 
-def validations_since_best(run: str | Path, step: int) -> int:
-    """How many validations in a run's log, up to this step, came after the best one; the last report is none of them."""
-    records = [record for record in read_metrics(run) if "validation_bits_per_byte" in record and not record.get("final")]
-    best, count = math.inf, 0
-    for bits in {record["step"]: record["validation_bits_per_byte"] for record in records if record["step"] <= step}.values():
-        best, count = min(best, bits), 0 if bits < best else count + 1
-    return count
-
-
 def title_of(settings: Any) -> str:
     """The main Settings of a run in one line, for its curves."""
     training, config = settings.training, settings.model_config
@@ -59,11 +47,8 @@ class Log:
     add() sums losses and record() writes their means. Only the first of several processes is `writing`; the others only sum.
     """
 
-    def __init__(
-        self, run: Path, step: int = 0, plot: bool = False, pending: tuple = (0.0, 0, 0), writing: bool = True, title: str = ""
-    ):
-        self.path, self.plot, self.writing, self.title = run / METRICS, plot, writing, title
-        self.drawn = time.monotonic()
+    def __init__(self, run: Path, step: int = 0, pending: tuple = (0.0, 0, 0), writing: bool = True):
+        self.path, self.writing = run / METRICS, writing
         self.pending = tuple(pending)  # summed -log p, scored tokens, their bytes, since the last record
         if writing:
             kept = [record for record in read_metrics(run) if record["step"] <= step]
@@ -81,13 +66,10 @@ class Log:
         self.pending = (0.0, 0, 0)
 
     def write(self, **record: float) -> None:
-        """Write one line; redraw the curves if they are old."""
-        if not self.writing:
-            return
-        with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
-            file.write(json.dumps(record) + "\n")
-        if time.monotonic() - self.drawn > REDRAW:
-            self.draw()
+        """Write one line."""
+        if self.writing:
+            with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
+                file.write(json.dumps(record) + "\n")
 
     def validation(self, step: int, carried: Any, cleared: Any = None, **others: bool) -> None:
         """Write a validation's Score, and the one with the memory cleared at every segment if that was measured."""
@@ -96,15 +78,6 @@ class Log:
         if cleared:
             record |= {"cleared_bits_per_byte": cleared.bits_per_byte, "cleared_accuracy": cleared.accuracy}
         self.write(step=step, **record, **others)
-
-    def draw(self) -> None:
-        """Redraw curves.png if the run has --plot; if that fails, print a warning and continue."""
-        self.drawn = time.monotonic()
-        try:
-            if self.plot and self.writing:
-                draw_curves(read_metrics(self.path.parent), self.path.with_name("curves.png"), self.title)
-        except InputError as error:
-            print(f"warning: {error}", file=sys.stderr)
 
 
 def draw_curves(records: list[dict], path: Path, title: str) -> None:
@@ -170,7 +143,7 @@ def report_curves(runs: list[str], options: argparse.Namespace) -> tuple[dict, l
     curves = [read_curves(run) for run in runs]
     if options.plot:
         draw_several(curves, options.plot, tokens=options.against == "tokens")
-    rows = [summary(own) for own in curves]
+    rows = [summary(each) for each in curves]
     lines = ["losses in bits per byte", f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"]
     for row in rows:
         run, step, _, *losses, best_step = row.values()
@@ -182,13 +155,13 @@ def report_curves(runs: list[str], options: argparse.Namespace) -> tuple[dict, l
 def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     """Draw the curves of runs, one colour each, against steps or the tokens read: a line for training, dots for validation."""
     figure, axes = new_figure()
-    names = [Path(own.run).name for own in curves]
-    for number, (own, name) in enumerate(zip(curves, names, strict=True)):
-        scale, colour = own.tokens if tokens else 1, colour_of(number, len(curves))
-        label = name if names.count(name) == 1 else own.run
-        places, marked = ([scale * step for step in part] for part in (own.training, own.validation))
-        axes.plot(places, [*own.training.values()], linewidth=0.8, alpha=0.7, color=colour, label=label)
-        axes.plot(marked, [*own.validation.values()], linestyle=":", linewidth=1, marker="o", markersize=4, color=colour)
+    names = [Path(each.run).name for each in curves]
+    for number, (each, name) in enumerate(zip(curves, names, strict=True)):
+        scale, colour = each.tokens if tokens else 1, colour_of(number, len(curves))
+        label = name if names.count(name) == 1 else each.run
+        places, marked = ([scale * step for step in part] for part in (each.training, each.validation))
+        axes.plot(places, [*each.training.values()], linewidth=0.8, alpha=0.7, color=colour, label=label)
+        axes.plot(marked, [*each.validation.values()], linestyle=":", linewidth=1, marker="o", markersize=4, color=colour)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.xaxis.set_major_formatter(lambda place, _: f"{place:,.0f}")
     axes.set(xlabel="tokens read" if tokens else "step", ylabel="loss (bits per byte)")

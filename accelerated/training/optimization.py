@@ -1,10 +1,14 @@
-"""Optimisers, learning-rate schedules and gradient clipping, for train.py, run.py and evaluation/score.py."""
+"""Optimisers, learning-rate schedules, gradient clipping, and a model compiled or recomputed. train.py and lab/ use it."""
 
+import copy
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
 
 from accelerated.program.errors import InputError
 
@@ -45,7 +49,7 @@ def average_and_clip(model: torch.nn.Module, iterations: int, limit: float) -> t
     """
     norms = [torch.zeros((), device=next(model.parameters()).device)]
     apart = {id(p) for p in model.auxiliary_parameters()}
-    for group in ([p for p in model.parameters() if (id(p) in apart) is own] for own in (False, True)):
+    for group in ([p for p in model.parameters() if (id(p) in apart) is is_apart] for is_apart in (False, True)):
         gradients = [p.grad for p in group if p.grad is not None]
         if not gradients:
             continue
@@ -63,9 +67,10 @@ def make_optimizer(model: torch.nn.Module, config: Any) -> torch.optim.Optimizer
     vectors = [p for p in model.parameters() if p.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     if config.optimizer == "adafactor":
-        return torch.optim.Adafactor(groups, lr=config.learning_rate)
-    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
-    return kind(groups, lr=config.learning_rate, betas=(0.9, config.beta2), fused=True)
+        # torch's own first epsilon, 1.2e-7, outweighs small squared gradients; the paper's, 1e-30, gives NaN for a row of zeros
+        return torch.optim.Adafactor(groups, lr=config.learning_rate, eps=(1e-15, 1e-3))
+    kind, beta2 = (torch.optim.Adam, 0.999) if config.optimizer == "adam" else (torch.optim.AdamW, 0.99)
+    return kind(groups, lr=config.learning_rate, betas=(0.9, beta2), fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -79,3 +84,57 @@ def check_finite(step: int, values: dict[str, float], saved: Callable[[], str]) 
     for name, value in values.items():
         if not math.isfinite(value):
             raise InputError(f"the {name} is {value} at step {step}; {saved()}; try a lower --learning-rate")
+
+
+class TrainedModel:
+    """What back-propagation calls of a model: compiled as --compile says, its layers computed again as --checkpoint-layers says.
+
+    The model itself stays as it is; evaluation and generation use that.
+    """
+
+    def __init__(self, model: torch.nn.Module, config: Any):
+        self.initial_state, self.output_matrix = model.initial_state, model.output_matrix
+        computing = recomputing(model, model.config.dropout > 0) if config.checkpoint_layers else model
+        self.read, self.advance = computing.read, computing.advance
+        if config.compile == "none":
+            return
+        # Both passes of memory replay must drop the same. Compiled code then draws its random numbers as uncompiled code does,
+        # which is slower than its own generator
+        replays, graphs = config.backprop == "memory_replay", config.compile == "cudagraphs"
+        torch._inductor.config.fallback_random = replays
+        self.read = compiled(self.read, graphs)
+        if replays:
+            self.advance = compiled(self.advance, graphs)
+
+
+def compiled(function: Callable, graphs: bool) -> Callable:
+    """The function, compiled as one graph.
+
+    It is compiled at most three times, all in the first two iterations: for a state with gradient, for one without and for one
+    that documents begin. A CUDA graph writes its next results where it wrote the last ones, so its results are copied.
+    """
+    graph = torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None)
+    return (lambda *given: tree_map(torch.clone, graph(*given))) if graphs else graph
+
+
+def recomputing(module: torch.nn.Module, drops: bool, is_layer: bool = False) -> torch.nn.Module:
+    """A copy of a module that shares its parameters, in which each layer keeps only its inputs for the backward pass.
+
+    That computes the layer again, with the same dropout if it `drops`. Without gradient a layer computes once.
+    """
+    view, is_stack = copy.copy(module), isinstance(module, torch.nn.ModuleList)
+    view._modules = {name: child and recomputing(child, drops, is_stack) for name, child in module._modules.items()}
+    if is_layer:
+        view.__class__ = recomputed_class(type(module), drops)
+    return view
+
+
+@functools.cache
+def recomputed_class(layer_class: type, drops: bool) -> type:
+    """A class of layers whose `forward` is that of layer_class, under checkpoint."""
+
+    class Recomputed(layer_class):
+        def forward(self, *given):
+            return checkpoint(super().forward, *given, use_reentrant=False, preserve_rng_state=drops)
+
+    return Recomputed

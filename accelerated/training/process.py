@@ -63,7 +63,7 @@ def rank() -> int:
 
 
 @contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[None]:
+def connected(device: torch.device) -> Iterator[None]:
     """Inside the block, be connected to the other processes: by NCCL if they have GPUs, otherwise by gloo."""
     if world_size() == 1:
         yield

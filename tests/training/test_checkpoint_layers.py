@@ -1,7 +1,6 @@
 """--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass, with the same gradients."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
@@ -14,8 +13,9 @@ from variants import ONE_OF_EACH, PAPERS, variant
 from accelerated import replay
 from accelerated.evaluation import generation
 from accelerated.protocol import computing_in, state_from
-from accelerated.training import run as opening
-from accelerated.training.run import recompute_layers
+from accelerated.training import optimization
+from accelerated.training.optimization import recomputing
+from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
 CASES = [
@@ -41,7 +41,7 @@ def rows_of(method, model, segments, state, dtype=torch.float64):
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
-        loss, after = replay.BACKPROP[method](model, segments, state)
+        loss, _, after = replay.BACKPROP[method](model, segments, state)
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
@@ -51,10 +51,9 @@ def rows_of(method, model, segments, state, dtype=torch.float64):
 @cases
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_the_gradients_are_the_same_with_dropout(paper, name, method):
-    given = setting(paper, name)
-    expected = rows_of(method, *given)
-    recompute_layers(given[0])
-    assert_agree(expected, rows_of(method, *given), TOLERANCE)
+    model, *given = setting(paper, name)
+    expected = rows_of(method, model, *given)
+    assert_agree(expected, rows_of(method, recomputing(model, drops=True), *given), TOLERANCE)
 
 
 @pytest.mark.parametrize("paper,name", ONE_OF_EACH)
@@ -65,9 +64,8 @@ def test_they_are_the_same_in_bfloat16(paper, name):
     model, found = model.float(), []
     with computing_in(model, torch.bfloat16):
         state = state_from(model.initial_state(2), state)  # in its fields' own types
-    for change in (lambda model: None, recompute_layers):
-        change(model)
-        found.append(rows_of("through_time", model, segments, state, torch.bfloat16))
+    for computing in (model, recomputing(model, drops=True)):
+        found.append(rows_of("through_time", computing, segments, state, torch.bfloat16))
     assert_agree(*found, TOLERANCE)
 
 
@@ -80,11 +78,11 @@ def test_they_are_the_same_in_bfloat16(paper, name):
 )
 def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout(paper, name, changes):
     """As --compile has it, without its code generator. Of one layer: each takes seconds to compile."""
-    given = setting(paper, name, **changes)
-    expected = rows_of("through_time", *given)
-    recompute_layers(given[0])
-    given[0].read = torch.compile(given[0].read, backend="aot_eager", dynamic=False)
-    assert_agree(expected, rows_of("through_time", *given), TOLERANCE)
+    model, *given = setting(paper, name, **changes)
+    expected = rows_of("through_time", model, *given)
+    computing = recomputing(model, drops=True)
+    computing.read = torch.compile(computing.read, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_agree(expected, rows_of("through_time", computing, *given), TOLERANCE)
 
 
 def saved_bytes(model, segment, state):
@@ -116,8 +114,7 @@ def test_only_the_layers_inputs_are_kept(paper, name):
         model = PAPERS[paper].model(config).to("meta").train()
     tokens, state = torch.zeros(2, config.segment, dtype=torch.long, device="meta"), model.initial_state(2)
     whole, once = saved_bytes(model, tokens, state)
-    recompute_layers(model)
-    inputs, twice = saved_bytes(model, tokens, state)
+    inputs, twice = saved_bytes(recomputing(model, drops=True), tokens, state)
     assert inputs < 0.25 * whole
     assert twice == [2 * count for count in once]
 
@@ -128,9 +125,9 @@ def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypat
     """To read a GPU's generator for each layer takes time, and Apple's has no way back."""
     model, [segment, *_], state = setting(paper, name, dropout)
     asked, ask = [], torch.get_rng_state
-    recompute_layers(model)
+    trained = optimization.TrainedModel(model, TrainingConfig(checkpoint_layers=True))
     monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(model) or ask())
-    model.read(*replay.inputs_of(segment, state))
+    trained.read(*replay.inputs_of(segment, state))
     assert bool(asked) == (dropout > 0)
 
 
@@ -139,7 +136,7 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     """Evaluation and generation give the same, and checkpointing never begins."""
     model, [segment, *_], state = setting(paper, name)
 
-    def read():
+    def read(model):
         model.eval()
         with torch.no_grad():
             reading = model.read(*replay.inputs_of(segment, state))
@@ -147,10 +144,9 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
         tokens = generation.continue_text(model, prompt, 4, generation.Sampling(0.0))
         return {"hidden": reading.hidden, "tokens": torch.stack([*tokens])} | named("state", reading.state)
 
-    expected = read()
-    recompute_layers(model)
+    expected = read(model)
     monkeypatch.setattr(torch.utils.checkpoint._CheckpointFrame, "save_inputs", lambda *_: pytest.fail("a layer is checkpointed"))
-    found = read()
+    found = read(recomputing(model, drops=True))
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
@@ -159,13 +155,14 @@ def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatc
     """In groups of lanes; the parameters are those of a run without it."""
     options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--sample", 0,
                "--validation-segments", 1, "--schedule", "constant"]  # fmt: skip
-    changed, recompute = [], functools.partial(recompute_layers)
-    monkeypatch.setattr(opening, "recompute_layers", lambda *given: changed.append(given) or recompute(*given))
+    changed, class_of = [], optimization.recomputed_class
+    monkeypatch.setattr(optimization, "recomputed_class", lambda *given: changed.append(given) or class_of(*given))
     train(*options, "--steps", 4, "--out", tmp_path / "plain")
     train(*options, "--steps", 2, "--out", tmp_path / "run")
     assert not changed
     train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
-    assert len(changed) == 1 and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
+    layers = len(changed)
+    assert layers and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
     train("--resume", tmp_path / "run", "--steps", 4, "--no-checkpoint-layers")
-    assert len(changed) == 1
+    assert len(changed) == layers
     assert_agree(saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE)

@@ -15,8 +15,8 @@ from accelerated import replay
 from accelerated.evaluation.score import evaluating
 from accelerated.program.errors import InputError
 from accelerated.protocol import computing_in, detach
-from accelerated.training import process
-from accelerated.training import run as training_run
+from accelerated.training import opening, process
+from accelerated.training.optimization import TrainedModel
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 
@@ -56,14 +56,14 @@ def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.floa
     """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between."""
     config = dataclasses.replace(variant(paper, name), dropout=0.2)
     model = PAPERS[paper].model(config, seed=9).train()
-    training_run.compile_model(model, TrainingConfig(backprop=method, compile=compiling))
+    compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
     for number, segments in enumerate(iterations(paper, name, 4)):
         model.zero_grad()
         torch.manual_seed(number)
         with computing_in(model, dtype):
-            loss, state = replay.BACKPROP[method](model, segments, state)
+            loss, _, state = replay.BACKPROP[method](compiled, segments, state)
             with evaluating(model), torch.no_grad():
                 for lanes in (2, 1):
                     model.read(segments[0].tokens[:lanes], model.initial_state(lanes))
@@ -90,8 +90,8 @@ def test_a_cuda_graphs_results_are_copied(monkeypatch):
     model = PAPERS["compressive"].model(config).train()
     read = model.read
     model.read = lambda *given: found.append(read(*given)) or found[-1]
-    training_run.compile_model(model, TrainingConfig(compile="cudagraphs"))
-    reading = model.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
+    compiled = TrainedModel(model, TrainingConfig(compile="cudagraphs"))
+    reading = compiled.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
     own, copies = ([r.hidden, *r.state, *r.auxiliary.values()] for r in (found[0], reading))
     assert modes == ["reduce-overhead"] and reading.auxiliary.keys() == found[0].auxiliary.keys()
     assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(own, copies, strict=True))
@@ -106,7 +106,7 @@ def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(metho
     names = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: names.append(function.__name__) or function)
     with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
-        training_run.compile_model(model, TrainingConfig(backprop=method, compile="inductor"))
+        TrainedModel(model, TrainingConfig(backprop=method, compile="inductor"))
         assert torch._inductor.config.fallback_random == (method == "memory_replay")
     assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
 
@@ -120,7 +120,7 @@ def test_cuda_graphs_need_each_segments_backward_pass_before_the_next(horizon, m
     options = [*map(str, TINY), "--compile", "cudagraphs", "--horizon", str(horizon), "--backprop", method]
     monkeypatch.setattr(process, "choose_device", lambda *given: torch.device("cuda"))
     if works:
-        training_run.check_before_reading(*parse_training(options)[:2])
+        opening.check_machine(*parse_training(options))
     else:
         with pytest.raises(InputError, match="give --horizon 1 or --backprop memory_replay"):
             parse_training(options)
@@ -141,7 +141,7 @@ def test_inductor_in_bfloat16_is_refused_on_a_cpu(device, works, monkeypatch):
     monkeypatch.setattr(process, "choose_device", lambda *given: torch.device(device))
     options = parse_training([*map(str, TINY), "--compile", "inductor", "--dtype", "bfloat16"])
     if works:
-        training_run.check_before_reading(*options[:2])
+        opening.check_machine(*options)
     else:
         with pytest.raises(InputError, match="--compile inductor with --dtype bfloat16 crashed on a CPU"):
-            training_run.check_before_reading(*options[:2])
+            opening.check_machine(*options)

@@ -1,15 +1,13 @@
 """The log of a run: means weighted by tokens, and the curves."""
 
-import json
 import math
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from accelerated.program.errors import InputError
 from accelerated.training import log
-from accelerated.training.log import Log, check_figure, read_metrics, validations_since_best
+from accelerated.training.log import Log, check_figure, read_metrics
 
 
 def test_means_are_weighted_by_tokens(tmp_path):
@@ -33,49 +31,12 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(6, 2.0), (7, 2.0)]
 
 
-def test_validations_after_the_best_are_counted(tmp_path):
-    """One of each step up to the given one; not the last report, nor a line of training. No better: equal, or NaN."""
-    lines, nan = [(1, 3.0), (2, 2.0), (3, 4.0), (4, 2.0), (4, 2.0), (5, math.nan), (6, 1.0), (7, 9.0)], math.nan
-    records = [{"step": step, "validation_bits_per_byte": bits} for step, bits in lines]
-    records += [{"step": 7, "loss": 0.1}, {"step": 8, "validation_bits_per_byte": nan, "final": True}]
-    assert validations_since_best(tmp_path, 9) == 0, "there is no log"
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert [validations_since_best(tmp_path, step) for step in range(10)] == [0, 0, 0, 1, 2, 3, 0, 1, 1, 1]
-
-
 def test_only_the_first_process_writes(tmp_path):
     record = Log(tmp_path, writing=False)
     record.add(10.0, 5, 20)
     assert record.pending == (10.0, 5, 20)
     record.record(1)
-    record.draw()
     assert not list(tmp_path.iterdir()) and record.pending == (0.0, 0, 0)
-
-
-def test_curves_are_drawn_and_refreshed(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
-    drawn, draw = [], log.draw_curves
-    monkeypatch.setattr(log, "draw_curves", lambda records, *to: drawn.append(len(records)) or draw(records, *to))
-    for redraw, expected in ((0.0, [1, 2, 2]), (1e9, [2])):
-        monkeypatch.setattr(log, "REDRAW", redraw)
-        record = Log(tmp_path, plot=True)
-        record.add(10.0, 5, 20)
-        record.record(1, learning_rate=0.1, gradient_norm=2.0)
-        record.write(step=1, validation_bits_per_byte=2.5)
-        record.draw()
-        assert drawn == expected, "complete curves at the end, even of a short run"
-        drawn.clear()
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG") and not list(tmp_path.glob("*writing*"))
-
-
-def test_curves_are_redrawn_once_they_are_old(tmp_path, monkeypatch):
-    times, drawn = iter([0.0, 31.0, 31.0, 32.0, 62.0, 62.0]), []  # read at the start, at every line, and at every drawing
-    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=times.__next__))
-    monkeypatch.setattr(log, "draw_curves", lambda records, *to: drawn.append(len(records)))
-    record = Log(tmp_path, plot=True)
-    for step in (1, 2, 3):
-        record.write(step=step)
-    assert drawn == [1, 3]
 
 
 @pytest.mark.parametrize("tokens", [False, True])
@@ -98,13 +59,6 @@ def test_each_run_has_its_colour_in_a_plot_of_several(tmp_path, monkeypatch, tok
         assert axes.get_xlabel() == ("tokens read" if tokens else "step")
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["0", "1", "2", "a/3", "4", "5", "6", "7", "8", "9", "b/3", "new"]
-
-
-def test_curves_that_cannot_be_drawn_give_a_warning(tmp_path, capsys):
-    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
-    (tmp_path / "curves.png").mkdir()
-    Log(tmp_path, plot=True).draw()
-    assert "warning: cannot write" in capsys.readouterr().err
 
 
 def test_figures_that_cannot_be_drawn_are_refused(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,7 +52,7 @@ def test_the_compressive_papers_schedule():
     config = preset_settings("compressive", "enwik8").training
     for step, expected in ((0, 1e-6), (2000, (1e-6 + 3e-4) / 2), (4000, 3e-4), (54_000, (1e-6 + 3e-4) / 2), (104_000, 1e-6)):
         assert learning_rate(step, config) == pytest.approx(expected)
-    assert (config.clip, config.weight_decay, config.beta2) == (0.1, 0.0, 0.999)
+    assert (config.clip, config.weight_decay, config.optimizer) == (0.1, 0.0, "adam")
 
 
 def test_one_iteration_after_the_warmup_is_the_end_of_the_cosine():
@@ -101,19 +102,42 @@ def test_gradients_of_two_iterations_and_of_models_with_one_objective():
 )
 def test_optimisers_decay_matrices_only(name, kind):
     model, own = torch.nn.Linear(3, 2), 0.0 if name == "adam" else 0.3
-    optimizer = make_optimizer(model, dataclasses.replace(BASE, optimizer=name, weight_decay=own, beta2=0.97))
+    optimizer = make_optimizer(model, dataclasses.replace(BASE, optimizer=name, weight_decay=own))
     assert type(optimizer) is kind
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert decay == {id(model.weight): own, id(model.bias): 0.0}
     if name != "adafactor":
         group = optimizer.param_groups[0]
-        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.97), 1e-8, False)
+        assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999 if name == "adam" else 0.99), 1e-8, False)
     set_learning_rate(optimizer, 0.125)
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
     model(torch.ones(1, 3)).sum().backward()
     before = model.weight.clone()
     optimizer.step()
     assert not torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-7])
+def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
+    """Shazeer and Stern, Algorithm 4, with relative steps: the first update has an RMS of 1, times the parameter's RMS.
+
+    torch's own epsilon would outweigh squared gradients below 1e-7. A row of zeros stays finite.
+    """
+    rng = np.random.default_rng(4)
+    value, gradient = rng.normal(size=(5, 7)) * 0.3, rng.normal(size=(5, 7)) * scale
+    gradient[2] = 0
+    parameter = torch.nn.Parameter(torch.tensor(value, dtype=torch.float32))
+    model = torch.nn.ParameterList([parameter])
+    optimizer = make_optimizer(model, dataclasses.replace(BASE, optimizer="adafactor", learning_rate=0.01, weight_decay=0.0))
+    parameter.grad = torch.tensor(gradient, dtype=torch.float32)
+    optimizer.step()
+    square = gradient**2
+    update = gradient / np.sqrt(np.maximum(np.outer(square.sum(1), square.sum(0)) / square.sum(), 1e-300))
+    update /= max(1.0, np.sqrt((update**2).mean()))  # clipping, d = 1
+    step = min(0.01, 1.0) * np.sqrt((value**2).mean())
+    assert torch.isfinite(parameter).all()
+    moved = (parameter.detach().double().numpy() - value) / step
+    assert np.abs(moved + update).max() < 2e-3, "in float32"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -40,7 +40,7 @@ def average(rank, port, results):
     parameters[0].grad = torch.arange(6.0).view(2, 3) + rank
     if rank:
         parameters[1].grad = torch.full((4,), 8.0)
-    with process.joined(torch.device("cpu")):
+    with process.connected(torch.device("cpu")):
         process.average_gradients(parameters, torch.device("cpu"))
     results.put((rank, [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]))
 

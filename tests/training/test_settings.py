@@ -93,7 +93,7 @@ def test_the_block_recurrent_papers_other_settings():
 
 @pytest.mark.parametrize(
     "field,value",
-    [("warmup", -1), ("seed", -1), ("final_fraction", 1.5), ("beta2", -0.1), ("batch", 0), ("horizon", 0), ("device", "tpu")],
+    [("warmup", -1), ("seed", -1), ("final_fraction", 1.5), ("batch", 0), ("horizon", 0), ("device", "tpu")],
 )
 def test_training_config_names_the_field(field, value):
     with pytest.raises(ValueError, match=field):
@@ -160,7 +160,7 @@ def test_the_memformer_papers_sizes():
         assert (c.dropout, c.retention, c.positions) == (0.0, 0.0, "simplified")
     assert (chosen.model_config.encoder_layers, chosen.model_config.decoder_layers) == (4, 8)
     assert (decoder.model_config.encoder_layers, decoder.model_config.decoder_layers) == (0, 12)
-    assert chosen.tasks.shares == pytest.approx((0.6, 0.3, 0.1)) and (chosen.tasks.span, chosen.tasks.masked) == (3.5, 0.3)
+    assert chosen.tasks.fractions == pytest.approx((0.6, 0.3, 0.1)) and (chosen.tasks.span, chosen.tasks.masked) == (3.5, 0.3)
     assert (chosen.training.horizon, decoder.training.horizon) == (32, 4)
     assert chosen.training.backprop == decoder.training.backprop == "memory_replay"
 
@@ -210,14 +210,17 @@ def test_settings_of_another_program_are_refused(change):
         settings_from(contents, "run")
 
 
-def test_settings_of_earlier_releases_are_read():
+def test_settings_of_earlier_releases_are_read(capsys):
     """Removed fields are ignored, new fields have their defaults; two backends of torch.compile were removed."""
     chosen = preset_settings("block_recurrent", "recall")
     contents = settings_contents(chosen)
     contents["training_config"] |= {"compile": "aot_eager", "gone": 1}
+    contents["data_config"]["recall"] |= {"gone": 2}
     del contents["data_config"]["tasks"], contents["data_config"]["documents"], contents["training_config"]["log_every"]
     del contents["data_config"]["carry_over_documents"]
     assert settings_from(contents, "run") == chosen
+    line = "run has settings of an earlier release, which are ignored: gone, recall_gone\n"
+    assert capsys.readouterr().err == line, "one line"
     contents["training_config"]["compile"] = "unheard of"
     with pytest.raises(InputError, match="run has settings that this program cannot use: compile is 'unheard of'"):
         settings_from(contents, "run")

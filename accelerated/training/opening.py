@@ -1,0 +1,280 @@
+"""Opening a run: checks of this machine, the tokenizer and the data, epochs as steps, the weights, and what is printed of it."""
+
+import contextlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
+from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
+from accelerated.data.tasks import MultiTask
+from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
+from accelerated.data.windows import count_windows, lengths_of, overlap_of
+from accelerated.models import model_class
+from accelerated.program.errors import InputError, counted
+from accelerated.program.files import disk_errors
+from accelerated.protocol import computing_in, repeat_lane, state_from
+from accelerated.training import process
+from accelerated.training.checkpoint import check_tokenizer, checksum_at_end, load_parameters
+from accelerated.training.folder import checkpoint_path, only_writer, remove_new_run, write_settings
+from accelerated.training.log import Log
+from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
+from accelerated.training.options import Start
+from accelerated.training.run import Run
+from accelerated.training.settings import Settings, settings_contents
+
+
+@contextlib.contextmanager
+def open_run(settings: Settings, start: Start) -> Iterator[Run]:
+    """Yield a new or resumed Run; inside the block, the processes that train together are connected.
+
+    Raises InputError if training cannot begin; the checks that need no data come first.
+    """
+    device = check_machine(settings, start)
+    new = not start.folder.exists()
+    with process.connected(device), own_folder(start):
+        try:
+            tokenizer, corpus = load_data(settings, start)
+            process.keep_freed_memory()
+            run = build(settings, start, device, tokenizer, corpus)
+        except BaseException:
+            if new and process.rank() == 0:
+                remove_new_run(start.folder)
+            raise
+        yield run
+
+
+def check_machine(settings: Settings, start: Start) -> torch.device:
+    """The device to train on; raises InputError if this machine cannot run the settings, or if a GPT-2 does not fit them."""
+    if start.gpt2:
+        from accelerated.training.gpt2_weights import check_gpt2
+
+        check_gpt2(start.gpt2, settings.model_config)
+    if settings.data.train_bpe and not (start.resumed or start.initial):
+        tokenizers_package()
+    training = settings.training
+    device, lanes = process.choose_device(training.device, training.dtype), process.own_lanes(training.batch)
+    kind, size = device.type, lanes.stop - lanes.start
+    inductor = training.compile == "inductor" and kind == "cpu"
+    for refused, message in (
+        (size % training.accumulate, f"--accumulate {training.accumulate} does not divide each process's {size} lanes"),
+        (
+            inductor and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
+            "--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile",
+        ),
+        (
+            inductor and training.dtype == "bfloat16",
+            "--compile inductor with --dtype bfloat16 crashed on a CPU: torch 2.13 writes beyond its memory; give one of them",
+        ),
+        (
+            training.compile == "cudagraphs" and kind != "cuda",
+            f"--compile cudagraphs needs --device cuda, and this is {kind}; give inductor or none",
+        ),
+        (
+            training.checkpoint_layers and settings.model_config.dropout and kind == "mps",
+            "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat it; give that or omit --checkpoint-layers",
+        ),
+    ):
+        if refused:
+            raise InputError(message)
+    return device
+
+
+@contextlib.contextmanager
+def own_folder(start: Start) -> Iterator[None]:
+    """Inside, the run's folder exists and no other run writes to it."""
+    if process.rank() > 0:
+        yield
+        return
+    with disk_errors(start.folder, "give another --out"):
+        start.folder.mkdir(parents=True, exist_ok=True)
+    with only_writer(start.folder):
+        if start.resumed and checksum_at_end(checkpoint_path(start.folder)) != start.checksum:
+            raise InputError(f"another process has continued {start.folder} meanwhile; give the command again")
+        yield
+
+
+def choose_tokenizer(settings: Settings, start: Start) -> object:
+    """The tokenizer: of the resumed run, of the run of --init, learned now, or named by --tokenizer.
+
+    A tokenizer that was learned or read from a file is written to the run folder.
+    """
+    data = settings.data
+    if start.resumed or (process.rank() > 0 and data.tokenizer_file):  # the first process has written it
+        tokenizer = run_tokenizer(start.folder, data)
+        if start.resumed:
+            check_tokenizer(tokenizer, start.resumed, start.folder)
+        return tokenizer
+    if start.initial:
+        tokenizer = run_tokenizer(start.init, data)
+        check_tokenizer(tokenizer, start.initial, start.init)
+    elif data.train_bpe:
+        tokenizer = train_bpe(open_source(data, start.data_dir), data.train_bpe)
+    elif data.train_words:
+        tokenizer = train_words(open_source(data, start.data_dir), data.train_words)
+    else:
+        tokenizer = open_tokenizer(data.tokenizer)
+    if data.tokenizer_file:
+        tokenizer.save(start.folder)
+    return tokenizer
+
+
+def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
+    """Return (tokenizer, Corpus); raises InputError if the data of a resumed run has changed."""
+    data = settings.data
+    with process.first_process_first():
+        tokenizer = choose_tokenizer(settings, start)
+        corpus = load_corpus(data, tokenizer, settings.recall, start.data_dir)
+    check_length(data.data, corpus.splits, settings.model_config.segment, settings.training.batch)
+    if start.resumed and start.resumed["corpus"] not in ("", corpus.digest):
+        raise InputError(
+            f"--data {data.data} does not have the tokens that {start.folder} was trained on; restore them, or begin a new "
+            f"run with --init {start.folder}"
+        )
+    return tokenizer, corpus
+
+
+def build(settings: Settings, start: Start, device: torch.device, tokenizer: object, corpus: Corpus) -> Run:
+    """Make the Run: reader, model, optimiser and state are new, or as a checkpoint saved them."""
+    documents, validation = documents_of(settings, corpus)
+    settings = with_steps(settings, documents, start)
+    training, config = settings.training, settings.model_config
+    lanes = Lanes(documents, training.batch, config.segment, training.seed, overlap_of(config))
+    reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
+    torch.manual_seed(training.seed)
+    torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
+    model = model_class(settings.model)(config, training.seed).to(device)
+    take_weights(model, start)
+    optimizer, own_lanes = make_optimizer(model, training), process.own_lanes(training.batch)
+    with computing_in(model, getattr(torch, training.dtype)):
+        state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
+    saved, first = start.resumed or {}, process.rank() == 0
+    if saved:
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["random"].cpu())
+        state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
+        reader.seek(saved["lanes"])
+    step = saved.get("step", 0)
+    run = Run(
+        settings=settings,
+        folder=start.folder,
+        data_dir=start.data_dir,
+        device=device,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        validation=validation,
+        reader=reader,
+        model=model,
+        trained=TrainedModel(model, training),
+        optimizer=optimizer,
+        state=state,
+        log=Log(start.folder, step, saved.get("pending", (0.0, 0, 0)), first),
+        step=step,
+        best=saved.get("best", math.inf),
+        validation_due=saved.get("validation_due", False),
+    )
+    if first:
+        write_settings(start.folder, settings_contents(settings))
+        introduce(run, start)
+        warn(run, longest_document(documents, config.segment, overlap_of(config)))
+    start.resumed = start.initial = None  # frees their tensors
+    return run
+
+
+def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence]:
+    """The documents to train on, and to validate on, as they are dealt to lanes."""
+    training, segment = settings.training, settings.model_config.segment
+    documents, validation = corpus.splits["train"], corpus.splits["valid"]
+    if settings.data.carry_over_documents:
+        documents = joined_for_lanes(training.batch, documents, training.seed)
+        validation = joined_for_lanes(training.batch, validation)
+    else:
+        documents = cut_for_lanes(training.batch, documents)
+    if limit := training.validation_segments * segment:
+        longest = settings.recall.length if settings.data.data == "recall" else limit  # questions need their document's facts
+        validation = spread(validation, max(limit * training.batch, longest), longest)
+    return documents, validation
+
+
+def with_steps(settings: Settings, documents: Sequence, start: Start) -> Settings:
+    """The Settings with --epochs turned into --steps, each of which reads batch x horizon segments of the documents."""
+    training, config, resumed = settings.training, settings.model_config, start.resumed
+    if not training.epochs:
+        return settings
+    segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
+    steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
+    passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
+    if resumed and steps <= resumed["step"]:
+        raise InputError(f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {resumed['step']}; give more")
+    if process.rank() == 0:
+        print(f"{passes}: {counted(steps, 'step')}")
+    return settings._replace(training=replace(training, steps=steps, epochs=0.0))
+
+
+def take_weights(model: torch.nn.Module, start: Start) -> None:
+    """Load the weights of the resumed run, of another run, or of a GPT-2; otherwise keep the initial ones."""
+    if start.gpt2:
+        from accelerated.training.gpt2_weights import load_gpt2
+
+        load_gpt2(model, start.gpt2)
+    elif start.resumed:
+        load_parameters(model, start.resumed["parameters"], checkpoint_path(start.folder))
+    elif start.initial:
+        initial, parameters = model.state_dict(), start.initial["parameters"]
+        ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (initial, parameters))
+        if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
+            parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
+        load_parameters(model, parameters, start.init)
+
+
+def introduce(run: Run, start: Start) -> None:
+    """Print what will be trained, and on what."""
+    size = sum(p.numel() for p in run.model.parameters()) / 1e6
+    if start.initial:
+        print(f"starts with the weights, model and data of {start.init}, except for the options given")
+    where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
+    carried = ", memory carried over them" if run.settings.data.carry_over_documents else ""
+    documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{carried}"
+    print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
+    print(run.model.describe())
+    if run.validation_share < 1:
+        print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
+
+
+def warn(run: Run, longest: int) -> None:
+    """Warn of settings that waste work; `longest` counts the segments of the longest document."""
+    training = run.settings.training
+    horizon, document = training.horizon, "part of the joined text" if run.settings.data.carry_over_documents else "document"
+    for wasteful, message in (
+        (
+            training.warmup > training.steps,
+            f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}: the learning rate ends at "
+            f"{learning_rate(training.steps, training) / training.learning_rate:.0%} of --learning-rate",
+        ),
+        (
+            horizon > longest,
+            f"--horizon {horizon} is longer than the longest training {document} ({longest} segments): every rollout "
+            f"(the segments of one iteration) crosses the start of a {document}, where gradient stops; {longest} is enough",
+        ),
+        (
+            horizon > 1 and not gradient_passes(run.model),
+            f"--horizon {horizon} only takes memory: no gradient passes between segments through this model's state; "
+            f"use --horizon 1 --update-every {horizon}",
+        ),
+    ):
+        if wasteful:
+            print(f"warning: {message}", file=sys.stderr)
+
+
+def gradient_passes(model: torch.nn.Module) -> bool:
+    """Whether gradient flows from later segments' losses through the state into a segment."""
+    tokens = torch.zeros(1, model.config.segment, dtype=torch.long, device=next(model.parameters()).device)
+    model.eval()  # draws no random numbers
+    state = model.advance(tokens, model.initial_state(1))
+    model.train()
+    return any(part.requires_grad for part in state)
