@@ -46,9 +46,10 @@ def case_names(paper: str) -> list[str]:
 
 
 def default_case(paper: str) -> str:
-    """The first case whose file has what a layer puts out."""
+    """The first case whose file has what a layer puts out, or else the first."""
     cases = ((name, load(VECTORS / paper / f"{name}.safetensors")[0]) for name in case_names(paper))
-    return next((name for name, rows in cases if any(row.endswith("layer_output") for row in rows)), "")
+    found = (name for name, rows in cases if any(row.endswith("layer_output") for row in rows))
+    return next(found, next(iter(case_names(paper)), ""))
 
 
 def read_case(paper: str, name: str) -> Case:
