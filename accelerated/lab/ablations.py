@@ -64,18 +64,14 @@ class PlainDots(block_recurrent.Layer):
 class ThirdGate(block_recurrent.Recurrence):
     """A cell of configuration dual whose states attend to themselves, pass a gate, attend to the tokens, and pass another.
 
-    Each gate begins with half of the weights of `cell`'s gate, at the variance that the shorter sum asks for.
+    Each gate begins with half of the weights of the published gate, at the variance that the shorter sum asks for.
     """
 
     def __init__(self, cell: block_recurrent.Recurrence):
         super().__init__(cell.config)
         self.load_state_dict(cell.state_dict())
-        self.attention_gate, self.cross_gate = (copy.deepcopy(cell.attention_gate) for _ in range(2))
-        for half, gate in enumerate((self.attention_gate, self.cross_gate)):
-            for name, weight in list(gate.named_parameters()):
-                if weight.dim() == 2:
-                    setattr(gate, name, nn.Parameter(2**0.5 * weight.detach().chunk(2, 1)[half].clone()))
         self.cross_norm = copy.deepcopy(self.norm)
+        self.attention_gate, self.cross_gate = (halved(cell.attention_gate, half) for half in (0, 1))
 
     def update(self, states: torch.Tensor, projected: tuple, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
@@ -91,13 +87,6 @@ class ThirdGate(block_recurrent.Recurrence):
 class WithoutConstants(block_recurrent.LSTMGate):
     """A gate of Eq. 4 without the constants -1 and +1, which its biases begin at instead."""
 
-    def __init__(self, gate: block_recurrent.LSTMGate):
-        super().__init__(*gate.weight_z.shape)
-        self.load_state_dict(gate.state_dict())
-        with torch.no_grad():
-            self.bias_i.sub_(1)
-            self.bias_f.add_(1)
-
     def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The states (B, S, D) after a gate that reads `hidden` (B, S, I)."""
         z = functional.linear(hidden, self.weight_z, self.bias_z)
@@ -106,23 +95,28 @@ class WithoutConstants(block_recurrent.LSTMGate):
         return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)
 
 
-def with_weights(layer: nn.Module, other: nn.Module) -> nn.Module:
-    """A layer with the weights of another."""
-    layer.load_state_dict(other.state_dict())
-    return layer
+def with_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
+    """A module with other weights."""
+    module.load_state_dict(weights)
+    return module
+
+
+def halved(gate: nn.Module, half: int) -> nn.Module:
+    """A gate of one half of what this gate reads."""
+    weights = {name: 2**0.5 * w.chunk(2, 1)[half] if w.dim() == 2 else w for name, w in gate.state_dict().items()}
+    return with_weights(type(gate)(*weights["weight_z"].shape), weights)
 
 
 def mix_losses(model: nn.Module) -> None:
     """Let the compression loss train the whole model."""
-    model.layers = nn.ModuleList(with_weights(MixedLoss(model.config), layer) for layer in model.layers)
+    model.layers = nn.ModuleList(with_weights(MixedLoss(model.config), layer.state_dict()) for layer in model.layers)
 
 
 def drop_normalization(model: nn.Module) -> None:
     """Take dot products of keys and queries as they are; the scales, now factors beside 1 / sqrt(E), begin at 1."""
-    layers = enumerate(model.layers, start=1)
-    model.layers = nn.ModuleList(with_weights(PlainDots(model.config, number), layer) for number, layer in layers)
-    for layer in model.layers:
-        nn.init.ones_(layer.scale)
+    for number, layer in enumerate(model.layers, start=1):
+        weights = layer.state_dict() | {"scale": torch.ones_like(layer.scale)}
+        model.layers[number - 1] = with_weights(PlainDots(model.config, number), weights)
 
 
 def add_gate(model: nn.Module) -> None:
@@ -134,9 +128,11 @@ def add_gate(model: nn.Module) -> None:
 def drop_constants(model: nn.Module) -> None:
     """Let the gates' biases begin at -1 and +1 instead of adding these: the same function, but Adafactor's steps are larger."""
     for cell in (layer.state for layer in model.layers if layer.state is not None):
-        cell.attention_gate, cell.mlp_gate = (
-            None if gate is None else WithoutConstants(gate) for gate in (cell.attention_gate, cell.mlp_gate)
-        )
+        for name, gate in [*cell.named_children()]:
+            if isinstance(gate, block_recurrent.LSTMGate):
+                weights = gate.state_dict()
+                weights |= {"bias_i": weights["bias_i"] - 1, "bias_f": weights["bias_f"] + 1}
+                setattr(cell, name, with_weights(WithoutConstants(*gate.weight_z.shape), weights))
 
 
 class Ablation(NamedTuple):
@@ -151,51 +147,47 @@ class Ablation(NamedTuple):
     added: str = ""
 
 
-def of_row(table: str, row: str, more: str = "") -> str:
-    """The options of a table's row, with more."""
-    return " ".join([TABLES[table].options, TABLES[table].rows[row].options, *more.split()])
+def options_of(table: str, row: str) -> str:
+    """The options of a table's row."""
+    return f"{TABLES[table].options} {TABLES[table].rows[row].options}"
 
 
 ABLATIONS = {
     "compression-loss": Ablation(
         """"We stop compression loss gradients from passing into the main network as this prevents learning" (Compressive
         Transformers, 3.2)""",
-        of_row("compressive-7", "compressive"),
+        options_of("compressive-7", "compressive"),
         *("compression alone", "whole model", (0.006, 0.018), mix_losses),
     ),
     "normalization": Ablation(
         """"normalization improved the stability of Transformer-XL when used with a relative position bias" (Block-Recurrent
         Transformers, 3.3)""",
-        of_row("block_recurrent-1", "XL:W"),
+        options_of("block_recurrent-1", "XL:W"),
         *("unit length", "as projected", (0.002, 0.006, 0.018, 0.054), drop_normalization),
     ),
     "third-gate": Ablation(
         """"Doing them sequentially ... would introduce a third gate in the horizontal direction, which reduced model accuracy"
         (Block-Recurrent Transformers, 3.2)""",
-        of_row("block_recurrent-1", "Rec:fixed:dual"),
+        options_of("block_recurrent-1", "Rec:fixed:dual"),
         *("in parallel", "one after the other", (0.006, 0.018), add_gate),
     ),
     "gates": Ablation(
         """"training stability is quite sensitive to how the gates are initialized ... If a bias term is initialized to 1 ... the
         initial updates will be large" (Block-Recurrent Transformers, 3.5)""",
-        of_row("block_recurrent-1", "Rec:lstm:single", "--optimizer adafactor"),
-        *("constants of -1 and +1 beside small biases", "biases that begin at -1 and +1"),
-        *((0.02, 0.06, 0.18), drop_constants),  # Adafactor multiplies rates by a parameter's own scale
+        options_of("block_recurrent-1", "Rec:lstm:single")
+        + " --optimizer adafactor",  # it multiplies rates by a parameter's scale
+        *("constants of -1 and +1 beside small biases", "biases that begin at -1 and +1", (0.02, 0.06, 0.18), drop_constants),
     ),
     "clipping": Ablation(
         """"We clipped the gradients to have a norm of at most 0.1, which was crucial to successful optimisation" (Compressive
         Transformers, 5)""",
-        of_row("compressive-7", "compressive", "--clip 0.1"),
+        options_of("compressive-7", "compressive") + " --clip 0.1",
         *("at most 0.1", "any norm", (0.006, 0.018, 0.054)),
         added="--clip 0",
     ),
 }
 WAYS = ("published", "changed")
-ROWS = {
-    f"{name}-{way}-{rate}": (name, way, rate)
-    for name, ablation in ABLATIONS.items()
-    for way, rate in itertools.product(WAYS, ablation.rates)
-}
+ROWS = {f"{name}-{way}-{rate}": (name, way, rate) for name in ABLATIONS for way in WAYS for rate in ABLATIONS[name].rates}
 ABOUT = """The papers say of some things that they made learning worse, or were needed, without a number. Here a model is trained
 as its paper describes it and with that one thing changed, on the bytes of the standard library, with the options of the papers'
 tables and at several learning rates. Both ways of a seed begin with the same weights and read the same text in the same order."""
@@ -223,18 +215,19 @@ def trained(row: str, seed: int) -> dict:
     began, ablation = time.monotonic(), ABLATIONS[name]
     added = ablation.added if way == "changed" else ""
     settings, start = parse(shlex.split(f"{ablation.options} {added} --learning-rate {rate} --seed {seed}"))
-    tokenizer, batch, steps = open_tokenizer(settings.data.tokenizer), settings.training.batch, settings.training.steps
+    tokenizer, training = open_tokenizer(settings.data.tokenizer), settings.training
     splits = load_corpus(settings.data, tokenizer, settings.recall, start.data_dir).splits
     model = model_class(settings.model)(settings.model_config, seed)
     if way == "changed":
         ablation.change(model)
-    lanes = Lanes(cut_for_lanes(batch, splits["train"]), batch, settings.model_config.segment, seed)
-    with Progress(f"{row}, seed {seed}", steps, "step") as bar:
-        norms = []
+    lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
+    norms = []
+    with Progress(f"{row}, seed {seed}", training.steps, "step") as bar:
         for norm in gradient_norms(model, settings, lanes):
             norms.append(norm)
             bar.update()
-    score = evaluate(model, splits["test"], tokenizer, batch).bits_per_byte if len(norms) == steps else None
+    finite = len(norms) == training.steps
+    score = evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte if finite else None
     later = norms[len(norms) // 2 :] or [math.inf]
     found = {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
     return found | {"seconds": round(time.monotonic() - began, 1)}
@@ -242,8 +235,8 @@ def trained(row: str, seed: int) -> dict:
 
 def said(run: dict) -> str:
     """What came out of a run."""
-    score = "diverged" if run["bits_per_byte"] is None else f"{run['bits_per_byte']:.3f} bits per byte"
-    return f"{score}, {run['seconds']:.0f} s"
+    bits = run["bits_per_byte"]
+    return f"{'diverged' if bits is None else f'{bits:.3f} bits per byte'}, {run['seconds']:.0f} s"
 
 
 def result(record: dict, name: str) -> str:
@@ -263,8 +256,8 @@ def page(record: dict) -> str:
     when = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
     the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds. The methods
     are in their chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
-    parts = ["# What the papers tried and left", wrapped(ABOUT), "```bash\npython -m accelerated.lab.ablations\n```"]
-    parts.append(wrapped(when))
+    command = "```bash\npython -m accelerated.lab.ablations\n```"
+    parts = ["# What the papers tried and left", wrapped(ABOUT), command, wrapped(when)]
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         title = name.capitalize().replace("-", " ")
         parts += [f"## {title}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]

@@ -61,16 +61,15 @@ def parsed(parser: OptionParser, argv: list[str], rows: Sequence[str]) -> argpar
 
 def read_record(path: Path, settings: dict) -> dict:
     """The record of earlier runs, or an empty one; raises InputError if they were trained otherwise."""
-    if not path.exists():
-        return {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
+    record = {"settings": settings, "machine": machine(), "torch": torch.__version__, "runs": {}}
     try:
-        record = json.loads(path.read_text())
-        earlier = record["settings"]
+        record = json.loads(path.read_text()) if path.exists() else record
+        if record["settings"] == settings:
+            return record
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    if earlier != settings:
-        raise InputError(f"{path} has runs of other settings, {earlier} and not {settings}; {ADVICE}, or the same options")
-    return record
+    others = record["settings"]
+    raise InputError(f"{path} has runs of other settings, {others} and not {settings}; {ADVICE}, or the same options")
 
 
 def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[str], folder: Path) -> None:
@@ -90,11 +89,10 @@ def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[s
         with written_whole(paths["json"], ADVICE) as path:
             path.write_text(json.dumps(record) + "\n")
         Progress.say(f"{row}, seed {seed}: {experiment.said(run)}")
-    if record["runs"]:
-        if experiment.draw is not None:
-            experiment.draw(record, paths["svg"])
-        with written_whole(paths["md"], ADVICE) as path:
-            path.write_text(experiment.page(record))
+    if experiment.draw:
+        experiment.draw(record, paths["svg"])
+    with written_whole(paths["md"], ADVICE) as path:
+        path.write_text(experiment.page(record))
 
 
 def conduct(experiment: Experiment, options: argparse.Namespace) -> None:

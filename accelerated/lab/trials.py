@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,6 @@ from accelerated.training.log import read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
-SAVED_ONCE = ["--keep", "1", "--sample", "0"]  # a trial needs its last checkpoint alone
 SEEDS = (0, 1, 2)
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 ADVICE = "give another --runs"
@@ -47,7 +46,7 @@ class Trial(NamedTuple):
     def words(self) -> list[str]:
         """All options as train.py gets them, without --out."""
         options = (word for name, values in settled(self.options).items() for word in (name, *values))
-        return [*options, "--seed", str(self.seed), *SAVED_ONCE]
+        return [*options, "--seed", str(self.seed), "--keep", "1", "--sample", "0"]  # its last checkpoint is enough
 
 
 class Workshop:
@@ -73,21 +72,22 @@ class Workshop:
         folder, began = self.folder(trial), time.monotonic()
         start = ["--resume", str(folder)] if checkpoint_path(folder).exists() else [*trial.words, "--out", str(folder)]
         code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *start])
+        diverged = code == 2 and last.endswith(DIVERGED)
         if self.stopping:
             return f"{trial.name}: stopped"
-        diverged = code == 2 and last.endswith(DIVERGED)
         if code and not diverged:
             raise InputError(f"{shlex.join(['train.py', *start])} ended with code {code}: {last}")
         with disk_errors(folder, ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / "output.txt").write_text(output)
             if diverged:
                 with open(folder / METRICS, "a") as file:
                     file.write(json.dumps({"step": 0, "final": True, "diverged": last}) + "\n")
-            (folder / "output.txt").write_text(output)
-        if not ended(read_metrics(folder)):
+        records = read_metrics(folder)
+        if not ended(records):
             raise InputError(f"{folder} was stopped before its end; give the same command again to continue it")
-        bits, spent = validation(read_metrics(folder)), time.monotonic() - began
-        return f"{trial.name} {trial.options} --seed {trial.seed}: {bits:.4f} bits per byte, {spent:.0f} s"
+        spent = time.monotonic() - began
+        return f"{trial.name} {trial.options} --seed {trial.seed}: {validation(records):.4f} bits per byte, {spent:.0f} s"
 
     def diverged(self, trial: Trial) -> bool:
         """Whether a trial's loss became NaN or infinite; it has nothing to evaluate."""
@@ -139,13 +139,9 @@ class Workshop:
         The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time.
         """
         with ThreadPoolExecutor(self.jobs) as pool:
-            waiting, done = {pool.submit(*call) for call in calls}, 0
             try:
-                while waiting:
-                    finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    for future in finished:
-                        done += 1
-                        self.say(f"[{done}/{len(calls)}] {future.result()}")
+                for done, future in enumerate(as_completed(pool.submit(*call) for call in calls), start=1):
+                    self.say(f"[{done}/{len(calls)}] {future.result()}")
             except BaseException:
                 self.stopping = True
                 for child in tuple(self.children):

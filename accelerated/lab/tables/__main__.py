@@ -21,13 +21,8 @@ from accelerated.training.options import OptionParser
 def parse_options(argv: list[str]) -> argparse.Namespace:
     """The options of a command line."""
     lines = "\n".join(f"    {name:<29}  {table.title}" for name, table in TABLES.items())
-    parser = OptionParser(
-        prog="python -m accelerated.lab.tables",
-        usage="python -m accelerated.lab.tables NAME [options]",
-        allow_abbrev=False,
-        description=f"{__doc__}\nNAME is one of\n\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = OptionParser(prog="python -m accelerated.lab.tables", usage="%(prog)s NAME [options]", allow_abbrev=False)
+    parser.description, parser.formatter_class = f"{__doc__}\nNAME is one of\n\n{lines}", argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", metavar="NAME", help="what to measure")
     pages, runs, cores = Path("docs/results"), Path("runs/experiments"), os.cpu_count() or 1
     parser.add_argument("--out", type=Path, default=pages, metavar="FOLDER", help=f"for pages (default {pages})")

@@ -74,10 +74,11 @@ def best(tuning: dict[str, float]) -> str:
 
 def record_of_row(table: Table, name: str, tuning: dict[str, float], trials: list[Trial], workshop: Workshop) -> dict:
     """How a row was tuned, and its measures for every seed; None stands for a run that diverged."""
-    row, measured = table.rows[name], {}
-    for m in table.measures:
-        answers = [None if workshop.diverged(trial) else workshop.answer(trial, m.words(row)) for trial in trials]
-        measured[m.title] = [None if answer is None else m.pick(answer) for answer in answers]
+    row = table.rows[name]
+    measured = {
+        m.title: [None if workshop.diverged(trial) else m.pick(workshop.answer(trial, m.words(row))) for trial in trials]
+        for m in table.measures
+    }
     found = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
     record = {"name": name, "paper": row.paper, "options": row.options, "choice": best(tuning), "tuning": found}
     return record | {"parameters": count_parameters(settings_of(trials[0])), "measured": measured}

@@ -12,21 +12,14 @@ from typing import Any, NamedTuple
 
 from accelerated.lab.trials import LOG, LOG_NUMBERS, join
 
-PAPERS = ("block_recurrent", "compressive", "memformer", "pretrained_recurrence", "recall")
 SHARED = {  # keys that all files have
     # What rows read and how long they train. Bytes and small windows: docs/results/text.md shows what context is worth there
     "small": "--data stdlib --width 64 --heads 4 --feed-forward 256 --steps 400 --warmup 40",
     "carried": "test, bits per byte | score --split test | bits_per_byte",
     "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
     "measures": "${carried}\n${cleared}",
-    "orderings": "",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
-    "first": "",
     "tuned_by": "validation | its last validation",
-    "timed": "yes",
-    "prepare": "",
-    "notes": "",
-    "picture": "",
 }
 
 
@@ -121,26 +114,25 @@ def panel(line: str) -> Panel:
 
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
-    rows = ((name, Row(*others)) for name, *others in map(cells, lines_of(section["rows"])))
-    orderings = (part.strip() for line in lines_of(section["orderings"]) for part in line.split(";"))
+    orderings = ";".join(lines_of(section.get("orderings", "")))
     return Table(
-        **{key: " ".join(section[key].split()) for key in ("title", "about", "options", "first", "prepare", "notes")},
-        rows=dict(rows),
+        **{key: " ".join(section.get(key, "").split()) for key in ("title", "about", "options", "first", "prepare", "notes")},
+        rows={name: Row(*others) for name, *others in map(cells, lines_of(section["rows"]))},
         measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
-        orderings=list(orderings),
+        orderings=[part.strip() for part in orderings.split(";") if part],
         grid=lines_of(section["grid"]) or [""],
         tuned_by=cells(section["tuned_by"]),
-        timed=section.getboolean("timed"),
-        picture=[panel(line) for line in section["picture"].splitlines() if line],
+        timed=section.getboolean("timed", True),
+        picture=[panel(line) for line in section.get("picture", "").splitlines() if line],
     )
 
 
 def read_tables() -> dict[str, Table]:
     """{name: table} of all papers."""
     tables = {}
-    for paper in PAPERS:
+    for path in sorted(Path(__file__).parent.glob("*.ini")):
         parser = ConfigParser(SHARED, delimiters=("=",), comment_prefixes=("#",), interpolation=ExtendedInterpolation())
-        parser.read_string(Path(__file__).with_name(f"{paper}.ini").read_text())
+        parser.read_string(path.read_text())
         tables |= {name: table_of(parser[name]) for name in parser.sections()}
     return tables
 
