@@ -66,7 +66,7 @@ class DataConfig:
 
     def __post_init__(self):
         check_choice("documents", self.documents, ("files", "folders"))
-        if os.path.isdir(self.tokenizer):  # whose vocab.json stands for it
+        if self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer):  # its vocab.json stands for it
             object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
         for name, least in (("training_documents", 1), ("validation_tokens", 2), ("train_bpe", 257), ("train_words", 3)):
             if getattr(self, name) and getattr(self, name) < least:
@@ -141,9 +141,10 @@ def check_data(config: DataConfig) -> None:
         near = difflib.get_close_matches(data, CORPORA, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
-    if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
+    by_datasets = is_opened_by_datasets(data)
+    if by_datasets and importlib.util.find_spec("datasets") is None:
         raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    if named and config.tokenizer == MU_LAW:
+    if (named or by_datasets) and config.tokenizer == MU_LAW:
         raise InputError(
             f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text; give a {RECORDING} or a folder of them"
         )

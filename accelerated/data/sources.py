@@ -151,9 +151,10 @@ def source_of_path(data: DataConfig) -> Source:
     and test/ of a folder are its splits. documents "folders" makes each subfolder one document.
     """
     path, of_text, by_folder = Path(data.data), data.tokenizer != MU_LAW, data.documents == "folders"
-    if of_text and path.suffix.lower() in (RECORDING, ".wav"):
+    suffix = path.suffix.lower() if path.is_file() else ""
+    if suffix in (RECORDING, ".wav") if of_text else suffix not in (RECORDING, ""):
         raise InputError(
-            f"--data {data.data} is a recording; give --tokenizer {MU_LAW}, which reads {RECORDING} "
+            f"--data {data.data}: {RECORDING} is for --tokenizer {MU_LAW}, and that reads nothing else "
             "(python -m accelerated.lab.systems.speech makes it of .wav)"
         )
     files = [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))

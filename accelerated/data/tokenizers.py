@@ -130,15 +130,15 @@ class PackagedTokenizer(SpelledTokenizer):
     file = PACKAGED
 
     def __init__(self, name: str, content: bytes):
-        package, described = tokenizers_package("a tokenizer.json"), json.loads(content)
+        package = tokenizers_package("a tokenizer.json")
         try:
-            self.model = package.Tokenizer.from_str(content.decode())
+            self.model, described = package.Tokenizer.from_str(content.decode()), json.loads(content)
         except Exception:  # the package raises no other type
             raise ValueError("the package tokenizers cannot open it") from None
         self.model.encode_special_tokens = True
         self.model.no_padding()
         self.model.no_truncation()
-        symbols = byte_of_symbol() if "'ByteLevel'" in str((described["pre_tokenizer"], described["decoder"])) else {}
+        symbols = byte_of_symbol() if "'ByteLevel'" in str((described.get("pre_tokenizer"), described.get("decoder"))) else {}
         with_blanks = described["model"].get("type") in ("WordPiece", "WordLevel")
         tokens = {number: token for token, number in self.model.get_vocab().items()}
         spellings = [spelling_of(tokens.get(number, ""), symbols, with_blanks) for number in range(1 + max(tokens))]

@@ -9,7 +9,7 @@ from documents import content
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.config import DataConfig
+from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import Text, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
@@ -224,9 +224,16 @@ def test_one_recording_is_split_by_position(tmp_path):
 
 
 def test_recordings_and_text_are_not_mixed_up(recordings, tmp_path):
-    for name in ("a.ulaw", "a.wav"):
-        with pytest.raises(InputError, match=r"is a recording; give --tokenizer mu-law, which reads .ulaw .* makes it of .wav"):
-            source(recordings / "train" / name)
+    (recordings / "train/a.wav").write_bytes(b"RIFF")
+    for name, tokenizer in (("a.ulaw", "bytes"), ("a.wav", "bytes"), ("a.wav", "mu-law"), ("a.txt", "mu-law")):
+        with pytest.raises(
+            InputError, match=r"\.ulaw is for --tokenizer mu-law, and that reads nothing else .* makes it of .wav"
+        ):
+            source(recordings / "train" / name, tokenizer=tokenizer)
+    (recordings / "train/a.jsonl").write_text("{}")
+    for data in ("stdlib", str(recordings / "train/a.jsonl")):
+        with pytest.raises(InputError, match=r"mu-law reads recordings, and --data .* is text; give a .ulaw or a folder of them"):
+            check_data(DataConfig(data, tokenizer="mu-law"))
     with pytest.raises(InputError, match=r"no file in this folder .*; --tokenizer mu-law reads recordings"):
         source(recordings / "test")
     (tmp_path / "empty").mkdir()

@@ -320,6 +320,11 @@ def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in described["merges"]) + "\n")
     data = DataConfig(tokenizer=str(tmp_path))
     assert data.tokenizer == str(tmp_path / "vocab.json") and data.tokenizer_file == "tokenizer.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path.parent)
+        assert DataConfig(tokenizer=tmp_path.name).tokenizer == f"{tmp_path.name}/vocab.json"
+        patch.setitem(ENCODINGS, tmp_path.name, 9)
+        assert DataConfig(tokenizer=tmp_path.name).tokenizer == tmp_path.name, "it may be named as an encoding"
     opened = open_tokenizer(data.tokenizer)
     assert opened.encode(TEXT).tolist() == model_of("bytes").encode(TEXT).tolist()
     (tmp_path / "run").mkdir()
