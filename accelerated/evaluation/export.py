@@ -1,9 +1,8 @@
-"""The report `export` of eval.py: a run as a folder that other programs read, and that --init takes back.
+"""eval.py export: a run as a folder that other programs read, and that --init takes back.
 
-model.safetensors has the parameters by the reference's names, config.json the settings, tokenizer.tiktoken the ranks of a BPE of
-the run's own or tokenizer.model a sentencepiece model, tokenizer.json the BPE for the package tokenizers if that learned it,
-gpt2/ the GPT-2 part of a pretrained_recurrence model as the package transformers loads it, README.md the model card. config.json
-is written last: a folder without it is not whole.
+model.safetensors has the parameters by the reference's names, config.json the settings. A tokenizer of the run's own has a file
+of its own; one that was learned is also in tokenizer.json, for the package tokenizers. gpt2/ has the GPT-2 part of a model, as
+the package transformers loads it. README.md is the model card. config.json is written last: a folder without it is not whole.
 """
 
 import argparse
@@ -12,23 +11,29 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import PIECES, VOCABULARY
 from accelerated.data.tokenizers import BpeTokenizer, merges_of, symbols_of, tokenizers_package
 from accelerated.evaluation.score import TrainedRun
+from accelerated.models import presets_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, write_settings
 from accelerated.training.gpt2_weights import described_gpt2, of_ours, safetensors_package
 from accelerated.training.log import draw_curves, read_metrics, title_of
 from accelerated.training.options import options_of
-from accelerated.training.settings import GPT2_MODEL, settings_contents
+from accelerated.training.settings import settings_contents
 
 ADVICE = "give another FOLDER"
+MEASURED = {  # in a record of the log: the row of the model card
+    "validation_bits_per_byte": "| validation, bits per byte | {:.4f} |",
+    "validation_loss": "| validation, nats per token | {:.4f} |",
+    "cleared_bits_per_byte": "| the same, memory cleared at each segment | {:.4f} bits per byte |",
+    "validation_tokens": "| tokens that were validated | {:,} |",
+}
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Write the folder; the record has its path and files. Raises InputError if something stands there."""
-    folder = Path(options.folder)
+    folder, parameters = Path(options.folder), run.model.state_dict()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
     safetensors_package()
@@ -36,18 +41,19 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         tokenizers_package()
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
-    parameters = run.model.state_dict()
     write_tensors(folder / WEIGHTS, parameters)
     write_tokenizer(folder, run)
-    if run.settings.model == GPT2_MODEL:
+    if has_gpt2(run):
         write_gpt2(folder / "gpt2", run)
-    curves = write_curves(folder, run)
+    drawn = write_curves(folder / "curves.png", run)
     with written_whole(folder / "README.md", ADVICE) as path:
-        path.write_text(model_card(run, curves))
-    write_settings(folder, config_of(run, file_checksum(folder / WEIGHTS)), ADVICE)
+        path.write_text(model_card(run, drawn))
+    about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint}
+    about |= {"sha256": file_checksum(folder / WEIGHTS)}  # --init checks it
+    write_settings(folder, about | settings_contents(run.settings), ADVICE)
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     size = sum(value.numel() for value in parameters.values())
-    lines = [f"{run.settings.model}, {size:,} parameters, step {run.checkpoint['step']:,}, in {folder}: {', '.join(files)}"]
+    lines = [f"{run.settings.model}, {size:,} parameters, step {about['step']:,}, in {folder}: {', '.join(files)}"]
     lines.append(f"train on from there with: python train.py --init {shlex.quote(str(folder))}")
     return {"folder": str(folder), "files": files, "parameters": size}, lines
 
@@ -60,17 +66,10 @@ def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, {"format": "pt"})
 
 
-def config_of(run: TrainedRun, checksum: str) -> dict:
-    """config.json: all settings, and what --init checks."""
-    about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint, "sha256": checksum}
-    return about | settings_contents(run.settings)
-
-
 def write_tokenizer(folder: Path, run: TrainedRun) -> None:
     """Write a tokenizer of the run's own, and what the package tokenizers reads if that package learned it."""
-    if not run.settings.data.tokenizer_file:
-        return
-    run.tokenizer.save(folder)
+    if run.settings.data.tokenizer_file:
+        run.tokenizer.save(folder)
     if run.settings.data.train_bpe:
         with written_whole(folder / "tokenizer.json", ADVICE) as path:
             tokenizer_json(run.tokenizer).save(str(path))
@@ -78,14 +77,18 @@ def write_tokenizer(folder: Path, run: TrainedRun) -> None:
 
 def tokenizer_json(tokenizer: BpeTokenizer) -> object:
     """The same BPE as a Tokenizer of the package tokenizers."""
-    tokenizers = tokenizers_package()
-    shown = symbols_of(tokenizer.spellings)
-    merges = [(shown[left], shown[right]) for left, right in merges_of(tokenizer.spellings)]
-    vocabulary = {shown[token]: rank for rank, token in enumerate(tokenizer.spellings)}
+    tokenizers, symbols = tokenizers_package(), symbols_of(tokenizer.spellings)
+    merges = [(symbols[left], symbols[right]) for left, right in merges_of(tokenizer.spellings)]
+    vocabulary = {symbols[token]: rank for rank, token in enumerate(tokenizer.spellings)}
     same = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
     same.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     same.decoder = tokenizers.decoders.ByteLevel()
     return same
+
+
+def has_gpt2(run: TrainedRun) -> bool:
+    """Whether a part of the run's model is a GPT-2."""
+    return getattr(presets_of(run.settings.model), "TAKES_GPT2", False)
 
 
 def write_gpt2(folder: Path, run: TrainedRun) -> None:
@@ -97,41 +100,26 @@ def write_gpt2(folder: Path, run: TrainedRun) -> None:
     write_settings(folder, described_gpt2(config), ADVICE)
 
 
-def write_curves(folder: Path, run: TrainedRun) -> bool:
+def write_curves(path: Path, run: TrainedRun) -> bool:
     """Draw the run's curves if it has a log and matplotlib is installed; returns whether they were drawn."""
     records = [record for record in read_metrics(run.path) if record["step"] <= run.checkpoint["step"]]
-    if not any("loss" in record for record in records):
-        return False
     try:
-        draw_curves(records, folder / "curves.png", title_of(run.settings))
+        if drawn := any("loss" in record for record in records):
+            draw_curves(records, path, title_of(run.settings))
     except InputError:
         return False
-    return True
+    return drawn
 
 
-def scores_of(run: TrainedRun) -> list[str]:
-    """Rows of the model card's table: the validations of this step."""
-    records = [record for record in read_metrics(run.path) if record["step"] == run.checkpoint["step"]]
-    rows = {}
-    for record in (record for record in records if "validation_bits_per_byte" in record):
-        rows["validation, bits per byte"] = f"{record['validation_bits_per_byte']:.4f}"
-        rows["validation, nats per token"] = f"{record['validation_loss']:.4f}"
-        if "cleared_bits_per_byte" in record:
-            rows["the same, memory cleared at each segment"] = f"{record['cleared_bits_per_byte']:.4f} bits per byte"
-        if "validation_tokens" in record:
-            rows["tokens that were validated"] = f"{record['validation_tokens']:,}"
-    return [f"| {name} | {value} |" for name, value in rows.items()]
-
-
-def model_card(run: TrainedRun, curves: bool) -> str:
+def model_card(run: TrainedRun, drawn: bool) -> str:
     """README.md: what the model is, how it was trained, what it scored, how to use it."""
     settings, step = run.settings, run.checkpoint["step"]
-    size, own = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
-    kind = {PIECES: "a sentencepiece model", VOCABULARY: "a closed vocabulary of words"}.get(own, "a byte-level BPE")
-    tokens = counted(run.tokenizer.vocabulary, "token")
-    tokenizer = f"{kind} of its own, {tokens}, in `{own}`" if own else f"`{run.tokenizer.name}`, {tokens}"
-    scores = scores_of(run) or ["| none at this step | |"]
+    size, file = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
+    measured = {name: value for record in read_metrics(run.path) if record["step"] == step for name, value in record.items()}
+    scores = [row.format(measured[name]) for name, row in MEASURED.items() if name in measured] or ["| none at this step | |"]
+    curves = "\n![loss, learning rate and gradient norm by step](curves.png)\n" if drawn else ""
     gpt2 = "\n`gpt2/` is its GPT-2 part alone, without the recurrence: `GPT2LMHeadModel.from_pretrained` loads it.\n"
+    tokenizer = f"of its own, in `{file}`" if file else f"`{run.tokenizer.name}`"
     return f"""# {settings.model}: {Path(run.path).resolve().name}
 
 {run.model.describe()}; {size:,} parameters, after step {step:,} of {settings.training.steps:,}.
@@ -143,9 +131,9 @@ Trained on `{settings.data.data}` with
 | score | |
 | --- | --- |
 {chr(10).join(scores)}
-{chr(10) + "![loss, learning rate and gradient norm by step](curves.png)" + chr(10) if curves else ""}
+{curves}
 `{WEIGHTS}` holds the parameters by the names of `reference/{settings.model}.py`; matrices are (out, in).
-`{SETTINGS}` holds all settings. The tokenizer is {tokenizer}.
-{gpt2 if settings.model == GPT2_MODEL else ""}
+`{SETTINGS}` holds all settings. The tokenizer is {tokenizer}: {counted(run.tokenizer.vocabulary, "token")}.
+{gpt2 if has_gpt2(run) else ""}
 Train on from here with `python train.py --init FOLDER --data TEXT`.
 """

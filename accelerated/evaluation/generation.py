@@ -1,4 +1,4 @@
-"""Continues a text or a recording of any length token by token: for eval.py sample, train.py and the bench."""
+"""Continues a text of any length token by token: for eval.py sample, train.py and lab/speed."""
 
 import argparse
 import codecs
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
@@ -17,8 +16,8 @@ from accelerated.attention.heads import at_least_float32
 from accelerated.data.windows import Document, overlap_of
 from accelerated.evaluation.score import TrainedRun, evaluating
 from accelerated.program.errors import InputError, counted
+from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
-from accelerated.program.recordings import write_recording
 from accelerated.protocol import Stream, open_stream
 
 
@@ -82,9 +81,9 @@ def read_prompt(
     Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. With `show`,
     the progress of a prompt of more than a segment is shown.
 
-    new_window is for pretrained_recurrence (section 5.3): all windows go through `advance`, and a new window begins with the
-    prompt's last token, or its last o if windows overlap. The new window sees earlier text only through the inserted vectors;
-    in plain GPT-2 not at all.
+    new_window is for models that read windows (Adding Recurrence, section 5.3): all windows go through `advance`, and a new one
+    begins with the prompt's last token, or its last o if windows overlap. It sees earlier text only through the inserted
+    vectors; in plain GPT-2 not at all.
     """
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
@@ -128,9 +127,14 @@ def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
 
 
 def generate(
-    model: Module, logits: torch.Tensor, state: tuple, count: int, sampling: Sampling,
-    generator: torch.Generator | None = None, step: Callable | None = None,
-) -> Iterator[torch.Tensor]:  # fmt: skip
+    model: Module,
+    logits: torch.Tensor,
+    state: tuple,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    step: Callable | None = None,
+) -> Iterator[torch.Tensor]:
     """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None.
 
     Raises InputError if logits are NaN or infinite: nothing can be drawn from them.
@@ -138,10 +142,8 @@ def generate(
     step = step or step_of(model)
     for number in range(1, count + 1):
         if not torch.isfinite(logits).all():
-            raise InputError(
-                f"the model's prediction of token {number:,} of the continuation is NaN or infinite; give another --checkpoint, "
-                f"or train again"
-            )
+            wrong = f"the model's prediction of token {number:,} of the continuation is NaN or infinite"
+            raise InputError(f"{wrong}; give another --checkpoint, or train again")
         token = draw(logits, sampling, generator)
         yield token
         if number < count:
@@ -150,9 +152,13 @@ def generate(
 
 @torch.no_grad()
 def continue_text(
-    model: Module, prompt: torch.Tensor, count: int, sampling: Sampling,
-    generator: torch.Generator | None = None, new_window: bool = False,
-) -> Iterator[torch.Tensor]:  # fmt: skip
+    model: Module,
+    prompt: torch.Tensor,
+    count: int,
+    sampling: Sampling,
+    generator: torch.Generator | None = None,
+    new_window: bool = False,
+) -> Iterator[torch.Tensor]:
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
@@ -190,42 +196,42 @@ def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
         raise
 
 
-def check_prompt(run: TrainedRun, options: argparse.Namespace) -> None:
-    """Raise InputError unless the prompt is of the kind that the run has learned, and --out is given for a recording alone."""
-    of_text = isinstance(options.prompt, bytes)
-    if run.tokenizer.spells_text and (options.out or not of_text):
-        raise InputError(f"{run.path} has learned text; leave --out out, and give text to continue")
-    if not run.tokenizer.spells_text and (of_text or not options.out):
-        raise InputError(f"{run.path} has learned recordings; give one to continue as --prompt-file FILE.wav, and --out FILE.wav")
+def prompt_of(run: TrainedRun, options: argparse.Namespace) -> bytes:
+    """What to continue; raises InputError if it is empty, or if the options do not fit together or the run."""
+    if options.temperature == 0 and (options.top_k or options.top_p):
+        raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
+    if options.prompt is not None and options.prompt_file is not None:
+        raise InputError("--prompt and --prompt-file are two prompts; give one of them")
+    if options.new_window and not hasattr(run.model.config, "overlap"):
+        raise InputError(f"--new-window is for models that read windows, this is {run.settings.model}; leave it out")
+    if run.tokenizer.spells_text and options.out:
+        raise InputError(f"{run.path} has learned text, which is printed; leave --out out")
+    if not run.tokenizer.spells_text and (not options.out or options.prompt_file is None):
+        raise InputError(f"{run.path} has learned mu-law bytes; give some as --prompt-file FILE.ulaw, and --out FILE.ulaw")
+    prompt = next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
+    if not prompt:
+        raise InputError("the prompt is empty; give at least one character or sample to continue")
+    return prompt
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Print the prompt and its continuation token by token; with --json return both instead. A recording is written to --out."""
-    check_prompt(run, options)
-    prompt, rate = (options.prompt, 0) if run.tokenizer.spells_text else options.prompt
-    device = next(run.model.parameters()).device
-    prompt = torch.tensor(run.tokenizer.encode(prompt).astype("int64"), device=device)
-    if not len(prompt):
+    """Print the prompt and its continuation token by token; with --json return both instead. Mu-law bytes go to --out."""
+    device, tokenizer = next(run.model.parameters()).device, run.tokenizer
+    prompt = tokenizer.encode(prompt_of(run, options)).astype("int64").tolist()
+    if not prompt:
         raise InputError("the prompt has no token for the run's tokenizer; give another --prompt or --prompt-file")
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
-    tokens = continue_text(run.model, prompt[None], options.tokens, sampling, generator, options.new_window)
-    if not run.tokenizer.spells_text:
-        return continue_recording(options.out, prompt.tolist(), tokens, rate, options.tokens)
+    given = torch.tensor([prompt], device=device)
+    tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)
+    if not tokenizer.spells_text:
+        samples = [*prompt, *map(int, tokens)]
+        with written_whole(options.out, "give another --out", new=True) as path:
+            path.write_bytes(tokenizer.decode(samples))
+        record = {"out": options.out, "prompt": len(prompt), "samples": len(samples)}
+        return record, [f"wrote {options.out}, {len(samples):,} samples; the continuation begins after {len(prompt):,}"]
     if options.json:
-        continuation = show_text(run.tokenizer, [int(token) for token in tokens])
-        return {"prompt": show_text(run.tokenizer, prompt.tolist()), "continuation": continuation}, []
-    print_text(run.tokenizer, prompt.tolist(), tokens)
+        continuation = show_text(tokenizer, [int(token) for token in tokens])
+        return {"prompt": show_text(tokenizer, prompt), "continuation": continuation}, []
+    print_text(tokenizer, prompt, tokens)
     return {}, []  # everything is already printed
-
-
-def continue_recording(path: str, prompt: list[int], tokens: Iterator, rate: int, count: int) -> tuple[dict, list[str]]:
-    """Write a recording and its continuation by `count` samples, at `rate` samples per second."""
-    samples = list(prompt)
-    with Progress("continuing the recording", count, "sample") as bar:
-        for token in tokens:
-            samples.append(int(token))
-            bar.update()
-    write_recording(path, np.array(samples, np.uint8), rate)
-    record = {"out": path, "rate": rate, "prompt": len(prompt), "samples": len(samples)}
-    return record, [f"wrote {path}, {len(samples) / rate:.2f} s; the continuation begins after {len(prompt) / rate:.2f} s"]

@@ -1,4 +1,8 @@
-"""The command line of eval.py: its reports and their options. It imports no torch, so a typo and --help are answered at once."""
+"""The command line of eval.py: its reports and their options. It imports no torch, so a typo and --help are answered at once.
+
+A new report is a line of HELP, a row of REPORTS, and a file with a function (run, options) -> (record, lines): plain values for
+--json, and the text to print.
+"""
 
 import argparse
 import difflib
@@ -9,15 +13,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.sources import RECORDING, read_errors
 from accelerated.data.windows import SPLITS
+from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, option_name
 from accelerated.program.files import check_writable
-from accelerated.program.recordings import read_recording
 from accelerated.training.log import check_figure
-from accelerated.training.options import OptionParser, add_data_dir, make_absolute
-from accelerated.training.settings import DEVICES, GPT2_MODEL
-from reference.pretrained_recurrence import POOLS
+from accelerated.training.options import OptionParser, add_data_dir, field_help, layer_numbers, make_absolute
+from accelerated.training.settings import DEVICES
+
+HELP = """Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
+RUN is a folder that train.py wrote.
+
+  python eval.py score RUN --split test                   bits per byte, perplexity and log-probability of a split
+  python eval.py sample RUN --prompt 'def ' --top-p 0.98  a continuation of a text
+  python eval.py positions RUN --plot positions.png       the loss by position in the document, with and without memory
+  python eval.py frequency RUN --plot frequency.png       the perplexity of words by how often training had them
+  python eval.py overlap RUN RUN --overlaps 0,5           a table of pretrained_recurrence runs by overlap of their windows
+  python eval.py range RUN --segments 8                   the loss by how many segments the memory has carried
+  python eval.py attention RUN --sequences 200            how much attention goes to each age of compressive memories
+  python eval.py compression RUN --sequences 200          the attention-reconstruction loss of each compressive layer
+  python eval.py topics RUN --contexts 1000               how near the topics of continuations are to those of contexts
+  python eval.py dynamic RUN --learning-rate 2e-4         the score when training continues on the text that is scored
+  python eval.py export RUN FOLDER                        a run as files, for other programs and for --init
+  python eval.py view RUN --out page.html                 a page that shows token by token what the memory changed
+  python eval.py curves RUN RUN --plot curves.png         the losses of runs, finished or not, in one plot
+
+python eval.py RUN means python eval.py score RUN. Each report has its own options: python eval.py positions --help"""
+EXAMPLES = {line.split()[2]: line.strip().split("  ", 1) for line in HELP.splitlines() if line.startswith("  python")}
 
 
 def number(kind: type, fits: Callable, expected: str) -> Callable:
@@ -37,14 +59,6 @@ def at_least(least: int) -> Callable:
     return number(int, lambda value: value >= least, f"at least {least}")
 
 
-def overlaps(text: str) -> tuple[int, ...] | None:
-    """'0,5,10' -> (0, 5, 10), each once; 'own' -> None."""
-    try:
-        return None if text == "own" else tuple(dict.fromkeys(int(number) for number in text.split(",")))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; give numbers separated by commas, like 0,5,10, or own") from None
-
-
 def state_fields(text: str) -> tuple[str, ...]:
     """'states,keys' -> ('states', 'keys'); the model decides which names its state has."""
     if not all(name.isidentifier() for name in text.split(",")):
@@ -52,242 +66,154 @@ def state_fields(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def prompt_in_file(path: str) -> bytes | tuple[bytes, int]:
-    """The bytes of the file that --prompt-file names; of a recording (its mu-law values, samples per second)."""
-    with read_errors(f"--prompt-file {path}"):
-        return read_recording(path) if path.lower().endswith(RECORDING) else Path(path).read_bytes()
+def file_contents(path: str) -> bytes:
+    """The bytes of the file at path."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read --prompt-file {path}: {error.strerror}; give another file") from None
 
 
-def add_sampling(parser: OptionParser) -> None:
-    """Add the options of sample."""
-    parser.add_argument("--tokens", type=at_least(1), default=200, metavar="N", help="how many tokens to add (default 200)")
-    prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt", type=os.fsencode, metavar="TEXT", default=b"\n", help="text to continue (default a newline)")
-    text = "file with the text to continue, of any length; for a run that reads recordings a .wav"
-    file = {"type": prompt_in_file, "metavar": "FILE", "help": text}
-    prompts.add_argument("--prompt-file", dest="prompt", default=argparse.SUPPRESS, **file)
-    fits = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
-    text = "below 1 favours probable tokens; 0 takes the most probable (default 0.8)"
-    parser.add_argument("--temperature", type=fits, default=0.8, help=text)
-    parser.add_argument("--top-k", type=at_least(1), metavar="K", help="sample from the K most probable tokens (default all)")
-    fits = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
-    text = "sample from the fewest tokens with total probability P; the Compressive Transformer paper uses 0.98 (default 1: all)"
-    parser.add_argument("--top-p", type=fits, metavar="P", help=text)
-    fits = number(int, lambda seed: 0 <= seed < 2**63, "at least 0 and below 2^63")
-    parser.add_argument("--seed", type=fits, default=0, help="seed of the random numbers (default 0)")
-    text = (
-        "continue in a new window that begins with the prompt's last token and sees the rest only through the inserted vectors "
-        "(pretrained_recurrence, section 5.3; the paper uses --temperature 0)"
-    )
-    parser.add_argument("--new-window", action="store_true", default=None, help=text)
-    text = "the .wav to write, prompt and continuation, for a run that reads recordings; nothing is overwritten"
-    parser.add_argument("--out", metavar="FILE", help=text)
+TEMPERATURE = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
+PROBABILITY = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
+RATE = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
+SEED = number(int, lambda seed: 0 <= seed < 1 << 32, "at least 0 and below 2^32")
 
 
-def add_overlaps(parser: OptionParser) -> None:
-    """Add the options of overlap."""
-    text = "how many tokens a window shares with the previous one: numbers below the window (default own: each run's)"
-    parser.add_argument("--overlaps", type=overlaps, metavar="O,...", help=text)
+def option(name: str, text: str, kind: Callable | None = None, metavar: str | None = None, **others: object) -> tuple:
+    """An option: its name, and what add_argument takes."""
+    return name, {"help": text} | ({"type": kind, "metavar": metavar} if kind else {}) | others
 
 
-def add_range(parser: OptionParser) -> None:
-    """Add the options of range."""
-    parser.add_argument("--segments", type=at_least(2), metavar="K", required=True, help="clear it every K segments (required)")
-
-
-def add_sequences(parser: OptionParser) -> None:
-    """Add the options of attention and compression."""
-    text = "segments to average over (default 1000)"
-    parser.add_argument("--sequences", type=at_least(2), default=1000, metavar="N", help=text)
-
-
-def add_contexts(parser: OptionParser) -> None:
-    """Add the options of topics."""
-    text = "how many contexts of a window to continue (default 1000; the paper 8000)"
-    parser.add_argument("--contexts", type=at_least(2), default=1000, metavar="N", help=text)
-    text = "how many tokens to continue each by (default 30, the paper's)"
-    parser.add_argument("--tokens", type=at_least(1), default=30, metavar="N", help=text)
-    text = "seed of the contexts and the topic model (default 0): runs with the same one are compared on the same"
-    seed = number(int, lambda seed: 0 <= seed < 1 << 32, "at least 0 and below 2^32")  # as scikit-learn takes it
-    parser.add_argument("--seed", type=seed, default=0, help=text)
-
-
-def add_learning_rate(parser: OptionParser) -> None:
-    """Add the options of dynamic."""
-    rate = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
-    text = "constant learning rate of the run's optimiser (required); try a tenth of the run's own first"
-    parser.add_argument("--learning-rate", type=rate, metavar="RATE", required=True, help=text)
-
-
-def add_folder(parser: OptionParser) -> None:
-    """Add the argument of export."""
-    parser.add_argument("folder", metavar="FOLDER", help="where to write it; a folder that does not exist yet, or is empty")
-
-
-def add_page(parser: OptionParser) -> None:
-    """Add the options of view."""
-    parser.add_argument("--out", metavar="FILE", required=True, help="the page to write; nothing is overwritten (required)")
-    parser.add_argument("--document", type=at_least(1), metavar="N", help="which document of the split (default the longest)")
-    parser.add_argument("--from", dest="first", type=at_least(1), default=1, metavar="S", help="the first segment to show")
-    text = "how many segments to show (default those of about 16,384 tokens)"
-    parser.add_argument("--segments", type=at_least(1), metavar="K", help=text)
-
-
-def add_axis(parser: OptionParser) -> None:
-    """Add the options of curves."""
-    text = "what the curves are drawn against (default steps)"
-    parser.add_argument("--against", choices=("steps", "tokens"), default="steps", help=text)
-
-
-def check_new(path: str) -> None:
-    """Raise InputError unless a new file can be written to path."""
-    path = Path(path)
-    if os.path.lexists(path):
-        raise InputError(f"--out {path} exists, and nothing is overwritten; give another --out")
-    check_writable(path, "give another --out")
+OPENING = (  # of reports that open the runs
+    option("--checkpoint", "checkpoint: last, best or step-N (default last)", str, "NAME", default="last"),
+    option("--device", "auto takes a GPU if there is one (default auto)", choices=DEVICES, default="auto"),
+)
+JOINED = "carry memory from document to document, as in one text (default as trained)"
+READING = (  # of reports that read documents
+    option("--data", "what to read, as for train.py's --data (default: what the run was trained on)", str, "DATA"),
+    option("--split", "which split of it (default valid; of overlap valid and test)", choices=SPLITS),
+    option("--recall-distance", "of --data recall: tokens before the first question (default as trained)", at_least(0), "N"),
+    option("--recall-pairs", "of --data recall: facts (default as trained)", at_least(1), "N"),
+    option("--carry-over-documents", JOINED, action=argparse.BooleanOptionalAction),
+    option("--batch", "lanes, documents read at a time (default the run's)", at_least(1), "B"),
+)
+PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
+CLEARED = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
+CLEAR = option("--clear-memory", CLEARED, state_fields, "FIELD,...", nargs="?", const=True, default=False)
+NEW = "continue in a new window, which knows the prompt by its last token and the inserted vectors (pretrained_recurrence, 5.3)"
+SAMPLING = (
+    option("--tokens", "how many tokens to add (default 200)", at_least(1), "N", default=200),
+    option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),
+    option("--prompt-file", "file to continue, of any length: a text, or mu-law bytes (.ulaw)", file_contents, "FILE"),
+    option("--temperature", "below 1 favours probable tokens; 0 takes the most probable (default 0.8)", TEMPERATURE, default=0.8),
+    option("--top-k", "sample from the K most probable tokens (default all)", at_least(1), "K"),
+    option("--top-p", "sample from the fewest tokens with total probability P (default 1: all)", PROBABILITY, "P"),
+    option("--seed", "seed of the random numbers (default 0)", SEED, "N", default=0),
+    option("--new-window", NEW, action="store_true"),
+    option("--out", "the .ulaw to write, prompt and continuation, for a run that reads mu-law bytes", str, "FILE"),
+)
+SEQUENCES = option("--sequences", "segments to average over (default 1000)", at_least(2), "N", default=1000)
+TOPICS = (
+    option("--contexts", "contexts of a window to continue (default 1000; the paper 8000)", at_least(2), "N", default=1000),
+    option("--tokens", "how many tokens to continue each by (default 30, the paper's)", at_least(1), "N", default=30),
+    option("--seed", "seed of the contexts and the topic model (default 0)", SEED, "N", default=0),
+)
+PAGE = (
+    option("--out", "the page to write; nothing is overwritten (required)", str, "FILE", required=True),
+    option("--document", "which document of the split (default the longest)", at_least(1), "N"),
+    option("--from", "the first segment to show", at_least(1), "S", dest="first", default=1),
+    option("--segments", "how many segments to show (default those of about 16,384 tokens)", at_least(1), "K"),
+)
+OVERLAPS = option("--overlaps", "tokens that a window shares with the previous one (default each run's)", layer_numbers, "O,...")
+SEGMENTS = option("--segments", "clear it every K segments (required)", at_least(2), "K", required=True)
+CONSTANT = option("--learning-rate", "constant (required); first try a tenth of the run's own", RATE, "RATE", required=True)
+FOLDER = option("folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER")
+AGAINST = option("--against", "the horizontal axis (default steps)", choices=("steps", "tokens"), default="steps")
 
 
 class Report(NamedTuple):
-    """A subcommand of eval.py; eval.py's FUNCTIONS compute it."""
+    """A subcommand of eval.py."""
 
-    help: str  # one line
-    example: str  # example arguments
-    add_options: Callable = lambda parser: None
+    function: str  # module and name, below accelerated
+    options: tuple = ()  # of its own
     model: str | None = None  # the only model that has this report
     splits: tuple[str, ...] = ("valid",)  # read if --split is not given
-    clears: bool = False  # whether it takes --clear-memory
-    plots: bool = False  # whether it takes --plot
-    several: bool = False  # whether it makes one table of several runs
+    several: bool = False  # whether it takes a list of runs
+    opens: bool = True  # whether it takes opened runs; otherwise their paths
     exact: bool = False  # whether bfloat16 is off, because small differences matter
     sizes: bool = True  # whether it can evaluate with other sizes than those of training
     text: bool = False  # whether it is about text, not recordings
-    opens: bool = True  # whether it needs the runs' models, not their logs alone
+    config: str = ""  # of a function (config, sizes, options) -> config to evaluate with
 
 
+GPT2, COMPRESSIVE = {"model": "pretrained_recurrence"}, {"model": "compressive", "exact": True}
+SEVERAL = {"several": True, "splits": ("valid", "test"), "config": "evaluation.overlap.first_config"}
 REPORTS = {
-    "score": Report("bits per byte, perplexity and log-probability of a split", "RUN --split test", clears=True),
-    "sample": Report("a continuation of a text, or of a recording", "RUN --prompt 'def ' --top-p 0.98", add_sampling, splits=()),
-    "positions": Report(
-        "the loss by the position in the document, with the memory and with it cleared", "RUN --plot positions.png", plots=True
-    ),
-    "frequency": Report(
-        "the perplexity of words by how often they occur in the training split", "RUN --plot frequency.png", plots=True,
-        text=True,
-    ),
-    "overlap": Report(
-        "a table of pretrained_recurrence runs at several overlaps of their windows", "RUN RUN --overlaps 0,5", add_overlaps,
-        model=GPT2_MODEL, splits=("valid", "test"), clears=True, several=True,
-    ),
-    "range": Report("the loss by how many segments the memory has carried", "RUN --segments 8", add_range),
-    "attention": Report(
-        "how much attention goes to each age of a compressive model's memories", "RUN --sequences 200", add_sequences,
-        model="compressive", exact=True,
-    ),
+    "score": Report("evaluation.score.report", (CLEAR,)),
+    "sample": Report("evaluation.generation.report", SAMPLING, splits=()),
+    "positions": Report("evaluation.positions.report", (PLOT,)),
+    "frequency": Report("lab.reports.frequency.report", (PLOT,), text=True),
+    "overlap": Report("evaluation.overlap.report", (OVERLAPS, CLEAR), **GPT2, **SEVERAL),
+    "range": Report("lab.reports.range.report", (SEGMENTS,)),
+    "attention": Report("lab.reports.memories.report_attention", (SEQUENCES,), **COMPRESSIVE),
     "compression": Report(
-        "the attention-reconstruction loss of each layer of a compressive model", "RUN --sequences 200", add_sequences,
-        model="compressive", exact=True,
+        "lab.reports.memories.report_compression", (SEQUENCES,), **COMPRESSIVE, config="lab.reports.memories.reconstructing"
     ),
-    "topics": Report(
-        "how near the topics of greedy continuations are to those of their contexts", "RUN --contexts 1000", add_contexts,
-        model=GPT2_MODEL, sizes=False, text=True,
-    ),
-    "dynamic": Report(
-        "the score when training continues on the text that is scored", "RUN --learning-rate 2e-4", add_learning_rate,
-        exact=True,  # bfloat16 would round small steps away
-    ),
-    "export": Report(
-        "a run as safetensors, settings, tokenizer and model card, for other programs and for --init", "RUN FOLDER", add_folder,
-        splits=(), exact=True, sizes=False,
-    ),
-    "view": Report(
-        "a page that shows token by token what the carried memory changed", "RUN --out page.html", add_page, sizes=False,
-        text=True,
-    ),
-    "curves": Report(
-        "the last and best losses of runs, finished or not, and their curves in one plot", "RUN RUN --plot curves.png", add_axis,
-        splits=(), plots=True, several=True, sizes=False, opens=False,
-    ),
-}  # fmt: skip
+    "topics": Report("lab.reports.topics.report", TOPICS, **GPT2, sizes=False, text=True),
+    "dynamic": Report("lab.reports.dynamic.report", (CONSTANT,), exact=True),  # bfloat16 would round small steps away
+    "export": Report("evaluation.export.report", (FOLDER,), splits=(), exact=True, sizes=False),
+    "view": Report("evaluation.view.report", PAGE, sizes=False, text=True),
+    "curves": Report("training.log.report_curves", (PLOT, AGAINST), splits=(), several=True, opens=False, sizes=False),
+}
 
 
-def overview() -> str:
-    """The text of eval.py --help."""
-    rows = [(f"python eval.py {name} {report.example}", report.help) for name, report in REPORTS.items()]
-    lines = "\n".join(f"  {example:<55} {text}" for example, text in rows)
-    return f"""Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
-RUN is a folder that train.py wrote.
+def models_by_size() -> dict[str, list[str]]:
+    """{size that can change after training: the models that have it}, as the models' presets say."""
+    models: dict[str, list[str]] = {}
+    for model in NAMES:
+        for size in getattr(presets_of(model), "EVALUATION_SIZES", ()):
+            models.setdefault(size, []).append(model)
+    return models
 
-{lines}
 
-python eval.py RUN means python eval.py score RUN. Each report has its own options: python eval.py positions --help"""
+def size_option(size: str, models: list[str]) -> tuple:
+    """The option that changes a size of these models; its help is that of the first one's config."""
+    config = presets_of(models[0]).Config
+    text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
+    return option(option_name(size), text, type(getattr(config, size)), "SIZE")
 
 
 def report_parser(name: str) -> OptionParser:
     """The parser of one report; it has only the options that the report uses."""
-    report = REPORTS[name]
-    folder = " FOLDER" if report.add_options is add_folder else ""
-    usage = f"python eval.py {name} RUN{' [RUN ...]' if report.several else ''}{folder} [options]"
-    about = {
-        "description": f"{'Write' if report.add_options in (add_folder, add_page) else 'Print'} {report.help}.",
-        "epilog": f"example: python eval.py {name} {report.example}",
-    }
+    report, (example, text) = REPORTS[name], EXAMPLES[name]
+    usage = f"{example.partition(' -')[0].replace('RUN RUN', 'RUN [RUN ...]')} [options]"
+    about = {"description": f"{text.strip().capitalize()}.", "epilog": f"example: {example}"}
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
-    report.add_options(parser)
-    if report.clears:
-        text = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
-        how = {"nargs": "?", "const": True, "default": False, "type": state_fields, "metavar": "FIELD,..."}
-        parser.add_argument("--clear-memory", **how, help=text)
-    if report.plots:
-        parser.add_argument("--plot", metavar="FILE", help="draw it too: .png, .pdf or .svg (needs the extra plot)")
+    groups = [report.options, READING if report.splits else (), OPENING if report.opens else ()]
+    sizes = models_by_size() if report.sizes else {}
+    groups.append([size_option(size, models) for size, models in sizes.items() if report.model in (None, *models)])
+    for word, how in (pair for group in groups for pair in group):
+        parser.add_argument(word, **how)
     if report.splits:
-        add_reading(parser, report.splits)
-    if report.sizes and report.model != GPT2_MODEL:
-        own = "rows of memory in each layer of a compressive model, or in a memorizing one; 0 for none (default the run's)"
-        compressed = "rows of compressed memory in each layer of a compressive model, 0 for none (default the run's)"
-        for size, text in (("memory", own), ("compressed_memory", compressed)):
-            parser.add_argument(option_name(size), type=int, metavar="ROWS", help=text)
-    if report.sizes and report.model != "compressive":
-        whose = "of a pretrained_recurrence model (default the run's)"
-        parser.add_argument("--segment", type=int, metavar="T", help=f"window length {whose}")
-        parser.add_argument("--pool", choices=POOLS, help=f"positions that are pooled in a window {whose}")
-    if report.opens:
-        text = "checkpoint: last, best or step-N (default last)"
-        parser.add_argument("--checkpoint", default="last", metavar="NAME", help=text)
-        parser.add_argument("--device", choices=DEVICES, default="auto", help="auto takes a GPU if there is one (default auto)")
+        add_data_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     return parser
 
 
-def add_reading(parser: OptionParser, splits: tuple[str, ...]) -> None:
-    """Add the options of a report that reads documents: which ones, and how."""
-    parser.add_argument("--data", help="what to read, as for train.py's --data (default: what the run was trained on)")
-    add_data_dir(parser)
-    parser.add_argument("--split", choices=SPLITS, help=f"which split of it (default {' and '.join(splits)})")
-    text = "of --data recall: tokens between the facts and the first question (default as trained)"
-    parser.add_argument("--recall-distance", type=at_least(0), metavar="N", help=text)
-    parser.add_argument("--recall-pairs", type=at_least(1), metavar="N", help="of --data recall: facts (default as trained)")
-    text = "carry memory from document to document; positions then count in all of a lane's text (default as trained)"
-    parser.add_argument("--carry-over-documents", action=argparse.BooleanOptionalAction, help=text)
-    parser.add_argument("--batch", type=at_least(1), metavar="B", help="lanes, documents read at a time (default the run's)")
-
-
 def refuse_options_of_other_reports(name: str, words: list[str]) -> None:
-    """Raise InputError for an option that only other reports have.
-
-    The report's parser would refuse it too; this message also names the reports that have it.
-    """
-    known = {report: report_parser(report)._option_string_actions for report in REPORTS}
-    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        takers = [report for report, options in known.items() if option in options]
+    """Raise InputError for an option that only other reports have; it names them."""
+    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
+        takers = [report for report in REPORTS if word in report_parser(report)._option_string_actions]
         if takers and name not in takers:
-            raise InputError(f"{option} is an option of eval.py {', '.join(takers)}, not of {name}; leave it out")
+            raise InputError(f"{word} is an option of eval.py {', '.join(takers)}, not of {name}; leave it out")
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     """Return (name of the report, its options) of a command line; raises InputError for what no run can do."""
     if argv[:1] in (["-h"], ["--help"]):
-        print(overview())
+        print(HELP)
         raise SystemExit
     named = bool(argv) and argv[0] in REPORTS
     name, rest = (argv[0], argv[1:]) if named else ("score", argv)
@@ -305,18 +231,13 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
         check_data(DataConfig(options.data))
     if getattr(options, "plot", None):
         check_figure(options.plot)
-    if name == "sample":
-        check_sampling(options)
-    if name == "view":
-        check_new(options.out)
+    if getattr(options, "out", None):
+        check_new(Path(options.out))
     return name, options
 
 
-def check_sampling(options: argparse.Namespace) -> None:
-    """Raise InputError for options of sample that do not fit together, and for an empty prompt."""
-    if options.temperature == 0 and (options.top_k or options.top_p):
-        raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
-    if not (options.prompt if isinstance(options.prompt, bytes) else options.prompt[0]):
-        raise InputError("the prompt is empty; give at least one character or sample to continue")
-    if options.out:
-        check_new(options.out)
+def check_new(path: Path) -> None:
+    """Raise InputError unless a new file can be written to path."""
+    if os.path.lexists(path):
+        raise InputError(f"--out {path} exists, and nothing is overwritten; give another --out")
+    check_writable(path, "give another --out")

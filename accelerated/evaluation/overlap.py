@@ -4,7 +4,6 @@ import argparse
 import collections
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ def differences(config: Config, trained: Config) -> tuple[str, ...]:
 
 
 def overlap_table(rows: list[Row]) -> list[str]:
-    """The table of rows, then means and ranges if several runs have the same config."""
+    """The table of rows."""
     columns = "".join(f"   {split + ' ppl/word':>15} {'bits/byte':>9} {'log p, nats':>13}" for split in rows[0].splits)
     lines = [f"{'model':<28} {'overlap':>7}{columns}   {'FLOPs/token':>11} {'counted':>9}   run"]
     for row in rows:
@@ -49,28 +48,7 @@ def overlap_table(rows: list[Row]) -> list[str]:
             line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
         notes = f" ({', '.join(row.notes)})" if row.notes else ""
         lines.append(f"{line}   {row.flops_per_token:11.2e} {row.counted_flops_per_token:9.2e}   {row.run}{notes}")
-    return lines + mean_lines(rows)
-
-
-def mean_lines(rows: list[Row]) -> list[str]:
-    """Mean (least .. most) over runs with the same config and notes; empty if no two runs do."""
-    groups, lines = collections.defaultdict(list), []
-    for row in rows:
-        groups[row.config, row.notes].append(row)
-    for (config, _), group in groups.items():
-        cells = []
-        for name, split in group[0].splits.items():
-            bits = mean_and_range([row.splits[name]["bits_per_byte"] for row in group], ".4f")
-            perplexity = mean_and_range([row.splits[name]["word_perplexity"] for row in group], ",.5g") if split["words"] else "-"
-            cells.append(f"{name} ppl/word {perplexity}, bits/byte {bits}")
-        if len(group) > 1:
-            lines.append(f"{model_name(config)}, overlap {config.overlap}, {len(group)} runs: {'; '.join(cells)}")
-    return ["mean (least .. most):", *lines] if lines else []
-
-
-def mean_and_range(values: list[float], form: str) -> str:
-    """The values as 'mean (least .. most)'."""
-    return f"{statistics.fmean(values):{form}} ({min(values):{form}} .. {max(values):{form}})"
+    return lines
 
 
 def paper_flops(config: Config) -> float:
@@ -107,8 +85,8 @@ def counted_flops_per_token(config: Config, documents: Iterable) -> float:
 
 
 def configs(config: Config, sizes: dict, options: argparse.Namespace) -> list[Config]:
-    """The config with the given sizes, once for each given overlap."""
-    return [changed(config, sizes | {"overlap": overlap}) for overlap in options.overlaps or [config.overlap]]
+    """The config with the given sizes, once for each given overlap, or for its own."""
+    return [changed(config, sizes | {"overlap": overlap}) for overlap in dict.fromkeys(options.overlaps or [config.overlap])]
 
 
 def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
@@ -116,12 +94,11 @@ def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Co
     return configs(config, sizes, options)[0]
 
 
-def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
+def rows_of(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
     """The Rows of a run, one for each given overlap."""
     rows = []
     for config in configs(run.model.config, {}, options):
-        run.model.config = config
-        splits = {}
+        run.model.config, splits = config, {}
         for split in run.splits:
             score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
             words = run.words(split)[0]
@@ -136,9 +113,9 @@ def report(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
     return rows
 
 
-def table(runs: list[TrainedRun], rows_of_runs: list[list[Row]]) -> tuple[dict, list[str]]:
+def report(runs: list[TrainedRun], options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The table of all runs at all overlaps."""
-    rows, data = list(itertools.chain(*rows_of_runs)), runs[0].data
+    rows, data = [row for run in runs for row in rows_of(run, options)], runs[0].data
     records = [row._asdict() | {"config": dataclasses.asdict(row.config)} for row in rows]
     counts = [f"{split} {count:,} ({how})" for split in runs[0].splits for count, how in [runs[0].words(split)]]
     title = f"{data}, words of the original text: {', '.join(counts)}"

@@ -34,20 +34,17 @@ def doubling_ranges(first: int, length: int) -> Iterator[tuple[int, int]]:
 
 def by_position(nats: list[np.ndarray], documents: Sequence, tokenizer: object, first: int) -> list[PositionRow]:
     """The loss by the predicted token's position in its document, from token_nats: a row for each of doubling_ranges."""
-    longest = int(lengths_of(documents).max(initial=0))
-    ranges = list(doubling_ranges(first, longest + 1 if longest else 0))
-    sums, counts = [0.0] * len(ranges), np.zeros((len(ranges), 3), np.int64)  # documents, tokens, bytes
-    for losses, document in zip(nats, documents, strict=True):
-        for index, (start, stop) in enumerate(ranges):
-            span = slice(max(start - 1, 0), stop - 1)  # the target at i is the document's token i + 1
-            scored = np.asarray(document.scored[span])
+    longest, rows = int(lengths_of(documents).max(initial=0)), []
+    for start, stop in doubling_ranges(first, longest + 1 if longest else 0):
+        span, total, counts = slice(max(start - 1, 0), stop - 1), 0.0, np.zeros(3, np.int64)  # documents, tokens, bytes
+        for losses, document in zip(nats, documents, strict=True):
+            scored = np.asarray(document.scored[span])  # the target at i is the document's token i + 1
             targets = np.asarray(document.targets[span])[scored]
-            sums[index] += float(losses[span][scored].sum())
-            counts[index] += len(scored) > 0, len(targets), tokenizer.token_bytes[targets].sum()
-    rows = []
-    for limits, total, (reached, tokens, text_bytes) in zip(ranges, sums, counts.tolist(), strict=True):
+            total += float(losses[span][scored].sum())
+            counts += len(scored) > 0, len(targets), tokenizer.token_bytes[targets].sum()
+        reached, tokens, text_bytes = counts.tolist()
         score = Score(total, tokens, text_bytes=text_bytes)
-        rows.append(PositionRow(*limits, reached, total, tokens, text_bytes, score.bits_per_token, score.bits_per_byte))
+        rows.append(PositionRow(start, stop, reached, total, tokens, text_bytes, score.bits_per_token, score.bits_per_byte))
     return rows
 
 
@@ -79,7 +76,7 @@ def draw_positions(path: str, readings: dict[str, list[PositionRow]], reach: int
     save_figure(figure, path)
 
 
-def report_positions(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The loss by position with the memory carried and, if there is one, with it cleared."""
     model, readings = run.model, {}
     for label, clear in (("memory carried", False), ("cleared", True)):

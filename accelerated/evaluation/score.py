@@ -1,7 +1,4 @@
-"""eval.py score: sums of log-probabilities and counts.
-
-train.py, the bench and the other reports score documents by this file.
-"""
+"""eval.py score: sums of log-probabilities, and counts. train.py and the other reports score documents by this file."""
 
 import argparse
 import contextlib
@@ -60,7 +57,7 @@ class TrainedRun(NamedTuple):
         return int(lengths_of(self.splits[self.split]).sum())
 
     def words(self, split: str | None = None) -> tuple[int, str]:
-        """Return (words in the original text of a split, how they were counted); without `split`, of the only split."""
+        """(Words in the original text of a split, how they were counted); of the only split if none is named."""
         split = split or self.split
         return words_of_split(self.data, split, self.splits[split])
 
@@ -118,9 +115,8 @@ def check_fields(model: Module, clear_memory: bool | tuple[str, ...]) -> None:
     fields = model.state_shapes(1)._fields
     for name in clear_memory if isinstance(clear_memory, tuple) else ():
         if name not in fields:
-            raise InputError(
-                f"--clear-memory {name}: this model's state has {', '.join(fields)}; name some, or none to clear all"
-            )
+            has = f"this model's state has {', '.join(fields)}"
+            raise InputError(f"--clear-memory {name}: {has}; name some, or none to clear all")
 
 
 def cleared_words(clear_memory: bool | tuple[str, ...]) -> str:
@@ -151,13 +147,13 @@ def predictions(model: Module, hidden: torch.Tensor, segment: Segment) -> Predic
     return Predictions(nats.astype(np.float64), right)
 
 
-def dealt(documents: Sequence, lanes: int, size: int, overlap: int, independent: bool) -> tuple[int, Iterator]:
+def dealt(documents: Sequence, lanes: int, size: int, overlap: int, any_order: bool) -> tuple[int, Iterator]:
     """Return (lanes that have something to read, (segment, rows of the previous state that it continues) until all is read).
 
-    If segments are `independent`, each is one of any document, so that no lane is idle.
+    In any order, a lane's next segment is one of any document, so that no lane is idle.
     """
     lengths = lengths_of(documents).tolist()
-    if not independent:
+    if not any_order:
         lanes = min(lanes, max(1, sum(length > 0 for length in lengths)))
         return lanes, one_pass(documents, lanes, size, overlap)
     lanes = min(lanes, max(1, sum(count_windows(length + 1, size, overlap) for length in lengths)))
@@ -172,27 +168,35 @@ def count_new(segment: Segment, lengths: np.ndarray, overlap: int) -> int:
 
 
 @torch.no_grad()
-def read(
-    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, independent: bool = False, predict: bool = True,
-    title: str = "evaluating", show: bool = True, cleared: tuple[str, ...] = (),
-) -> Iterator[tuple]:  # fmt: skip
-    """Read documents in evaluation mode; yield (segment, its number in its document (B,), the state before it, Predictions).
+def carried_through(
+    model: Module,
+    documents: Sequence,
+    lanes: int,
+    clear_every: int = 0,
+    cleared: tuple[str, ...] = (),
+    any_order: bool = False,
+    predict: bool = True,
+    title: str = "evaluating",
+    show: bool = True,
+) -> Iterator[tuple]:
+    """Read documents with the state carried through each; yield (segment, its number (B,), the state before it, Predictions).
 
-    Only the state is on the model's device. It is the initial one at a document's start, unless clear_every is 0 before every
-    clear_every-th segment, and if segments are `independent` before each of them; these come in any order. The fields of the
-    state that are named in `cleared` are the initial state's before every segment, the others are carried. Without predict the
-    Predictions are None. Progress is shown under the title.
+    The number counts a document's segments from 0. Only the state is on the model's device. Progress is shown under the title.
+
+    clear_every: each so many-th segment of a document starts with the initial state; 0 for the first one alone
+    cleared: the state's fields that are the initial state's at every segment
+    any_order: segments may come in any order, if nothing is carried from one to the next
+    predict: otherwise the Predictions are None
     """
     overlap, lengths = overlap_of(model.config), lengths_of(documents)
-    lanes, batches = dealt(documents, lanes, model.config.segment, overlap, independent)
+    any_order = any_order and (clear_every == 1 or carries_nothing(model))
+    lanes, batches = dealt(documents, lanes, model.config.segment, overlap, any_order)
     device = next(model.parameters()).device
-    state, number, found = model.initial_state(lanes), np.zeros(lanes, np.int64), None
+    state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
     with evaluating(model), Progress(title, int(lengths.sum()), show=show) as bar:
         for segment, kept in batches:
-            starts, number = segment.starts.numpy(), number[kept] + 1
-            number[starts] = 0
-            starts = number % clear_every == 0 if clear_every else starts
-            state = keep_lanes(state, kept)
+            state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
+            starts = number % clear_every == 0 if clear_every else number == 0
             initial = model.initial_state(len(starts)) if starts.any() or cleared else None
             if starts.any():
                 state = replace_lanes(torch.from_numpy(starts).to(device), initial, state)
@@ -201,36 +205,34 @@ def read(
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
-                found, after = predictions(model, reading.hidden, moved), reading.state
+                made, after = predictions(model, reading.hidden, moved), reading.state
             else:
                 after = model.advance(moved.tokens, state)
-            yield segment, number, state, found
+            yield segment, number, state, made
             state = after
             bar.update(count_new(segment, lengths, overlap))
 
 
-def read_to_score(
-    model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...]
-) -> Iterator[tuple[Segment, Predictions]]:
+def scored_segments(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...]) -> Iterator[tuple]:
     """Read documents; yield (segment, its Predictions).
 
     clear_memory starts every segment from the initial state. If it names fields, only these are cleared; segments come in order.
     """
     cleared = clear_memory if isinstance(clear_memory, tuple) else ()
-    independent = (clear_memory and not cleared) or carries_nothing(model)
+    how = {"clear_every": int(bool(clear_memory) and not cleared), "cleared": cleared, "any_order": True}
     title = "evaluating, memory cleared" if clear_memory else "evaluating"
-    for segment, _, _, found in read(model, documents, lanes, independent=independent, title=title, cleared=cleared):
-        yield segment, found
+    for segment, _, _, made in carried_through(model, documents, lanes, **how, title=title):
+        yield segment, made
 
 
 def add_segment(
-    score: Score, found: Predictions, segment: Segment, tokenizer: object, lanes: slice | np.ndarray = slice(None)
+    score: Score, made: Predictions, segment: Segment, tokenizer: object, lanes: slice | np.ndarray = slice(None)
 ) -> Score:
     """Add the Score of a segment with its Predictions, or of some of its lanes, to score."""
-    nats, right, scored = (field[lanes] for field in (*found, segment.scored.numpy()))
+    nats, right, scored = (field[lanes] for field in (*made, segment.scored.numpy()))
     text_bytes = tokenizer.token_bytes[segment.targets.numpy()[lanes][scored]].sum()
-    own = (float(nats.sum()), int(scored.sum()), int(right.sum()), int(text_bytes))
-    return Score(*(a + b for a, b in zip(score, own, strict=True)))
+    added = (float(nats.sum()), int(scored.sum()), int(right.sum()), int(text_bytes))
+    return Score(*(a + b for a, b in zip(score, added, strict=True)))
 
 
 def evaluate(
@@ -238,8 +240,8 @@ def evaluate(
 ) -> Score:
     """The Score of documents; the state is carried, except what clear_memory says: all of it, or the fields it names."""
     score = Score()
-    for segment, found in read_to_score(model, documents, lanes, clear_memory):
-        score = add_segment(score, found, segment, tokenizer)
+    for segment, made in scored_segments(model, documents, lanes, clear_memory):
+        score = add_segment(score, made, segment, tokenizer)
     return score
 
 
@@ -253,11 +255,10 @@ def check_score(score: Score) -> Score:
 def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...] = False) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, found in read_to_score(model, documents, lanes, clear_memory):
-        rows = zip(segment.place.tolist(), found.nats, segment.scored.numpy(), strict=True)
-        for (document, first), own, scored in rows:
+    for segment, made in scored_segments(model, documents, lanes, clear_memory):
+        for (document, first), losses, scored in zip(segment.place.tolist(), made.nats, segment.scored.numpy(), strict=True):
             if document >= 0:  # the lane is not padding
-                nats[document][first + np.flatnonzero(scored)] = own[scored]
+                nats[document][first + np.flatnonzero(scored)] = losses[scored]
     return nats
 
 
@@ -291,8 +292,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """The Score of a split."""
     score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
     words, total = run.words(), run.count_predictions()
-    chance = (
-        [f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})"] if run.data == "recall" else []
-    )
     lines = score_lines(score, words, total, run.tokenizer.spells_text)
-    return score_record(score, words) | {"split_tokens": total}, lines + chance
+    if run.data == "recall":
+        lines.append(f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})")
+    return score_record(score, words) | {"split_tokens": total}, lines
+
+
+read = carried_through  # until its other users have the new name

@@ -1,4 +1,4 @@
-"""The table of overlaps: its rows, which runs are averaged, and FLOPs per token."""
+"""The table of overlaps: its rows, and FLOPs per token."""
 
 import dataclasses
 import math
@@ -13,7 +13,6 @@ from accelerated.evaluation.overlap import (
     Row,
     counted_flops_per_token,
     differences,
-    mean_lines,
     model_name,
     overlap_table,
     paper_flops,
@@ -46,18 +45,6 @@ def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_ever
 
 def test_a_text_without_words_has_no_perplexity_per_word():
     assert overlap_table([row("a", words=0)])[1].split()[4] == "-"
-    assert "ppl/word -," in mean_lines([row("a", words=0), row("b", words=0)])[1]
-
-
-def test_runs_of_one_config_are_averaged_and_no_others():
-    assert mean_lines([row("a"), row("b", dataclasses.replace(SMALL, overlap=0))]) == []
-    others = [dataclasses.replace(SMALL, **change) for change in ({"pooling": "max"}, {"layers": 4}, {"feed_forward": 9})]
-    assert mean_lines([row("a"), *(row("b", other) for other in others), row("c", notes=("memory cleared",))]) == []
-    head, line = mean_lines([row("a", nats=10.0), row("b", nats=20.0), row("c", nats=30.0), row("d", others[0])])
-    assert head == "mean (least .. most):" and line.startswith(
-        "recurrent, window 6, overlap 2, 3 runs: valid ppl/word 656.21 (12.182 .. 1,808)"
-    )
-    assert "bits/byte 0.7213 (0.3607 .. 1.0820)" in line
 
 
 def test_differences_from_training():

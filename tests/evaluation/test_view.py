@@ -19,12 +19,12 @@ from comparison import assert_agree
 from documents import BYTES, MERGED, document_from
 from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
-from accelerated.attention import relative_shift
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation import view
 from accelerated.evaluation.options import check_new
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
+from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from reference.memorizing import merge_heads
 
@@ -144,7 +144,7 @@ def of_memformer(config, params, softmaxes, products):
 
 @over(CARRYING)
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
-    monkeypatch.setattr(relative_shift, "TILE", 3)
+    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng = variant(paper, name), np.random.default_rng(5)
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
@@ -153,7 +153,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     expected, complete = globals()[f"of_{paper}"](config, params, *seen)
     assert complete, "a softmax of the reference was not found"
     model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
-    reading, groups = view.read_watched(model, paper, *given)
+    reading, groups = read_watched(model, paper, *given)
     assert torch.equal(reading.hidden, model.read(*given).hidden)
     assert not any(module._forward_hooks for module in model.modules())
     assert_agree(dict(enumerate(expected)), dict(enumerate(group.values for group in groups)), 1e-9)
@@ -166,7 +166,7 @@ def test_parts_without_rows_are_left_out():
     for name, parts in (("transformer-xl", ("memory", "this segment")), ("no-memory", ("compressed memory", "this segment"))):
         model = PAPERS["compressive"].model(variant("compressive", name)).eval()
         tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
-        assert view.read_watched(model, "compressive", tokens, model.initial_state(1))[1][0].parts == parts
+        assert read_watched(model, "compressive", tokens, model.initial_state(1))[1][0].parts == parts
 
 
 def test_a_documents_first_window_does_not_look_at_inserted_vectors():
@@ -174,7 +174,7 @@ def test_a_documents_first_window_does_not_look_at_inserted_vectors():
     tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
     for present, none in ((False, True), (True, False)):
         state = model.initial_state(1)._replace(present=torch.tensor([present]))
-        [group] = view.read_watched(model, "pretrained_recurrence", tokens, state)[1]
+        [group] = read_watched(model, "pretrained_recurrence", tokens, state)[1]
         assert bool((group.values[..., 0] == 0).all()) is none
 
 
@@ -334,10 +334,10 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
     for name in ("mine.html", "link.html", "."):
         with pytest.raises(InputError, match="exists, and nothing is overwritten; give another --out"):
-            check_new(str(tmp_path / name))
+            check_new(tmp_path / name)
     with pytest.raises(InputError, match=r"there is no folder .*nowhere; give another --out"):
-        check_new(str(tmp_path / "nowhere" / "page.html"))
-    check_new(str(tmp_path / "page.html"))
+        check_new(tmp_path / "nowhere" / "page.html")
+    check_new(tmp_path / "page.html")
     assert (tmp_path / "mine.html").read_text() == "mine" and not (tmp_path / "page.html").exists()
 
 
