@@ -58,7 +58,7 @@ class AdaptiveSoftmax(NamedTuple):
     def summed_nats(self, hidden: Tensor, targets: Tensor, ignored: int) -> Tensor:
         """Summed -log p of targets (R,) from hidden (R, D); a tail is computed only for the rows whose target is in it.
 
-        Which rows these are, a GPU is asked: torch's own AdaptiveLogSoftmaxWithLoss asks too.
+        The host asks the device which rows these are, and waits for it, as torch's AdaptiveLogSoftmaxWithLoss does.
         """
         start, heads, nats = len(self.embedding), targets, 0.0
         for number, tail in enumerate(self.tails):

@@ -16,9 +16,9 @@ and for generation with
     read_token(token, position, rows)   what `step` computes for a token: it can be compiled and captured in a CUDA graph
     close(stream)              the state after a Stream whose segment is complete
 
-A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. What is
-changed a little by every segment, and would stand still if it were rounded, is float32 at least: recurrent states and memory
-slots; gates and losses too. LayerNorm brings them back to the parameters' type.
+A model computes in the type of its parameters (`computing_in`): activations, keys, values and rows of memory have it. Gates,
+losses, recurrent states and memory slots have float32 at least: a segment changes a state only a little, and bfloat16 would
+round the change away. LayerNorm brings them back to the parameters' type.
 
 tokens (B, N) are the token ids of one segment in B lanes; token is (B,). Models raise ValueError for a state of another model
 or of another number of lanes.

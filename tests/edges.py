@@ -40,7 +40,7 @@ def accelerated_rollout(paper, model, segments, starts, method="through_time", d
     model.zero_grad()
     with computing_in(model, dtype):
         state = model.initial_state(len(starts[0]))
-        loss, after = BACKPROP[method](model, torch_segments(paper, segments, starts), state)
+        loss, _, after = BACKPROP[method](model, torch_segments(paper, segments, starts), state)
     return loss, {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}, after
 
 

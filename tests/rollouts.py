@@ -47,9 +47,10 @@ def check_back_propagation(model, segments, state):
     for method, propagate in replay.BACKPROP.items():
         model.train().zero_grad()
         torch.manual_seed(11)
-        loss, after = propagate(model, segments, state)
+        loss, auxiliary, after = propagate(model, segments, state)
         grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-        found[method] = {"loss": loss[None]} | grads | rows_of_state(after)
+        losses = {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
+        found[method] = {"loss": loss[None]} | losses | grads | rows_of_state(after)
     assert_agree(found["through_time"], found["checkpointed"], 1e-11)
     assert_agree(found["through_time"], found["memory_replay"], 1e-11)
 

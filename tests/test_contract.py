@@ -353,7 +353,7 @@ def test_a_model_has_the_protocols_attributes(paper, name):
     assert model.output_matrix().shape == (model.config.vocabulary, model.config.width)
     own = {id(p) for p in model.parameters()}
     assert all(id(p) in own for p in model.auxiliary_parameters())
-    arguments = [list(inspect.signature(read).parameters) for read in (model.forward, model.read, model.advance, model.step)]
-    assert arguments[0] == arguments[1] == arguments[2] and arguments[3] == ["token", "state"]
+    arguments = [list(inspect.signature(read).parameters) for read in (model.read, model.advance, model.forward, model.step)]
+    assert arguments[0] == arguments[1] and arguments[2:] == [["tokens", "state", "task"], ["token", "state"]]
     assert arguments[0][:2] == ["tokens", "state"] and arguments[0][2:] in ([], ["task"])
     assert list(inspect.signature(type(model)).parameters) == ["config", "seed"]

@@ -75,7 +75,7 @@ def test_a_step_asks_nothing(paper, name, method, device, chunk, monkeypatch):
     state = type(state)(*(field.to(device) for field in state))
     segments = [segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]]
     with NoQuestions():
-        loss, _ = replay.BACKPROP[method](model, segments, state)
+        loss, _, _ = replay.BACKPROP[method](model, segments, state)
         norm = optimization.average_and_clip(model, 2, 1.0)
     assert loss.device.type == norm.device.type == device and loss.shape == norm.shape == ()
     assert any(p.grad is not None for p in model.parameters())

@@ -45,7 +45,7 @@ def rows_of(method, model, segments, state):
     """The loss, all gradients and the next state of one rollout."""
     model.zero_grad()
     torch.manual_seed(11)
-    loss, after = replay.BACKPROP[method](model, segments, state)
+    loss, _, after = replay.BACKPROP[method](model, segments, state)
     return {"loss": loss[None]} | gradients(model) | {n: row for n, row in named("state", after).items() if row.numel()}
 
 

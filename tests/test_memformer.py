@@ -259,7 +259,7 @@ def test_rollouts_of_both_sides_agree(name, method):
         Segment(*(torch.tensor(field) for field in segment[:4]), None if segment.task is None else to_torch(segment.task))
         for segment in segments
     ]
-    found, carried = replay.BACKPROP[method](model, torches, to_torch(state))
+    found, _, carried = replay.BACKPROP[method](model, torches, to_torch(state))
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     expected = filled({"loss": np.array([loss])} | grads | named("state", after))
     assert_agree(expected, filled({"loss": found[None]} | gradients | named("state", carried)), LADDER, method)
@@ -314,7 +314,7 @@ def test_a_gpu_does_tasks_and_replay_as_the_cpu_does(dropout):
             for s in parts
         ]
         torch.manual_seed(3)
-        loss, after = replay.BACKPROP[method](model, segments, fast.State(*(field.to(device) for field in to_torch(state))))
+        loss, _, after = replay.BACKPROP[method](model, segments, fast.State(*(field.to(device) for field in to_torch(state))))
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         rows[device, method] = {"loss": loss[None]} | grads | named("state", after)
     assert_agree(rows["cuda", "through_time"], rows["cuda", "memory_replay"], TOLERANCE["cuda", torch.float32], "methods")

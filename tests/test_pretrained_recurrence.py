@@ -227,7 +227,7 @@ def test_training_from_lanes_is_training_on_the_document(name, method):
     model = model_with(params, config).train()
     segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
     assert len(segments) == len(windows) and [bool(s.starts[0]) for s in segments] == [True] + [False] * (len(windows) - 1)
-    actual, _ = replay.BACKPROP[method](model, segments, model.initial_state(2))
+    actual, _, _ = replay.BACKPROP[method](model, segments, model.initial_state(2))
     assert actual.item() == pytest.approx(loss, rel=1e-12)
     found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
     assert_agree(grads, found, LADDER, name)

@@ -20,7 +20,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
 from accelerated.lab.speed.timing import peak_memory
-from accelerated.protocol import Reading, computing_in, detach, replace_lanes, require_gradient, state_from, with_logits
+from accelerated.protocol import Model, Reading, computing_in, detach, replace_lanes, require_gradient, state_from
 from accelerated.training.run import compile_model
 from accelerated.training.settings import TrainingConfig
 
@@ -55,13 +55,14 @@ def rollout_for(name, config, horizon):
 
 
 def rows_of(method, model, segments, state, dtype=torch.float64):
-    """The loss, every parameter's gradient and the next state of a method that computes in dtype."""
+    """The loss, auxiliary losses, every parameter's gradient and the next state of a method that computes in dtype."""
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
-        loss, after = method(model, segments, state_from(model.initial_state(len(state[0])), state))
+        loss, auxiliary, after = method(model, segments, state_from(model.initial_state(len(state[0])), state))
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     rows = {"loss": loss[None]} | grads | named("state", after)
+    rows |= {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
     assert not any(field.requires_grad for field in after) and not loss.requires_grad
     return {name: row for name, row in rows.items() if row.numel()}
 
@@ -176,7 +177,7 @@ def test_through_time_is_autograd_on_the_whole_rollout(name):
     segments, state = random_rollout(config, 3), carried_state(model)
     actual = rows_of(replay.through_time, model, segments, state)
     model.zero_grad()
-    nats, count, auxiliary, carried = 0.0, 0, 0.0, state
+    nats, count, auxiliary, carried = 0.0, 0, {}, state
     for segment in segments:
         fresh = model.initial_state(3)
         carried = type(carried)(
@@ -184,13 +185,15 @@ def test_through_time_is_autograd_on_the_whole_rollout(name):
               for new, old in zip(fresh, carried, strict=True))
         )  # fmt: skip
         output = model(segment.tokens, carried)
-        carried, auxiliary = output.state, auxiliary + sum(output.auxiliary.values()) / 3
+        carried = output.state
+        auxiliary |= {loss: auxiliary.get(loss, 0.0) + value / 3 for loss, value in output.auxiliary.items()}
         for lane, place in segment.scored.nonzero().tolist():
             nats = nats - output.logits[lane, place].log_softmax(-1)[segment.targets[lane, place]]
             count += 1
-    (nats / count + auxiliary).backward()
+    (nats / count + sum(auxiliary.values())).backward()
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    assert_agree({"loss": (nats / count)[None]} | grads | named("state", carried), actual, TOLERANCE)
+    losses = {"loss": (nats / count)[None]} | {f"auxiliary.{loss}": value[None] for loss, value in auxiliary.items()}
+    assert_agree(losses | grads | named("state", carried), actual, TOLERANCE)
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
@@ -279,7 +282,7 @@ class CounterState(NamedTuple):
     last: torch.Tensor  # (B,) token ids: a field without gradient
 
 
-class Counter(torch.nn.Module):
+class Counter(Model):
     """A two-parameter model of the protocol with an auxiliary loss and an integer state field."""
 
     def __init__(self):
@@ -296,9 +299,6 @@ class Counter(torch.nn.Module):
         total = state.total * self.rate + tokens.sum(1, keepdim=True) * self.rate + state.last[:, None]
         hidden = total[:, :, None].expand(-1, tokens.shape[1], -1)  # (B, N, 1)
         return Reading(hidden, CounterState(total, tokens[:, -1]), {"size": (total**2).mean(), "rate": self.rate**2})
-
-    def forward(self, tokens, state):
-        return with_logits(self, self.read(tokens, state))
 
     def advance(self, tokens, state):
         return self.read(tokens, state).state

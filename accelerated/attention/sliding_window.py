@@ -1,12 +1,10 @@
-"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA or flex, and for a CPU."""
+"""The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
 
-import functools
 import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import on_plain_cpu, to_be_indexed
@@ -60,33 +58,6 @@ def sliding_attention_sdpa(query: Tensor, keys: Tensor, values: Tensor, offset: 
     tiles = fold_tiles(query.unflatten(2, (-1, window)))  # (B N/W, H, W, E)
     near = (fold_tiles(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values))  # (B N/W, H, 2W, E)
     return unfold_tiles(sdpa(tiles, *near, offset, dropout, scale=1.0), len(query)).flatten(2, 3)
-
-
-@functools.cache
-def visible_blocks(length: int, window: int, device: torch.device) -> BlockMask:
-    """The band 1 <= i - j <= W for flex_attention, N queries and W + N keys: the kernel skips blocks of it that are empty."""
-
-    def visible(batch, head, query, key):
-        return window_mask(query + window - key, window)
-
-    return create_block_mask(visible, None, None, length, window + length, device=device)
-
-
-def sliding_attention_flex(
-    query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, blocks: BlockMask | None = None
-) -> Tensor:
-    """The same as sliding_attention_plain by flex_attention, without dropout. On a CPU it has no backward pass.
-
-    It is fast only if it is compiled. blocks is visible_blocks(N, W, device), which a compiled caller makes outside the graph.
-    """
-    length, window = query.shape[2], offset.shape[1]
-
-    def biased(score, batch, head, query, key):
-        row = query % window
-        column = (key - (query - row)).clamp(0, 2 * window - 1)  # a block holds pairs outside of the band too
-        return score + offset[head, row, column]
-
-    return flex_attention(query, keys, values, biased, blocks or visible_blocks(length, window, query.device), scale=1.0)
 
 
 def sliding_attention(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import TOLERANCE
 
-from accelerated.attention import on_a_cpu
+from accelerated.attention import on_a_cpu, signed_distance
 from accelerated.attention import relative_shift as module
-from accelerated.attention import signed_distance
 from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
 

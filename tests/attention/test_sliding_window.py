@@ -1,7 +1,5 @@
 """The fast paths of sliding-window attention and head projections equal their plain paths, by dtype and device."""
 
-import functools
-
 import pytest
 import torch
 from comparison import assert_agree
@@ -73,31 +71,6 @@ def test_an_offsets_gradient_is_summed_in_float32():
 def test_merging_heads_after_the_tiled_path_copies_nothing():
     out = SlidingAttention.apply(*tile_inputs(2, 3, 2, 4, 5, torch.float32, "cpu"))
     assert merge_heads(out).data_ptr() == out.data_ptr()
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("sizes", [(2, 3, 4, 5, 16), (1, 2, 1, 7, 32), (1, 1, 9, 33, 16), (2, 1, 3, 128, 64)])
-def test_flex_attention_equals_plain(sizes):
-    """Forward; on a CPU flex_attention has no backward pass."""
-    inputs = tile_inputs(*sizes, torch.float32, "cpu")
-    expected, actual = attention.sliding_attention_plain(*inputs), attention.sliding_attention_flex(*inputs)
-    assert_agree({"out": expected}, {"out": actual}, TOLERANCE["cpu", torch.float32])
-
-
-def test_flex_attention_skips_empty_blocks_and_builds_its_mask_once():
-    length, window = 4096, 512
-    blocks = attention.visible_blocks(length, window, torch.device("cpu"))
-    assert attention.visible_blocks(length, window, torch.device("cpu")) is blocks
-    distance = torch.arange(length)[:, None] + window - torch.arange(window + length)
-    seen = attention.window_mask(distance, window).unflatten(0, (-1, 128)).unflatten(2, (-1, 128)).any(3).any(1)
-    assert (blocks.to_dense()[0, 0].bool() == seen).all() and seen.float().mean() < 0.15
-
-
-def test_flex_attention_is_one_graph():
-    inputs = tile_inputs(1, 2, 3, 4, 16, torch.float32, "cpu")
-    attend = functools.partial(attention.sliding_attention_flex, blocks=attention.visible_blocks(12, 4, inputs[0].device))
-    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    assert_agree({"out": attention.sliding_attention_plain(*inputs)}, {"out": compiled(*inputs)}, TOLERANCE["cpu", torch.float32])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
