@@ -108,7 +108,7 @@ class Story(NamedTuple):
 
     opening: np.ndarray  # (n,) bytes before the filler
     pieces: np.ndarray  # (count, width) bytes that stand in the filler, in order
-    questions: np.ndarray  # (K, 1 or 2) bytes of each question
+    keys: np.ndarray  # (K,) the byte that each question names; (0,) if they name none
     answers: np.ndarray  # (K,)
 
 
@@ -121,20 +121,20 @@ def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
     opening = np.stack([keys, values[every, drawn]], 1)[rng.permutation(config.pairs)].flatten()
     changed, new = rng.integers(config.pairs, size=config.rewrites), rng.integers(config.values, size=config.rewrites)
     drawn[changed] = new  # of several the last one counts
-    return Story(opening, np.stack([keys[changed], values[changed, new]], 1), asking(keys), values[every, drawn])
+    return Story(opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn])
 
 
 def copying(config: RecallConfig, rng: np.random.Generator) -> Story:
     """Values in the filler, asked for in their order."""
     items = rng.choice(PLACES, config.pairs)
-    return Story(items[:0], items[:, None], np.full((config.pairs, 1), ASK, np.uint8), items)
+    return Story(items[:0], items[:, None], items[:0], items)
 
 
 def one_fact(config: RecallConfig, rng: np.random.Generator) -> Story:
     """People go to places; asked is where they are."""
     people, places = rng.choice(PEOPLE, config.pairs), rng.choice(PLACES, config.pairs)
     now = dict(zip(people.tolist(), places.tolist(), strict=True))  # the last place counts
-    return Story(people[:0], np.stack([people, np.full_like(people, GOES), places], 1), *asked_and_answered(now))
+    return Story(people[:0], np.stack([people, np.full_like(people, GOES), places], 1), *np.array([*now.items()], np.uint8).T)
 
 
 def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
@@ -142,14 +142,10 @@ def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
 
     They are in two places at least: otherwise the question would not matter.
     """
-    now = {}  # {object: its place}
+    count, now = config.pairs, {}  # {object: its place}
     while len({*now.values()}) < 2:
-        people, taking, places = (
-            rng.choice(PEOPLE, config.pairs),
-            rng.integers(2, size=config.pairs),
-            rng.choice(PLACES, config.pairs),
-        )
-        drawn = (people, taking == 1, places, rng.choice(OBJECTS, config.pairs))
+        people, taking = rng.choice(PEOPLE, count), rng.integers(2, size=count)
+        drawn = (people, taking, rng.choice(PLACES, count), rng.choice(OBJECTS, count))
         place_of, taker_of, statements = {}, {}, []
         for person, takes, place, thing in zip(*(part.tolist() for part in drawn), strict=True):
             if takes and person in place_of:  # who is nowhere yet goes somewhere
@@ -159,17 +155,7 @@ def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
                 place_of[person] = place
                 statements.append((person, GOES, place))
         now = {thing: place_of[person] for thing, person in taker_of.items()}
-    return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *asked_and_answered(now))
-
-
-def asking(keys: np.ndarray) -> np.ndarray:
-    """The questions (K, 2) for keys (K,)."""
-    return np.stack([np.full_like(keys, ASK), keys], 1)
-
-
-def asked_and_answered(now: dict[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """The questions and the answers of {what can be asked: its place}."""
-    return asking(np.array([*now], np.uint8)), np.array([*now.values()], np.uint8)
+    return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *np.array([*now.items()], np.uint8).T)
 
 
 STORIES = {"facts": facts, "copying": copying, "one_fact": one_fact, "two_facts": two_facts}
@@ -198,13 +184,15 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, t
         width = story.pieces.shape[1]
         at = config.opening + places_in_filler(count, width, distance, rng)
         inputs[at[:, None] + np.arange(width)] = story.pieces
-    in_order = config.task == "copying"
-    asked = np.arange(config.questions) if in_order else rng.integers(len(story.questions), size=config.questions)
-    width = story.questions.shape[1]
+    count, names_keys = len(story.answers), len(story.keys) > 0
+    asked = rng.integers(count, size=config.questions) if names_keys else np.arange(config.questions)  # copying asks in order
     at = config.opening + distance + config.spacing * np.arange(config.questions)
-    inputs[at[:, None] + np.arange(width)] = story.questions[asked]
+    inputs[at] = ASK
+    if names_keys:
+        at += 1
+        inputs[at] = story.keys[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
-    targets[at + width - 1], scored[at + width - 1] = story.answers[asked], True
+    targets[at], scored[at] = story.answers[asked], True
     return Document(name, inputs, targets, scored)
 
 

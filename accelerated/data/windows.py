@@ -27,6 +27,7 @@ class Documents(Sequence):
 
     lengths: np.ndarray  # (documents,) predictions in each
     words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
+    line_ends: np.ndarray | int = 0  # (documents,) the same of line ends
     whole: bool = True  # whether they are all documents of their split, and all of each
 
     def __len__(self):
@@ -35,8 +36,9 @@ class Documents(Sequence):
 
 def lengths_of(documents: Sequence) -> np.ndarray:
     """Number of predictions in each document, (documents,)."""
-    own = isinstance(documents, Documents)
-    return documents.lengths if own else np.array([len(document.inputs) for document in documents], np.int64)
+    if isinstance(documents, Documents):
+        return documents.lengths
+    return np.array([len(document.inputs) for document in documents], np.int64)
 
 
 def count_words(documents: Sequence) -> int:
