@@ -102,9 +102,9 @@ class Recurrence(nn.Module):
     def update(self, states: Tensor, projected: tuple, keys: Tensor, values: Tensor) -> Tensor:
         """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
         state_key, query, cross_query, state_value = projected
-        own = scaled_attention(query, state_key, state_value, self.scale)
+        among_states = scaled_attention(query, state_key, state_value, self.scale)
         cross = scaled_attention(cross_query, keys, values, self.cross_scale)
-        return self.gated(states, torch.cat([merge_heads(own), merge_heads(cross)], dim=-1))
+        return self.gated(states, torch.cat([merge_heads(among_states), merge_heads(cross)], dim=-1))
 
     def gated(self, states: Tensor, attended: Tensor) -> Tensor:
         """The next states from states (B, S, D) and attended (B, S, 2HE), by gate configuration (section 3.6)."""
@@ -287,14 +287,14 @@ class BlockRecurrent(Model):
             owner = self.layers[c.recurrent_layers[0] - 1].state
             shared = tuple(field[:, :, None] for field in owner.keys_and_values(state.states[:, 0]))  # (B, H, 1, S, E)
         for number, layer in enumerate(self.layers, start=1):
-            own = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
+            layer_states = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             last = memory_only and number == c.layers
-            x, (key, value), own = layer(x, previous, own, shared, (self.bucket, self.mask), last)
+            x, (key, value), layer_states = layer(x, previous, layer_states, shared, (self.bucket, self.mask), last)
             keys.append(key)
             values.append(value)
-            if own is not None:
-                states.append(own)
+            if layer_states is not None:
+                states.append(layer_states)
         states = torch.stack(states, 1) if states else state.states
         return x, State(states, torch.stack(keys, 1), torch.stack(values, 1))
 

@@ -153,9 +153,9 @@ class Layer(nn.Module):
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
-        query, *own = self.project_own(h)
+        query, *segment_rows = self.project_own(h)
         before = self.project_remembered(remembered)
-        return query, *(torch.cat(pair, 2) for pair in zip(before, own, strict=True))
+        return query, *(torch.cat(pair, 2) for pair in zip(before, segment_rows, strict=True))
 
     def project_own(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value of a segment's own rows h (B, n, D), each (B, H, n, E)."""
@@ -208,8 +208,8 @@ class Layer(nn.Module):
         evicted, next_memory = queue[:, :n], queue[:, n:]
         if self.compression is None:
             return next_memory, compressed.detach(), None, None
-        own = None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]  # of the evicted rows
-        new = self.compression(evicted, own)  # (B, N/c, D)
+        evicted_usage = None if usage is None else usage[:, c.compressed_memory : c.compressed_memory + n]  # of the evicted rows
+        new = self.compression(evicted, evicted_usage)  # (B, N/c, D)
         next_compressed = torch.cat([compressed, new], 1)[:, new.shape[1] :]
         if c.compression_loss != "bptt":
             next_compressed = next_compressed.detach()  # only its own loss trains the compression
@@ -229,9 +229,9 @@ class Layer(nn.Module):
         In key and value (B, H, K, E) the evicted rows follow the compressed ones. Only new gets gradient: query, key, value and
         the attention's parameters are detached.
         """
-        own = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
+        evicted_rows = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         with torch.no_grad():
-            target = content_attention(query, key[:, :, own], value[:, :, own])
+            target = content_attention(query, key[:, :, evicted_rows], value[:, :, evicted_rows])
         projected = functional.linear(new, torch.cat([self.key, self.value]).detach())
         out = content_attention(query.detach(), *split_heads(projected, self.config.heads, 2))
         return mean_square(out, target)

@@ -258,9 +258,9 @@ class PretrainedRecurrence(Model):
             beside_slots = x.new_zeros(mask.shape).masked_fill(mask, -math.inf)  # (B, 1, m, S + T)
         for number, layer in enumerate(self.layers):
             projected = functional.linear(layer.norm(x), rows.weights[number], rows.biases[number])
-            query, *own = split_heads(projected, c.heads, 3)
+            query, *key_and_value = split_heads(projected, c.heads, 3)
             slots = rows.keys[number].shape[2] - c.segment
-            pairs = zip((rows.keys[number], rows.values[number]), own, strict=True)
+            pairs = zip((rows.keys[number], rows.values[number]), key_and_value, strict=True)
             seen = (field.index_copy_(2, positions + slots, row) for field, row in pairs)
             attended = merge_heads(sdpa(query, *seen, beside_slots if slots else offset))
             x = x + functional.linear(attended, layer.output, layer.output_bias)

@@ -124,17 +124,17 @@ def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     CUDA graphs read fixed addresses.
     """
     held = [tensors for module in model.modules() for tensors in (module._parameters, module._buffers)]
-    own = [(tensors, name, x) for tensors in held for name, x in tensors.items() if x is not None and x.is_floating_point()]
-    own = [(tensors, name, x) for tensors, name, x in own if x.dtype != dtype]
+    changed = [(tensors, name, x) for tensors in held for name, x in tensors.items() if x is not None and x.is_floating_point()]
+    changed = [(tensors, name, x) for tensors, name, x in changed if x.dtype != dtype]
     try:
-        if own:
-            originals = [x for *_, x in own]
+        if changed:
+            originals = [x for *_, x in changed]
             copies = Copies.apply(memory_of_copies(model, dtype, originals), *originals)
-            for (tensors, name, _), copy in zip(own, copies, strict=True):
+            for (tensors, name, _), copy in zip(changed, copies, strict=True):
                 tensors[name] = copy
         yield
     finally:
-        for tensors, name, x in own:
+        for tensors, name, x in changed:
             tensors[name] = x
 
 
@@ -166,11 +166,11 @@ def check_state(state: tuple, expected: tuple) -> None:
     if type(state) is not type(expected):
         raise ValueError(f"the state is a {kind_of(state)}, this model takes a {kind_of(expected)}")
     for name, field, shape in zip(expected._fields, state, expected, strict=True):
-        found = tuple(field.shape)
-        if found[1:] != shape[1:]:
-            raise ValueError(f"the state's {name} has shape {found}, expected {shape}; is it another model's?")
-        if found != shape:
-            raise ValueError(f"the state's {name} has {found[0]} lanes, expected {shape[0]}, as many as the tokens have")
+        given = tuple(field.shape)
+        if given[1:] != shape[1:]:
+            raise ValueError(f"the state's {name} has shape {given}, expected {shape}; is it another model's?")
+        if given != shape:
+            raise ValueError(f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have")
 
 
 def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:

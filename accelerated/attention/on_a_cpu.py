@@ -69,12 +69,12 @@ class SlidingAttention(torch.autograd.Function):
         weights = q.new_empty(length // height, batch * heads, height, window + height)
         scores, tile_out = torch.empty_like(weights[0]), q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
-            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
             scores.view(batch, heads, height, -1).copy_(offset[:, rows, columns])
-            scores.baddbmm_(q[:, own], k[:, near].transpose(1, 2))
+            scores.baddbmm_(q[:, queries], k[:, near].transpose(1, 2))
             torch.softmax(scores, -1, out=tile_weights)
             torch.bmm(tile_weights, v[:, near], out=tile_out)
-            out[:, own] = tile_out.view(batch, heads, height, width).transpose(1, 2)
+            out[:, queries] = tile_out.view(batch, heads, height, width).transpose(1, 2)
         ctx.save_for_backward(q, k, v, weights)
         ctx.shape = query.shape
         return out.transpose(1, 2)
@@ -100,13 +100,13 @@ class SlidingAttention(torch.autograd.Function):
         dweights, dscores = torch.empty_like(weights[0]), torch.empty_like(weights[0])
         dnear, dtile = q.new_empty(batch * heads, window + height, width), q.new_empty(batch * heads, height, width)
         for tile, tile_weights in enumerate(weights):
-            own, near, rows, columns = SlidingAttention.slices(tile, window, height)
-            torch.bmm(dout[:, own], v[:, near].transpose(1, 2), out=dweights)
+            queries, near, rows, columns = SlidingAttention.slices(tile, window, height)
+            torch.bmm(dout[:, queries], v[:, near].transpose(1, 2), out=dweights)
             torch._softmax_backward_data(dweights, tile_weights, -1, dweights.dtype, grad_input=dscores)
             doffset[:, rows, columns] += dscores.view(batch, heads, height, -1).sum(0, dtype=exact)
-            dquery[:, own] = torch.bmm(dscores, k[:, near], out=dtile)
-            dkeys[:, near] += torch.bmm(dscores.transpose(1, 2), q[:, own], out=dnear)
-            dvalues[:, near] += torch.bmm(tile_weights.transpose(1, 2), dout[:, own], out=dnear)
+            dquery[:, queries] = torch.bmm(dscores, k[:, near], out=dtile)
+            dkeys[:, near] += torch.bmm(dscores.transpose(1, 2), q[:, queries], out=dnear)
+            dvalues[:, near] += torch.bmm(tile_weights.transpose(1, 2), dout[:, queries], out=dnear)
         shape = (batch, heads, -1, width)
         dkeys, dvalues, doffset = (x.to(q.dtype) for x in (dkeys, dvalues, doffset))
         return dquery.view(shape), dkeys.view(shape), dvalues.view(shape), doffset
@@ -141,9 +141,9 @@ class RelativeAttention(torch.autograd.Function):
         for rows, reach in tiles:
             shape = (batch, heads, rows.stop - rows.start, reach)
             shifted = RelativeAttention.shifted(by_distance, shape)
-            own = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
+            tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
             near = RelativeAttention.near(distance_key, reach)
-            RelativeAttention.multiply(own, near, by_distance[: math.prod(shape)].view(heads, -1, reach))
+            RelativeAttention.multiply(tile_query, near, by_distance[: math.prod(shape)].view(heads, -1, reach))
             tile_scores = scores[: math.prod(shape)].view(-1, *shape[2:])
             tile_scores.view(shape).copy_(shifted)
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
@@ -173,13 +173,13 @@ class RelativeAttention(torch.autograd.Function):
         return distance_key[:, max(0, distance_key.shape[1] - reach) :]
 
     @staticmethod
-    def multiply(own, near, out):
-        """Fill out (H, BT, K) with own (H, BT, E) times the distances' rows near (H, R', E)."""
+    def multiply(tile_query, near, out):
+        """Fill out (H, BT, K) with tile_query (H, BT, E) times the distances' rows near (H, R', E)."""
         if beyond := out.shape[2] - near.shape[1]:
-            out[..., beyond:] = torch.bmm(own, near.transpose(1, 2))
+            out[..., beyond:] = torch.bmm(tile_query, near.transpose(1, 2))
             out[..., :beyond] = out[..., beyond : beyond + 1]
         else:
-            torch.bmm(own, near.transpose(1, 2), out=out)
+            torch.bmm(tile_query, near.transpose(1, 2), out=out)
 
     @staticmethod
     def shifted(by_distance, shape, columns=None):
@@ -208,19 +208,19 @@ class RelativeAttention(torch.autograd.Function):
             near = RelativeAttention.near(distance_key, reach)
             dnear = ddistance_key[:, -near.shape[1] :]
             if ctx.in_values:
-                own = dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)  # (H, BT, E)
-                RelativeAttention.multiply(own, near, dby_distance[:size].view(heads, -1, reach))
+                tile_dout = dout.view(batch, heads, length, width)[:, :, rows].transpose(0, 1).flatten(1, 2)  # (H, BT, E)
+                RelativeAttention.multiply(tile_dout, near, dby_distance[:size].view(heads, -1, reach))
                 tile_dweights.view(shape).add_(RelativeAttention.shifted(dby_distance, shape))
                 of_distances = RelativeAttention.unshift(dby_distance[:size], tile_weights.view(shape), near)
-                dnear += torch.bmm(of_distances.transpose(1, 2), own)
+                dnear += torch.bmm(of_distances.transpose(1, 2), tile_dout)
             torch._softmax_backward_data(tile_dweights, tile_weights, -1, tile_dweights.dtype, grad_input=tile_dscores)
             dcontent[:, rows] = torch.bmm(tile_dscores, k[:, :reach])
             dk[:, :reach] += torch.bmm(tile_dscores.transpose(1, 2), content_query[:, rows])
             dv[:, :reach] += torch.bmm(tile_weights.transpose(1, 2), dout[:, rows])
             by_distance = RelativeAttention.unshift(dby_distance[:size], tile_dscores.view(shape), near)  # (H, BT, R')
             ddistance[:, :, rows] = torch.bmm(by_distance, near).view(heads, batch, -1, width)
-            own = distance_query[:, :, rows].flatten(1, 2)
-            dnear += torch.bmm(by_distance.transpose(1, 2), own)
+            tile_query = distance_query[:, :, rows].flatten(1, 2)
+            dnear += torch.bmm(by_distance.transpose(1, 2), tile_query)
         dcontent, ddistance = dcontent.view(ctx.shape), ddistance.transpose(0, 1)
         dbiases = (dcontent.sum((0, 2)).mul_(scale), ddistance.sum((0, 2)).mul_(scale))
         dquery = dcontent.add_(ddistance).mul_(scale)
@@ -260,8 +260,8 @@ class Copies(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients):
-        found = [(number, gradient) for number, gradient in enumerate(gradients) if gradient is not None]
-        own = {number: torch.empty_like(gradient, dtype=ctx.dtypes[number]) for number, gradient in found}
-        if own:
-            torch._foreach_copy_([*own.values()], [gradient for _, gradient in found])
-        return None, *(own.get(number) for number in range(len(gradients)))
+        arrived = [(number, gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+        converted = {number: torch.empty_like(gradient, dtype=ctx.dtypes[number]) for number, gradient in arrived}
+        if converted:
+            torch._foreach_copy_([*converted.values()], [gradient for _, gradient in arrived])
+        return None, *(converted.get(number) for number in range(len(gradients)))

@@ -31,10 +31,10 @@ def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropo
 
     Changes scores in place.
     """
-    own = scores[..., scores.shape[-1] - by_key.shape[-1] :]
-    own += by_key
+    placed = scores[..., scores.shape[-1] - by_key.shape[-1] :]
+    placed += by_key
     if mask is not None:
-        own.masked_fill_(mask, -math.inf)
+        placed.masked_fill_(mask, -math.inf)
     return functional.dropout(scores.softmax(-1), dropout)
 
 
@@ -50,8 +50,8 @@ def simplified_attention(
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)
-    own = weights[..., weights.shape[-1] - index.shape[1] :]
-    return weights @ value + torch.einsum("bhnk,nke->bhne", own, positions)
+    placed = weights[..., weights.shape[-1] - index.shape[1] :]
+    return weights @ value + torch.einsum("bhnk,nke->bhne", placed, positions)
 
 
 def transformer_xl_attention_plain(
