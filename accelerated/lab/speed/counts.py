@@ -30,7 +30,7 @@ from accelerated.lab.speed.timing import print_table
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout_variant
 from accelerated.models import NAMES, presets_of
 from accelerated.protocol import computing_in
-from accelerated.training.run import recompute_layers
+from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 
 aten, META = torch.ops.aten, torch.device("meta")
@@ -155,8 +155,6 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     states only the states are added.
     """
     network = model_on_meta(model, config)
-    if training.checkpoint_layers:
-        recompute_layers(network)
     for parameter in network.parameters():
         parameter.grad = torch.empty_like(parameter)
     with computing_in(network, getattr(torch, training.dtype)):
@@ -166,8 +164,8 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     held = 2 * parameters + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters) + state
     options = Namespace(device=META, batch=training.batch // training.accumulate, dtype=training.dtype)
     horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
-    most = counted(rollout_variant("", network, training.backprop, horizon, options).step).peak
-    return held, most + (training.horizon - horizon) * state // training.accumulate
+    rollout = rollout_variant("", network, training.backprop, horizon, options, TrainedModel(network, training))
+    return held, counted(rollout.step).peak + (training.horizon - horizon) * state // training.accumulate
 
 
 def report(options: Namespace) -> None:

@@ -15,7 +15,7 @@ from accelerated.lab.speed.peers import peer_of
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout_variant
 from accelerated.models import presets_of
-from accelerated.training.run import compile_model
+from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import COMPILERS, TrainingConfig
 
 POSITIONS = (1_000, 100_000)  # tokens before those that `generation` times
@@ -25,10 +25,10 @@ TOKENS = 200  # timed together
 def step_variant(config: Any, method: str, segments: int, options: Namespace, compiler: str = "none") -> Variant:
     """A training step of our model, compiled as --compile says; if it is not, with the FLOPs of its plain path's products."""
     network, flops = random_model(options.model, config, options.device), None
-    compile_model(network, TrainingConfig(compile=compiler))
+    trained = TrainedModel(network, TrainingConfig(compile=compiler))
     if compiler == "none":
         flops = counted(meta_step(options.model, config, segments, options.batch, method), written_out=True).flops
-    return rollout_variant("", network, method, segments, options)._replace(flops=flops)
+    return rollout_variant("", network, method, segments, options, trained)._replace(flops=flops)
 
 
 def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:

@@ -87,8 +87,8 @@ def random_segments(config: Any, batch: int, count: int, device: torch.device) -
     return [Segment(tokens, targets, scored, never).to(device) for tokens, targets in pairs]
 
 
-def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace) -> Variant:
-    """One rollout with a back-propagation method from a state in mid-document; gradients stay allocated between steps."""
+def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace, trained: Any = None) -> Variant:
+    """One rollout of a model, or of its TrainedModel, from a state in mid-document; gradients stay allocated between steps."""
     segments, dtype = random_segments(model.config, options.batch, horizon, options.device), getattr(torch, options.dtype)
     with torch.no_grad(), computing_in(model, dtype):
         state = model.initial_state(options.batch)
@@ -98,6 +98,6 @@ def rollout_variant(name: str, model: Any, method: str, horizon: int, options: N
     def step():
         model.zero_grad(set_to_none=False)
         with computing_in(model, dtype):
-            BACKPROP[method](model, segments, state)
+            BACKPROP[method](trained or model, segments, state)
 
     return Variant(name, step)
