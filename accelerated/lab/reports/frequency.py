@@ -2,9 +2,9 @@
 
 import argparse
 import math
-from collections import Counter
+import re
+from collections import Counter, namedtuple
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,19 +16,12 @@ from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 from accelerated.training.log import new_figure, save_figure
 
-PIECE = 1 << 20  # tokens of a document that are decoded at a time
 # The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
 FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
 
 
-class FrequencyRow(NamedTuple):
-    """The words in one of FREQUENCIES, by their occurrences in the training split."""
-
-    name: str
-    nats: float  # summed -log p of the words' scored tokens
-    words: int  # words with a scored token; each occurrence counts
-    tokens: int  # scored tokens
-    perplexity: float  # per word; NaN if words is 0
+# Of the words in one of FREQUENCIES: summed -log p; how many have a scored token; scored tokens; perplexity per word, or NaN
+FrequencyRow = namedtuple("FrequencyRow", ("name", "nats", "words", "tokens", "perplexity"))
 
 
 def ids_of(document: Document) -> np.ndarray:
@@ -39,9 +32,8 @@ def ids_of(document: Document) -> np.ndarray:
 def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.ndarray]:
     """Return (the document's words, the index of the word that each of its n tokens belongs to, (n,) int64).
 
-    A word is a run of bytes that are not white space. A token belongs to the word of its first byte that is not white space. A
-    token of only white space belongs to the next word, or at the end to the last. A word that begins inside the previous word's
-    last token may have no token. A text of only white space is one empty word.
+    A word is a run of bytes that are not white space. A token belongs to the word of its first such byte; if it has none, to the
+    next word, or at the end to the last. So a word may have no token. A text of only white space is one empty word.
     """
     ids = ids_of(document)
     text, lengths = tokenizer.decode(ids), tokenizer.token_bytes[ids]
@@ -57,24 +49,14 @@ def distinct_words(documents: Sequence, tokenizer: object) -> set[bytes]:
     return {word for document in documents for word in tokenizer.decode(ids_of(document)).split()}
 
 
-def word_counts(documents: Sequence, words: set[bytes], tokenizer: object, size: int = PIECE) -> Counter:
-    """How often each of `words` occurs in documents, which are decoded in pieces of `size` tokens.
-
-    The last word of a piece may continue in the next piece. It is cut if longer than all `words`, so that a text without white
-    space fits in memory.
-    """
-    counts, longest = Counter(), max(map(len, words), default=0)
+def word_counts(documents: Sequence, words: set[bytes], tokenizer: object) -> Counter:
+    """How often each of `words` occurs in documents."""
+    counts = Counter()
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
-            rest = tokenizer.decode(document.inputs[:1])
-            for at in range(0, len(document.targets), size):
-                piece = document.targets[at : at + size]
-                text = rest + tokenizer.decode(piece)
-                found = text.split()
-                rest = found.pop()[: longest + 1] if found and text[-1:] not in WHITE_SPACE else b""
-                counts.update(filter(words.__contains__, found))
-                bar.update(len(piece))
-            counts.update(filter(words.__contains__, rest.split()))
+            found = (match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))))
+            counts.update(filter(words.__contains__, found))
+            bar.update(len(document.targets))
     return counts
 
 
@@ -86,12 +68,11 @@ def by_frequency(nats: list[np.ndarray], documents: Sequence, counts: dict[bytes
         words, owners = words_of(document, tokenizer)
         owners = owners[1:][document.scored]
         tokens = np.bincount(owners, minlength=len(words))
-        found = np.array([counts.get(word, 0) for word in words])
-        buckets = len(edges) - np.searchsorted(edges, found, side="right")  # (words,)
+        occurrences = np.array([counts.get(word, 0) for word in words])
+        buckets = len(edges) - np.searchsorted(edges, occurrences, side="right")  # (words,)
         np.add.at(sums, buckets[owners], losses[document.scored])
         np.add.at(sizes, buckets, np.stack([tokens > 0, tokens], 1))
-    totals, counted = sums.tolist(), sizes.tolist()
-    rows = zip([*FREQUENCIES, "all"], [*totals, sum(totals)], [*counted, sizes.sum(0).tolist()], strict=True)
+    rows = [*zip(FREQUENCIES, sums.tolist(), sizes.tolist(), strict=True), ("all", sum(sums.tolist()), sizes.sum(0).tolist())]
     return [FrequencyRow(name, total, *size, Score(total).perplexity(size[0])) for name, total, size in rows]
 
 
@@ -108,8 +89,7 @@ def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
     bars = axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
     axes.bar_label(bars, [as_cell(row.perplexity, ",.5g") for row in rows], padding=3)
     axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
-    axes.set(title="Perplexity by frequency of the word", xlabel="times that the word occurs in the training split")
-    axes.set(ylabel="perplexity per word", yscale="log")
+    axes.set(xlabel="times that the word occurs in the training split", ylabel="perplexity per word", yscale="log")
     axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
     save_figure(figure, path)
 
@@ -118,13 +98,11 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
-    trained, tokenizer = run.settings.data, run.tokenizer
-    training = load_corpus(trained, tokenizer, run.settings.recall, options.data_dir).splits["train"]
+    training = load_corpus(run.settings.data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     documents = run.splits[run.split]
-    counts = word_counts(training, distinct_words(documents, tokenizer), tokenizer)
+    counts = word_counts(training, distinct_words(documents, run.tokenizer), run.tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
-    nats = Joined(documents).by_document(nats) if run.carry_over else nats
-    rows = by_frequency(nats, documents, counts, tokenizer)
+    rows = by_frequency(Joined(documents).by_document(nats) if run.carry_over else nats, documents, counts, run.tokenizer)
     if options.plot:
         draw_frequency(options.plot, rows)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import Module
 
 from accelerated.data.windows import lengths_of
-from accelerated.evaluation.score import TrainedRun, read
+from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes
@@ -28,20 +28,20 @@ def segments_to_fill(config: Config) -> int:
 
 def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
-    need, found = segments_to_fill(model.config), 0
+    need, taken = segments_to_fill(model.config), 0
     full = int(np.maximum(lengths_of(documents) // model.config.segment - need, 0).sum())
     with Progress("segments with full memories", min(sequences, full), "segment") as bar:
-        for segment, number, state, _ in read(model, documents, lanes, predict=False, show=False):
-            own = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - found].tolist()
-            if own:
-                yield segment.tokens[own].to(state.memory.device), keep_lanes(state, own)
-            found += len(own)
-            bar.update(len(own))
-            if found >= sequences:
+        for segment, number, state, _ in carried_through(model, documents, lanes, predict=False, show=False):
+            full_lanes = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - taken].tolist()
+            if full_lanes:
+                yield segment.tokens[full_lanes].to(state.memory.device), keep_lanes(state, full_lanes)
+            taken += len(full_lanes)
+            bar.update(len(full_lanes))
+            if taken >= sequences:
                 return
-    if found < 2:
+    if taken < 2:
         raise InputError(
-            f"{'1 segment has' if found else '0 segments have'} full memories, too few to average; expected documents of more "
+            f"{'1 segment has' if taken else '0 segments have'} full memories, too few to average; expected documents of more "
             f"than {need + 1:,} segments of {model.config.segment:,} scored tokens; give longer documents (--data) or smaller "
             f"memories (--memory, --compressed-memory)"
         )
@@ -59,7 +59,7 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         buckets = []
-        for part in model.usage(tokens, state)[0].mean(1).split(sizes, dim=1):  # (b, C), (b, M), (b, N)
+        for part in model.usage(tokens, state).mean(1).split(sizes, dim=1):  # (b, C), (b, M), (b, N)
             buckets += [part[:, a:b].sum(1) for a, b in itertools.pairwise(bucket_edges(part.shape[1]))]
         rows.append(torch.stack(buckets, 1))  # (b, 18)
     return torch.cat(rows)
@@ -67,16 +67,15 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
 
 def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
     """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
-    mean, error = weights.mean(0), weights.std(0) / len(weights) ** 0.5
+    mean, error = (x.view(len(PARTS), BUCKETS) for x in (weights.mean(0), weights.std(0) / len(weights) ** 0.5))
     record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights):,} segments"]
     ages = ["1 (oldest)", *map(str, range(2, BUCKETS)), f"{BUCKETS} (newest)"]
     lines.append(f"{'sixth of its rows':<18}" + "".join(f"{age:>15}" for age in ages))
-    for index, part in enumerate(PARTS):
-        at = slice(index * BUCKETS, (index + 1) * BUCKETS)
-        record[part] = {"mean": mean[at].tolist(), "standard_error": error[at].tolist()}
-        pairs = zip((mean[at] * 100).tolist(), (error[at] * 100).tolist(), strict=True)
+    for part, means, errors in zip(PARTS, mean, error, strict=True):
+        record[part] = {"mean": means.tolist(), "standard_error": errors.tolist()}
+        pairs = zip((means * 100).tolist(), (errors * 100).tolist(), strict=True)
         cells = "".join(f"{f'{percent:6.2f} ({deviation:.2f})':>15}" for percent, deviation in pairs)
-        lines.append(f"{part:<18}" + (f"{cells}   sum {mean[at].sum() * 100:.1f}" if weights[:, at].any() else " none"))
+        lines.append(f"{part:<18}" + (f"{cells}   sum {means.sum() * 100:.1f}" if means.any() else " none"))
     return {"attention": record}, lines
 
 
@@ -96,15 +95,6 @@ def reconstructing(config: Config, sizes: dict, options: argparse.Namespace) -> 
     if not config.compressed_memory:
         raise InputError("compression: compressed_memory is 0, so nothing is compressed; give a run with compressed memory")
     return config
-
-
-def check_untrained(config: Config) -> None:
-    """Raise InputError if config's compression needs training, for a run that was trained without compressed memory."""
-    if config.compression in ("conv", "dilated_conv") or config.compression_loss == "auto_encoding":
-        raise InputError(
-            f"--compressed-memory {config.compressed_memory}: this run was trained with compressed_memory 0, so its compression "
-            f"is untrained; leave the option out, or train with --compressed-memory"
-        )
 
 
 def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:

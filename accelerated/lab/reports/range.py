@@ -8,18 +8,17 @@ from torch.nn import Module
 
 from accelerated.data.lanes import longest_document
 from accelerated.data.windows import overlap_of
-from accelerated.evaluation.score import Score, TrainedRun, add_segment, carries_nothing, read, score_record
+from accelerated.evaluation.score import Score, TrainedRun, add_segment, carried_through, carries_nothing, score_record
 from accelerated.program.errors import InputError
 
 
 def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_every: int) -> list[Score]:
     """A Score for each number of segments, 0 .. clear_every - 1, that the state has carried since it was cleared.
 
-    The state is cleared before every so many-th segment of a document. As many first segments of a document are read but not
-    scored, so that every Score comes from the middle of documents. Each segment counts in one Score.
+    A document's first clear_every segments are read but not scored. Each later segment counts in one Score.
     """
     scores = [Score()] * clear_every
-    for segment, number, _, found in read(model, documents, lanes, clear_every=clear_every):
+    for segment, number, _, found in carried_through(model, documents, lanes, clear_every=clear_every):
         for carried in np.unique((number % clear_every)[number >= clear_every]).tolist():
             own = (number >= clear_every) & (number % clear_every == carried)
             scores[carried] = add_segment(scores[carried], found, segment, tokenizer, own)
@@ -34,10 +33,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     longest = longest_document(run.documents, model.config.segment, overlap_of(model.config))
     scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, every) if longest >= 2 * every else []
     if not scores or not all(score.tokens for score in scores):
-        raise InputError(
-            f"--segments {every}: no document has scored tokens in its segments {every + 1:,} to {2 * every:,}; "
-            f"give longer documents (--data) or a smaller number"
-        )
+        lack = f"no document has scored tokens in its segments {every + 1:,} to {2 * every:,}"
+        raise InputError(f"--segments {every}: {lack}; give longer documents (--data) or a smaller number")
     lines = ["segments carried   bits per byte   right predictions   tokens scored"]
     for carried, score in enumerate(scores):
         lines.append(f"{carried:16d}   {score.bits_per_byte:13.4f}   {score.accuracy:17.1%}   {score.tokens:13,d}")

@@ -1,20 +1,22 @@
 """eval.py topics: how near a continuation's topics are to those of its context (Adding Recurrence, section 5.3.1).
 
-A topic model (latent Dirichlet allocation) is fitted to the training split. Each context is one window; the model continues it
-greedily in a new window, which knows it through the inserted vectors and its last token alone.
+Each context is one window. The model continues it greedily in a new window, which knows it through the inserted vectors alone.
 """
 
 import argparse
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
 
 from accelerated.data.corpus import load_corpus
+from accelerated.data.lanes import Parts
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.evaluation.score import TrainedRun
+from accelerated.lab.reports.frequency import ids_of
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.progress import Progress
 
@@ -22,7 +24,6 @@ TOPICS = 20
 FITTED = 5000  # pieces of the training split; the paper takes as many books
 PIECE = 20  # windows in one of them
 LANES = 64  # contexts that are continued at a time
-GREEDY = Sampling(temperature=0.0)
 
 
 def sklearn(module: str) -> ModuleType:
@@ -39,41 +40,24 @@ def drawn_pieces(documents: Sequence, count: int, length: int, rng: np.random.Ge
     chosen = np.sort(rng.integers(ends[-1], size=count))
     owners = np.searchsorted(ends, chosen, side="right")
     starts = chosen - (ends - places)[owners]
-    found = []
-    for owner, start in zip(owners.tolist(), starts.tolist(), strict=True):
-        document, last = documents[owner], start + length - 1  # token k is target k - 1, the first one an input
-        found.append(np.concatenate([document.inputs[: start == 0], document.targets[max(0, start - 1) : last]]))
-    return np.stack(found)
+    spans = list(zip(owners.tolist(), starts.tolist(), (starts + length - 1).tolist(), strict=True))  # of predictions
+    return np.stack([ids_of(piece) for piece in Parts(documents, spans)])
 
 
-class TopicModel:
-    """Latent Dirichlet allocation over the words of texts."""
-
-    def __init__(self, texts: Sequence[str], seed: int = 0):
-        self.words = sklearn("feature_extraction.text").CountVectorizer(min_df=5, max_df=0.5, max_features=5000)
-        try:
-            counts = self.words.fit_transform(texts)
-        except ValueError:
-            raise InputError(
-                "the training split has too few words for a topic model; give a run that has learned more text"
-            ) from None
-        allocation = sklearn("decomposition").LatentDirichletAllocation
-        self.topics = allocation(TOPICS, learning_method="online", random_state=seed).fit(counts)
-
-    def distributions(self, texts: Sequence[str]) -> np.ndarray:
-        """The distribution over topics (texts, TOPICS) of each text; that of a text without known words is the prior's."""
-        return self.topics.transform(self.words.transform(texts))
+def topic_model(texts: Sequence[bytes], seed: int = 0) -> Any:
+    """A latent Dirichlet allocation over the words of texts; `transform` gives the distributions (n, TOPICS) of n texts."""
+    words = sklearn("feature_extraction.text").CountVectorizer(decode_error="ignore", min_df=5, max_df=0.5, max_features=5000)
+    topics = sklearn("decomposition").LatentDirichletAllocation(TOPICS, learning_method="online", random_state=seed)
+    try:
+        return sklearn("pipeline").make_pipeline(words, topics).fit(texts)
+    except ValueError:
+        raise InputError("the training split has too few words for a topic model; give a run with more text") from None
 
 
 def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """The Jensen-Shannon divergence in bits, 0 .. 1, of each row of distributions (n, TOPICS): (n,)."""
-    middle = (p + q) / 2
-    return (relative_entropy(p, middle) + relative_entropy(q, middle)) / 2
-
-
-def relative_entropy(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The relative entropy in bits of each row of p to that of q, where q is 0 only if p is: (n,)."""
-    return np.where(p > 0, p * np.log2(np.where(p > 0, p, 1) / np.where(p > 0, q, 1)), 0).sum(-1)
+    middle = np.where(p + q > 0, (p + q) / 2, 1)
+    return sum(np.where(x > 0, x * np.log2(np.where(x > 0, x, 1) / middle), 0).sum(-1) for x in (p, q)) / 2
 
 
 def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarray:
@@ -82,15 +66,10 @@ def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarr
     with Progress("continuing contexts", len(contexts), "context") as bar:
         for first in range(0, len(contexts), LANES):
             prompts = torch.as_tensor(contexts[first : first + LANES].astype("int64"), device=device)
-            tokens = continue_text(run.model, prompts, count, GREEDY, new_window=True)
+            tokens = continue_text(run.model, prompts, count, Sampling(temperature=0.0), new_window=True)
             found.append(torch.stack(list(tokens), 1).cpu().numpy())
             bar.update(len(prompts))
     return np.concatenate(found)
-
-
-def texts_of(run: TrainedRun, pieces: np.ndarray) -> list[str]:
-    """The text of each row of token ids."""
-    return [run.tokenizer.decode(piece).decode(errors="ignore") for piece in pieces]
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -100,9 +79,10 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     [documents] = run.splits.values()
     training = load_corpus(run.settings.data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     contexts = drawn_pieces(documents, options.contexts, length, rng)
-    model = TopicModel(texts_of(run, drawn_pieces(training, FITTED, PIECE * length, rng)), options.seed)
-    continued = texts_of(run, continuations(run, contexts, options.tokens))
-    found = jensen_shannon(model.distributions(texts_of(run, contexts)), model.distributions(continued))
+    fitted = drawn_pieces(training, FITTED, PIECE * length, rng)
+    model = topic_model([run.tokenizer.decode(piece) for piece in fitted], options.seed)
+    pieces = (contexts, continuations(run, contexts, options.tokens))
+    found = jensen_shannon(*(model.transform([run.tokenizer.decode(piece) for piece in each]) for each in pieces))
     mean, error = found.mean(), found.std(ddof=1) / len(found) ** 0.5
     lines = [f"Jensen-Shannon divergence of topics, context to continuation: {mean:.4f} bits, standard error {error:.4f}"]
     lines.append(f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}; {TOPICS} topics")

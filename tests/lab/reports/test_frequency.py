@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document
 from accelerated.lab.reports import frequency
 from accelerated.lab.reports.frequency import (
@@ -73,44 +72,27 @@ def test_a_token_belongs_to_the_word_of_its_first_byte_that_is_not_white():
 
 
 @examples(100)
-@given(
-    some=st.lists(texts, max_size=3), tokenizer=either, size=st.integers(1, 9),
-    wanted=st.sets(st.text("theabé", min_size=1, max_size=4).map(str.encode), max_size=9),
-)  # fmt: skip
-def test_words_are_counted_across_pieces(some, tokenizer, size, wanted):
-    documents = [document_from(text, tokenizer) for text in some]
-    expected = Counter(
-        word for document in documents if len(document.inputs)
-        for word in document.name.encode().split() if word in wanted
-    )  # fmt: skip
-    assert word_counts(documents, wanted, tokenizer, size) == expected
+@given(some=st.lists(texts, max_size=3), tokenizer=either, wanted=st.sets(st.text("theabé", min_size=1, max_size=4), max_size=9))
+def test_words_are_those_between_white_space(some, tokenizer, wanted):
+    documents, wanted = [document_from(text, tokenizer) for text in some], {word.encode() for word in wanted}
+    words = [word for document in documents if len(document.inputs) for word in document.name.encode().split()]
+    assert word_counts(documents, wanted, tokenizer) == Counter(word for word in words if word in wanted)
     every = distinct_words(documents, tokenizer)
-    assert every == {word for document in documents if len(document.inputs) for word in document.name.encode().split()}
-    assert sum(word_counts(documents, every, tokenizer, size).values()) == sum(
-        len(document.name.encode().split()) for document in documents if len(document.inputs)
-    )
+    assert every == set(words) and sum(word_counts(documents, every, tokenizer).values()) == len(words)
 
 
 @pytest.mark.parametrize("text", ["abcd", "abcd abcd"])
 def test_a_longer_word_is_not_counted_as_its_beginning(text):
-    assert not word_counts([document_from(text, BYTES)], {b"abc"}, BYTES, 1)
+    assert not word_counts([document_from(text, BYTES)], {b"abc"}, BYTES)
 
 
-def test_counting_holds_no_more_than_a_piece_in_memory():
-    """For long documents and a text without white space; at most a piece of tokens is decoded at once."""
-    asked = []
-
-    class Watched(ByteTokenizer):
-        def decode(self, ids):
-            asked.append(len(ids))
-            return super().decode(ids)
-
+def test_counting_holds_no_list_of_a_documents_words():
     documents = [document_from(text, BYTES) for text in ("x" * 400_000, "ab the " * 50_000)]
     tracemalloc.start()
-    counts = word_counts(documents, {b"the", b"xx"}, Watched(), size=1000)
+    counts = word_counts(documents, {b"the", b"xx"}, BYTES)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert counts == {b"the": 50_000} and max(asked) == 1000 and peak < 100_000
+    assert counts == {b"the": 50_000} and peak < 2_500_000, "a list of the words would take 4 MB"
 
 
 def bucket_of(count):

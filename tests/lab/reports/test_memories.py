@@ -93,20 +93,6 @@ def test_short_documents_are_refused():
     assert sum(len(tokens) for tokens, _ in memories.full_memories(Compressive(SMALL).eval(), two, 2, 10)) == 2
 
 
-@pytest.mark.parametrize(
-    ("compression", "loss", "trains"),
-    [("conv", "attention_reconstruction", True), ("dilated_conv", "none", True), ("mean_pooling", "auto_encoding", True),
-     ("mean_pooling", "attention_reconstruction", False), ("most_used", "none", False)],
-)  # fmt: skip
-def test_a_compression_that_needs_training_is_refused_for_a_run_without(compression, loss, trains):
-    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss)
-    if trains:
-        with pytest.raises(InputError, match="its compression is untrained"):
-            memories.check_untrained(config)
-    else:
-        memories.check_untrained(config)
-
-
 def test_buckets_cover_every_key_once():
     assert memories.bucket_edges(12) == [0, 2, 4, 6, 8, 10, 12]
     assert memories.bucket_edges(4) == [0, 0, 1, 2, 2, 3, 4] and memories.bucket_edges(0) == [0] * 7
@@ -120,7 +106,7 @@ def test_attention_by_bucket_equals_summing_the_weights(name):
     assert not weights.requires_grad
     rows = []
     for tokens, state in memories.full_memories(model, documents, 2, 100):
-        for lane, usage in enumerate(model.usage(tokens, state)[0]):
+        for lane, usage in enumerate(model.usage(tokens, state)):
             assert usage.shape[0] == 3 and lane < 2
             row, at = [], 0
             for size in (model.config.compressed_memory, 12, 8):

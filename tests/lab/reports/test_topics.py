@@ -58,12 +58,12 @@ def test_texts_of_a_topic_are_near_each_other():
     pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(200)]
-    found = topics.TopicModel(texts).distributions([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
+    found = topics.topic_model(texts).transform([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
     assert found.shape == (5, topics.TOPICS) and np.allclose(found.sum(1), 1) and np.allclose(found[4], 1 / topics.TOPICS)
     same, other = topics.jensen_shannon(found[:2], found[2:4]), topics.jensen_shannon(found[:2], found[3:1:-1])
     assert (same + 0.2 < other).all()
     with pytest.raises(InputError, match="the training split has too few words for a topic model"):
-        topics.TopicModel(["+ - *"] * 9)
+        topics.topic_model(["+ - *"] * 9)
 
 
 def test_continuations_are_greedy_and_in_a_new_window():
