@@ -58,8 +58,11 @@ def test_all_rows_can_be_trained_and_read_as_many_tokens(name):
         if name in TASKS:
             task, read = TASKS[name]
             assert settings.recall == task, "whatever the preset of a model says"
-            documents = training.batch * training.horizon * training.steps / -(-task.length // segment)
-            tokens[label] = round(documents / (read // task.length), 2)
+            segments = -(-task.length // segment)  # of a document
+            steps = read // task.length * segments // (training.batch * training.horizon)
+            assert (training.steps, training.warmup) == (steps, max(10, steps // 20)), label
+            assert training.horizon in (1, segments), "whole documents, or a segment of more lanes"
+            tokens[label] = read
     assert len(set(tokens.values())) == 1, tokens
 
 
