@@ -14,10 +14,9 @@ from typing import BinaryIO
 
 import torch
 
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
 from accelerated.training.folder import SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
-from accelerated.training.gpt2_weights import safetensors_package
 from accelerated.training.settings import is_of_type
 
 FORMAT = "palimpsest"
@@ -25,12 +24,10 @@ MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # 
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
-FIELDS = {
-    "model": str, "model_config": dict, "training_config": dict, "data_config": dict, "parameters": dict, "optimizer": dict,
-    "state": tuple, "lanes": dict, "random": torch.Tensor, "step": int, "corpus": str, "tokenizer": str, "best": float,
-    "pending": tuple, "validation_due": bool,
-}  # fmt: skip
 NOT_IN_EARLIER = {"corpus": "", "tokenizer": "", "best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
+DICTS = ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")
+FIELDS = {"model": str, "state": tuple, "random": torch.Tensor, "step": int, **dict.fromkeys(DICTS, dict)}
+FIELDS |= {name: type(value) for name, value in NOT_IN_EARLIER.items()}
 
 
 def save_checkpoint(path: str | Path, contents: dict) -> None:
@@ -115,7 +112,7 @@ def load_checkpoint(path: str | Path) -> dict:
 def load_exported(folder: str | Path) -> dict:
     """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; raises InputError if it is damaged."""
     config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
-    described, safetensors = json.loads(config.read_text()), safetensors_package()
+    described, safetensors = json.loads(config.read_text()), optional_package("safetensors", "an exported run needs", "gpt2")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")
     with safetensors.safe_open(weights, "pt") as file:

@@ -20,20 +20,36 @@ from accelerated.training.folder import SETTINGS, WEIGHTS
 from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-NORMS = {"ln_1": "norm", "ln_2": "mlp_norm"}
-MATRICES = {"attn.c_proj": "output", "mlp.c_fc": "mlp_hidden", "mlp.c_proj": "mlp_output"}
+# {our name: GPT-2's}, of the model and of each layer; matrices of a layer are transposed
+OF_MODEL = {
+    "embedding": "wte.weight",
+    "positions": "wpe.weight",
+    "final_norm.scale": "ln_f.weight",
+    "final_norm.bias": "ln_f.bias",
+}
+OF_LAYER = {
+    "norm.scale": "ln_1.weight",
+    "norm.bias": "ln_1.bias",
+    "output": "attn.c_proj.weight",
+    "output_bias": "attn.c_proj.bias",
+    "mlp_norm.scale": "ln_2.weight",
+    "mlp_norm.bias": "ln_2.bias",
+    "mlp_hidden": "mlp.c_fc.weight",
+    "mlp_hidden_bias": "mlp.c_fc.bias",
+    "mlp_output": "mlp.c_proj.weight",
+    "mlp_output_bias": "mlp.c_proj.bias",
+}
+JOINED = {"weight": ("query", "key", "value"), "bias": ("query_bias", "key_bias", "value_bias")}  # the parts of attn.c_attn
 # {field of config.json: values with which GPT-2 computes the same as our model}
 COMPUTED = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"), "layer_norm_epsilon": (1e-5,), "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
-}  # fmt: skip
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
 PUBLISHED = {size: name for name, size in GPT2_SIZES.items()}
 DTYPES = ("F16", "BF16", "F32", "F64")
-LOOK_ALIKES = {  # {first bytes of a file: what it is instead}
-    b"version https://git-lfs": "it is a Git LFS pointer: git lfs pull fetches the file", b"<": "it is an HTML page",
-    b"PK\x03\x04": "it is a pickle, which could run code", b"\x80": "it is a pickle, which could run code",
-    b"\x89HDF": "it is an HDF5 file, TensorFlow's",
-}  # fmt: skip
 EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
 
@@ -54,13 +70,8 @@ def open_file(path: str | Path) -> tuple[Path, Any]:
         raise InputError(f"--init {path}: {missing}; {EXPECTED}, or a run of train.py")
     try:
         return file, safetensors.safe_open(file, "pt")
-    except OSError as error:
-        raise InputError(f"--init {file} cannot be read: {error.strerror or error}; {EXPECTED}") from None
-    except safetensors.SafetensorError as error:
-        with open(file, "rb") as opened:
-            head = opened.read(32).lstrip()
-        reason = next((kind for start, kind in LOOK_ALIKES.items() if head.startswith(start)), error)
-        raise InputError(f"--init {file} is not a whole safetensors file ({reason}); {EXPECTED}") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"--init {file} is not a whole safetensors file ({error}); {EXPECTED}") from None
 
 
 def of_gpt2(named: dict) -> dict:
@@ -76,19 +87,17 @@ def check_gpt2(path: str | Path, config: Config) -> Path:
     """
     file, reader = open_file(path)
     slices = of_gpt2({name: reader.get_slice(name) for name in reader.keys()})  # noqa: SIM118  not a dict
-    shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
+    shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
     if "wte.weight" not in shapes or not any(name.startswith("h.0.") for name in shapes):
         raise InputError(f"--init {file} is not a GPT-2: it holds {', '.join(sorted(shapes)[:3])} ...; {EXPECTED}")
-    check_size(path, shapes, config)
-    check_described(file, config)
+    check_described(file, shapes, config)
     wanted = gpt2_shapes(config)
     for name in sorted(wanted.keys() | shapes.keys()):
-        expected, found = wanted.get(name, "absent"), shapes.get(name, "absent")
-        if expected != found:
-            raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {found}; {EXPECTED}")
-    for name, found in slices.items():
-        dtype = found.get_dtype()
-        if dtype not in DTYPES:
+        expected, actual = wanted.get(name, "absent"), shapes.get(name, "absent")
+        if expected != actual:
+            raise InputError(f"--init {path} is not a GPT-2: {name} should be {expected}, is {actual}; {EXPECTED}")
+    for name, part in slices.items():
+        if (dtype := part.get_dtype()) not in DTYPES:
             raise InputError(f"--init {path}: {name} is stored as {dtype}; give the weights in one of {', '.join(DTYPES)}")
     return file
 
@@ -98,96 +107,66 @@ def gpt2_shapes(config: Config) -> dict[str, tuple]:
     d, f = config.width, config.feed_forward
     shapes = {"wte.weight": (config.vocabulary, d), "wpe.weight": (config.max_positions, d)}
     matrices = {"attn.c_attn": (d, 3 * d), "attn.c_proj": (d, d), "mlp.c_fc": (d, f), "mlp.c_proj": (f, d)}
-    norms = ["ln_f", *(f"h.{i}.{name}" for i in range(config.layers) for name in NORMS)]
-    shapes |= {f"{norm}.{kind}": (d,) for norm in norms for kind in ("weight", "bias")}
-    for i in range(config.layers):
-        shapes |= {f"h.{i}.{name}.weight": shape for name, shape in matrices.items()}
-        shapes |= {f"h.{i}.{name}.bias": shape[1:] for name, shape in matrices.items()}
-    return shapes
+    layers = [f"h.{i}." for i in range(config.layers)]
+    shapes |= {f"{norm}.{kind}": (d,) for kind in JOINED for norm in ("ln_f", *(i + n for i in layers for n in ("ln_1", "ln_2")))}
+    shapes |= {f"{i}{name}.weight": shape for i in layers for name, shape in matrices.items()}
+    return shapes | {f"{i}{name}.bias": shape[1:] for i in layers for name, shape in matrices.items()}
 
 
 def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
     """Return {our name: tensor} of GPT-2's tensors: matrices transposed; query, key and value split."""
-    ours = {"embedding": tensors["wte.weight"], "positions": tensors["wpe.weight"]}
-    ours |= {"final_norm.scale": tensors["ln_f.weight"], "final_norm.bias": tensors["ln_f.bias"]}
+    ours = {name: tensors[theirs] for name, theirs in OF_MODEL.items()}
     for i in range(config.layers):
-        for name, own in NORMS.items():
-            ours[f"layers.{i}.{own}.scale"] = tensors[f"h.{i}.{name}.weight"]
-            ours[f"layers.{i}.{own}.bias"] = tensors[f"h.{i}.{name}.bias"]
-        for name, own in MATRICES.items():
-            ours[f"layers.{i}.{own}"] = tensors[f"h.{i}.{name}.weight"].t()
-            ours[f"layers.{i}.{own}_bias"] = tensors[f"h.{i}.{name}.bias"]
-        weights, biases = (tensors[f"h.{i}.attn.c_attn.{kind}"].t().chunk(3) for kind in ("weight", "bias"))
-        for own, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
-            ours |= {f"layers.{i}.{own}": weight, f"layers.{i}.{own}_bias": bias}
+        layer = {name: tensors[f"h.{i}.{theirs}"].t() for name, theirs in OF_LAYER.items()}
+        for kind, names in JOINED.items():
+            layer |= zip(names, tensors[f"h.{i}.attn.c_attn.{kind}"].t().chunk(3), strict=True)
+        ours |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     return ours
 
 
 def of_ours(parameters: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
     """Return {GPT-2's name: tensor} of a pretrained_recurrence model's parameters, without the module: the inverse of renamed."""
-    theirs = {"wte.weight": parameters["embedding"], "wpe.weight": parameters["positions"]}
-    theirs |= {"ln_f.weight": parameters["final_norm.scale"], "ln_f.bias": parameters["final_norm.bias"]}
+    theirs = {name: parameters[ours] for ours, name in OF_MODEL.items()}
     for i in range(config.layers):
-        ours = {name.removeprefix(f"layers.{i}."): p for name, p in parameters.items() if name.startswith(f"layers.{i}.")}
-        for name, own in NORMS.items():
-            theirs |= {f"h.{i}.{name}.weight": ours[f"{own}.scale"], f"h.{i}.{name}.bias": ours[f"{own}.bias"]}
-        for name, own in MATRICES.items():
-            theirs |= {f"h.{i}.{name}.weight": ours[own].t(), f"h.{i}.{name}.bias": ours[f"{own}_bias"]}
-        parts = ("query", "key", "value")
-        theirs[f"h.{i}.attn.c_attn.weight"] = torch.cat([ours[part] for part in parts]).t()
-        theirs[f"h.{i}.attn.c_attn.bias"] = torch.cat([ours[f"{part}_bias"] for part in parts])
+        theirs |= {f"h.{i}.{name}": parameters[f"layers.{i}.{ours}"].t() for ours, name in OF_LAYER.items()}
+        for kind, names in JOINED.items():
+            theirs[f"h.{i}.attn.c_attn.{kind}"] = torch.cat([parameters[f"layers.{i}.{name}"] for name in names]).t()
     return {f"transformer.{name}": tensor for name, tensor in theirs.items()}
 
 
 def described_gpt2(config: Config) -> dict:
     """The config.json of a GPT-2 of these sizes, for the package transformers."""
     end = 50256 if config.vocabulary == 50257 else None
-    return {
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": config.vocabulary,
-        "n_positions": config.max_positions, "n_embd": config.width, "n_layer": config.layers, "n_head": config.heads,
-        "n_inner": config.feed_forward, "bos_token_id": end, "eos_token_id": end, "tie_word_embeddings": True,
-    } | {name: values[0] for name, values in COMPUTED.items()}  # fmt: skip
+    sizes = {"vocab_size": config.vocabulary, "n_positions": config.max_positions, "n_embd": config.width}
+    sizes |= {"n_layer": config.layers, "n_head": config.heads, "n_inner": config.feed_forward}
+    about = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "bos_token_id": end, "eos_token_id": end}
+    return about | sizes | {"tie_word_embeddings": True} | {name: values[0] for name, values in COMPUTED.items()}
 
 
-def check_size(path: str | Path, shapes: dict[str, tuple], config: Config) -> None:
-    """Raise InputError if a GPT-2 of these shapes differs in size from config; the message lists the options to give."""
-    words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
-    if len(words) != 2 or len(positions) != 2 or len(inner) != 1:
-        raise InputError(f"--init {path} is not a GPT-2: wte.weight and wpe.weight are {words}, {positions}; {EXPECTED}")
-    vocabulary, width = words
-    if vocabulary != config.vocabulary:
-        raise InputError(
-            f"--init {path} has a vocabulary of {vocabulary}, the model's is {config.vocabulary}; "
-            "choose the --tokenizer that it was trained with"
-        )
-    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
-    found = {"layers": layers, "width": width, "max_positions": positions[0], "feed_forward": inner[0]}
-    other = {name: size for name, size in found.items() if size != getattr(config, name)}
-    if not other:
-        return
-    do = " ".join(f"{option_name(name)} {size}" for name, size in other.items())
-    do += " and its --heads" if "width" in other else ""
-    if "layers" in other and (layers, width) in PUBLISHED:
-        do = f"--preset {PUBLISHED[layers, width]}"
-    theirs = ", ".join(f"{name} {size}" for name, size in other.items())
-    ours = ", ".join(f"{name} {getattr(config, name)}" for name in other)
-    raise InputError(f"--init {path} has {theirs}, the model has {ours}; give {do}")
+def check_described(file: Path, shapes: dict[str, tuple], config: Config) -> None:
+    """Raise InputError if a GPT-2 differs in size from config, which lists the options to give, or computes something else.
 
-
-def check_described(file: Path, config: Config) -> None:
-    """Raise InputError if the config.json beside a GPT-2 says that it computes something other than our model.
-
-    No shape shows the number of heads. config.json gives it, or else the size, if a GPT-2 of that size is published.
+    No shape shows the number of heads and what is computed: config.json beside the file does. Without it a GPT-2 of a published
+    size has that size's heads.
     """
     try:
         described = dict(json.loads((file.parent / SETTINGS).read_text()))
     except (OSError, TypeError, ValueError, RecursionError):  # no file, or no JSON object in it
         described = {}
-    heads = described.get("n_head")
-    if heads is None and (config.layers, config.width) in PUBLISHED:
-        heads = config.width // 64
-    if heads not in (None, config.heads):
-        raise InputError(f"--init {file} has {heads} heads, the model has {config.heads}; give --heads {heads}")
+    words, positions, inner = (shapes.get(name, ()) for name in ("wte.weight", "wpe.weight", "h.0.mlp.c_fc.bias"))
+    if len(words) != 2 or len(positions) != 2 or len(inner) != 1:
+        raise InputError(f"--init {file} is not a GPT-2: wte.weight and wpe.weight are {words}, {positions}; {EXPECTED}")
+    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in shapes)
+    preset = PUBLISHED.get((layers, words[1]))
+    heads = described.get("n_head", words[1] // 64 if preset else config.heads)
+    sizes = {"vocabulary": words[0], "layers": layers, "width": words[1], "heads": heads}
+    sizes |= {"max_positions": positions[0], "feed_forward": inner[0]}
+    other = {name: size for name, size in sizes.items() if size != getattr(config, name)}
+    if other:
+        theirs, ours = (", ".join(f"{name} {of[name]}" for name in other) for of in (sizes, vars(config)))
+        do = " ".join(f"{option_name(name)} {size}" for name, size in other.items())
+        do = "the --tokenizer that it was trained with" if "vocabulary" in other else f"--preset {preset}" if preset else do
+        raise InputError(f"--init {file} has {theirs}, the model has {ours}; give {do}")
     for name, values in COMPUTED.items():
         if described.get(name, values[0]) not in values:
             raise InputError(

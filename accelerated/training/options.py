@@ -6,37 +6,24 @@ eval.py and lab/ build their own parsers from OptionParser.
 import argparse
 import dataclasses
 import difflib
+import functools
 import inspect
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from accelerated.data.config import (
-    CORPORA,
-    ENCODINGS,
-    MU_LAW,
-    OF_TEXTS,
-    RECORDING,
-    DataConfig,
-    TaskConfig,
-    check_data,
-    default_data_dir,
-)
+from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
+from accelerated.data.recall import RecallConfig
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
 from accelerated.training.log import is_finished
-from accelerated.training.settings import PREFIXES, Settings, TrainingConfig, by_config, preset_settings, settings_from
+from accelerated.training.settings import PREFIXES, RECALL, Given, Settings, by_config, check, preset_settings, settings_from
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
-FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
-# --init of a run decides these
-OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
-NO_OPTIONS = {"model_config": ("vocabulary",), "recall": ("shared_values", "documents")}  # fields that only programs set
-RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
-BYTES = ENCODINGS["bytes"]
+NO_OPTIONS = ("vocabulary", "shared_values", "documents")  # fields that only programs set; the last two of the recall task
 
 
 @dataclasses.dataclass
@@ -54,105 +41,6 @@ class Start:
     def gpt2(self) -> str | None:
         """The path of the GPT-2 to start from, or None."""
         return None if self.initial else self.init
-
-
-class Given(NamedTuple):
-    """What the conditions of CHECKS look at, and their messages name."""
-
-    config: Any  # the model's
-    training: TrainingConfig
-    data: DataConfig
-    recall: Any
-    tasks: TaskConfig
-    asked: dict  # {field: value} of the options that were given
-    resume: str | None = None  # a run
-    init: str | None = None  # a run
-    held: Settings | None = None  # the settings of either run
-    step: int = 0  # of the resumed run
-    finished: bool = False  # whether the resumed run has made its last report
-
-
-def asked_of_model_and_data(given: Given) -> set[str]:
-    """The given options that a resumed run cannot take, because it keeps its model and data; a text may have moved."""
-    takes = {field.name for field in dataclasses.fields(TrainingConfig)} | {"resume", "init", "out", "data_dir"}
-    takes |= {"model"} if given.asked.get("model") == given.held.model else set()
-    takes |= {"data"} if RECALL not in (given.held.data.data, given.data.data) else set()
-    return given.asked.keys() - takes
-
-
-# (condition, message): options that do not work together, or not with the run of --resume or --init. The first that holds is
-# refused. CHECKS of a model's presets follow
-CHECKS = (
-    (
-        lambda given: given.resume and "out" in given.asked,
-        "--resume {resume} continues in its own folder; leave --out out, or begin a new run with --init",
-    ),
-    (
-        lambda given: given.resume and asked_of_model_and_data(given),
-        "--resume keeps the run's model and data; leave those options out (except --data, if its files have moved), or start a "
-        "new run without --resume",
-    ),
-    (
-        lambda given: given.resume and os.path.isabs(given.data.data) and not os.path.exists(given.data.data),
-        "{data.data}, which {resume} was trained on, is not there; if it has moved, give --data with its new place",
-    ),
-    *(
-        (
-            lambda given, name=name: given.resume and name in given.asked,
-            f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run",
-        )
-        for name in FIXED_IN_A_RUN
-    ),
-    (
-        lambda given: given.resume and given.asked.get("epochs") and given.training.horizon != given.held.training.horizon,
-        "--epochs counts passes at the run's own --horizon; give --steps with another one",
-    ),
-    (
-        lambda given: given.resume and not given.asked.get("epochs") and given.step + given.finished > given.training.steps,
-        "--resume {resume} is at step {step}; give --steps above that",
-    ),
-    *(
-        (
-            lambda given, name=name: (
-                given.init and given.asked.get(name) not in (None, getattr(given.held.model_config, name, None))
-            ),
-            f"{option_name(name)} is {{config.{name}}}, the weights of --init {{init}} have {{held.model_config.{name}}}; "
-            "leave it out",
-        )
-        for name in OF_THE_WEIGHTS
-    ),
-    (
-        lambda given: given.init and given.asked.keys() & {"tokenizer", "train_bpe", "train_words"},
-        "--init {init} keeps the tokenizer of its weights; leave --tokenizer and --train-... out",
-    ),
-    (
-        lambda given: given.data.data == RECALL and given.config.vocabulary != BYTES,
-        "--data recall is made of bytes, and the weights of --init {init} have another tokenizer; leave one of them out",
-    ),
-    (
-        lambda given: sum(map(bool, (given.data.train_bpe, given.data.train_words, given.data.tokenizer != "bytes"))) > 1,
-        "--tokenizer names a tokenizer, --train-bpe and --train-words learn one; give one of them",
-    ),
-    (
-        lambda given: "steps" in given.asked and given.asked.get("epochs"),
-        "--steps and --epochs both say how long to train; give one of them",
-    ),
-    (
-        lambda given: given.training.schedule != "cosine" and given.asked.get("final_fraction"),
-        "--final-fraction has no effect: --schedule {training.schedule} has none; leave it out",
-    ),
-    (
-        lambda given: given.training.update_every == 1 and given.asked.get("update_every_from"),
-        "--update-every-from has no effect: --update-every is 1; leave it out",
-    ),
-    (
-        lambda given: (
-            given.training.compile == "cudagraphs" and given.training.horizon > 1 and given.training.backprop != "memory_replay"
-        ),
-        "--compile cudagraphs needs a segment's backward pass before the next is read, and --backprop {training.backprop} "
-        "reads all {training.horizon} of --horizon first; give --horizon 1 or --backprop memory_replay",
-    ),
-)
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -180,6 +68,7 @@ class OptionParser(argparse.ArgumentParser):
         self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
 
 
+@functools.cache
 def field_help(config_class: type) -> dict[str, str]:
     """Return {field: help} from the Fields part of a config's docstring; every field must be described."""
     lines = inspect.getdoc(config_class).partition("Fields:")[2].splitlines()
@@ -250,27 +139,13 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 
 def place_of(option: str) -> str:
-    """What has an option that not every run has: models, or --data; "" if nothing has."""
-    name = option.removeprefix("--").replace("-", "_")
-    if option != option_name(name):
-        return ""
-    if name in {field.name for field in dataclasses.fields(DataConfig)}:
-        return "--data with texts"
-    if by_config(DEFAULT, {name: None})[RECALL]:
-        return f"--data {RECALL}"
-    models = [model for model in NAMES if name in names_of_options(model)]
+    """What has an option that not every run has: other data, or other models; "" if nothing has."""
+    for kind, prefix, place in ((DataConfig, "", "--data with texts"), (RecallConfig, "recall_", "--data recall")):
+        names = {field.name for field in dataclasses.fields(kind)} - ({*NO_OPTIONS} if prefix else set())
+        if option in {option_name(prefix + name) for name in names}:
+            return place
+    models = [name for name in NAMES if option in training_parser(preset_settings(name, "tiny"))._option_string_actions]
     return f"--model {' or '.join(models)}" if models else ""
-
-
-def names_of_options(model: str) -> set[str]:
-    """The fields that only some models' options set, of this one."""
-    tasks = {f"task_{field.name}" for field in dataclasses.fields(TaskConfig)} if takes_tasks(model) else set()
-    return tasks | {field.name for field in dataclasses.fields(presets_of(model).Config)}
-
-
-def takes_tasks(model: str) -> bool:
-    """Whether a model has training tasks."""
-    return getattr(presets_of(model), "TAKES_TASKS", False)
 
 
 def refuse_unknown(argv: list[str]) -> None:
@@ -295,41 +170,24 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, s
     held = saved and settings_from(saved, path)
     if first.resume:
         return held, saved, checksum
-    model = first.model or (held.model if held else model_of_gpt2() if first.init else DEFAULT)
+    of_gpt2 = next(name for name in NAMES if getattr(presets_of(name), "TAKES_GPT2", False)) if first.init and not held else ""
+    model = first.model or (held.model if held else of_gpt2 or DEFAULT)
     check_choice("--model", model, NAMES, InputError)
     if held and model != held.model:
         raise InputError(f"--init {first.init} holds a {held.model}; leave --model {model} out, or --init")
-    if first.init and not held and model != model_of_gpt2():
-        raise InputError(
-            f"--init {first.init} is not a run of train.py; only --model {model_of_gpt2()} can start from other weights"
-        )
+    if of_gpt2 and model != of_gpt2:
+        raise InputError(f"--init {first.init} is not a run of train.py; only --model {of_gpt2} can start from other weights")
     presets, usual = presets_of(model).PRESETS, RECALL if first.data == RECALL else "tiny"
-    if first.init:
-        usual = "gpt2" if not held else "fine-tune" if "fine-tune" in presets else usual
+    usual = "gpt2" if of_gpt2 else "fine-tune" if held and "fine-tune" in presets else usual
     preset = first.preset or usual
     check_choice("--preset", preset, presets, InputError)
     defaults = preset_settings(model, preset)
-    defaults = held._replace(training=defaults.training) if held else defaults
-    return defaults._replace(data=data_before_options(defaults.data, first.data, bool(held))), saved, checksum
-
-
-def model_of_gpt2() -> str:
-    """The model that a published GPT-2 can begin."""
-    return next(name for name in NAMES if getattr(presets_of(name), "TAKES_GPT2", False))
-
-
-def data_before_options(data: DataConfig, asked: str | None, of_weights: bool) -> DataConfig:
-    """The defaults of the data if --data asks for this: other data than a run's has none of its parts.
-
-    of_weights: whether they are the data of a run, whose tokenizer stays.
-    """
-    if asked == RECALL and not of_weights:
-        return DataConfig(RECALL)
-    usual = DataConfig(asked or data.data)
-    if asked == RECALL:
-        return dataclasses.replace(usual, tokenizer=data.tokenizer, train_bpe=data.train_bpe, train_words=data.train_words)
-    parts = {name: getattr(usual, name) for name in ("documents", *OF_TEXTS)} if asked and of_weights else {}
-    return dataclasses.replace(data, **parts)
+    data, training = held.data if held else defaults.data, defaults.training
+    kept = ("tokenizer", "train_bpe", "train_words") if held else ()  # of the data before
+    kept += () if first.data == RECALL else ("carry_over_documents",)
+    if first.data == RECALL or (first.data and held):
+        data = DataConfig(first.data, **{name: getattr(data, name) for name in kept})
+    return (held or defaults)._replace(data=data, training=training), saved, checksum
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -361,13 +219,13 @@ def training_parser(defaults: Settings) -> OptionParser:
     if defaults.data.data == RECALL:
         of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
         add_options(parser, "data", defaults.data, leave_out=of_texts)
-        add_options(parser, "recall task", defaults.recall, prefix="recall_", leave_out=NO_OPTIONS["recall"])
+        add_options(parser, "recall task", defaults.recall, prefix="recall_", leave_out=NO_OPTIONS)
     else:
         add_options(parser, "data (--data recall has options of its own)", defaults.data)
     add_options(parser, "training", defaults.training)
-    if takes_tasks(defaults.model):
+    if getattr(presets_of(defaults.model), "TAKES_TASKS", False):
         add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
-    add_options(parser, "model", defaults.model_config, leave_out=NO_OPTIONS["model_config"])
+    add_options(parser, "model", defaults.model_config, leave_out=NO_OPTIONS)
     return parser
 
 
@@ -379,7 +237,7 @@ def options_of(settings: Settings) -> list[str]:
         config, default = getattr(settings, part), getattr(usual, part)
         for field in dataclasses.fields(config) if part != "recall" or of_recall else ():
             value = getattr(config, field.name)
-            if value == getattr(default, field.name) or field.name in NO_OPTIONS.get(part, ()):
+            if value == getattr(default, field.name) or (field.name in NO_OPTIONS and part in ("model_config", "recall")):
                 continue
             option = option_name(prefix + field.name)
             if isinstance(value, bool):
@@ -411,9 +269,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if saved:
         finished = bool(first.resume) and is_finished(first.resume, saved["step"])
         given = given._replace(resume=first.resume, init=first.init, held=defaults, step=saved["step"], finished=finished)
-    for condition, message in (*CHECKS, *getattr(presets_of(settings.model), "CHECKS", ())):
-        if condition(given):
-            raise InputError(message.format(**given._asdict()))
+    check(settings.model, given)
     check_data(settings.data)
     if first.resume:
         return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, checksum=checksum)

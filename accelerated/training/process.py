@@ -26,21 +26,16 @@ def choose_device(name: str, dtype: str = "float32") -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     if name != "mps" and torch.cuda.is_available():
-        return own_gpu()
+        number, gpus = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())), torch.cuda.device_count()
+        if number >= gpus:
+            raise InputError(f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; start one for each")
+        return torch.device("cuda", number)
     if name == "cuda":
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
     hindrance = hindrance_on_mps(dtype)
     if hindrance and name == "mps":
         raise InputError(f"--device mps: {hindrance}; use --device cpu")
     return torch.device("cpu" if hindrance else "mps")
-
-
-def own_gpu() -> torch.device:
-    """The CUDA device of this process; raises InputError if torchrun started more processes than there are GPUs."""
-    local = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
-    if local >= (gpus := torch.cuda.device_count()):
-        raise InputError(f"torchrun started {local + 1} or more processes here, torch finds {gpus} GPUs; start one for each GPU")
-    return torch.device("cuda", local)
 
 
 def hindrance_on_mps(dtype: str) -> str | None:

@@ -22,7 +22,7 @@ from accelerated.training import process
 from accelerated.training.checkpoint import save_in_run
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import Log
-from accelerated.training.optimization import TrainedModel, check_finite, recomputing
+from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
 
 
@@ -152,11 +152,6 @@ class Run:
 
 
 def compile_model(model: torch.nn.Module, training: Any) -> None:
-    """Compile the model in place: for lab/speed and tests until they take a TrainedModel."""
+    """Compile the model in place: for tests/test_replay.py until it takes a TrainedModel."""
     trained = TrainedModel(model, training)
     model.read, model.advance = trained.read, trained.advance
-
-
-def recompute_layers(model: torch.nn.Module) -> None:
-    """Let the model compute its layers again in the backward pass: for lab/speed until it calls `recomputing`."""
-    model._modules = recomputing(model, model.config.dropout > 0)._modules
