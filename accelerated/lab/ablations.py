@@ -226,11 +226,10 @@ def trained(row: str, seed: int) -> dict:
         for norm in gradient_norms(model, settings, lanes):
             norms.append(norm)
             bar.update()
-    finite = len(norms) == training.steps
-    score = evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte if finite else None
+    score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
-    found = {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
-    return found | {"seconds": round(time.monotonic() - began, 1)}
+    spent = round(time.monotonic() - began, 1)
+    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later), "seconds": spent}
 
 
 def said(run: dict) -> str:
@@ -259,8 +258,7 @@ def page(record: dict) -> str:
     command = "```bash\npython -m accelerated.lab.ablations\n```"
     parts = ["# What the papers tried and left", wrapped(ABOUT), command, wrapped(when)]
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
-        title = name.capitalize().replace("-", " ")
-        parts += [f"## {title}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
+        parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -79,8 +79,8 @@ def record_of_row(table: Table, name: str, tuning: dict[str, float], trials: lis
         m.title: [None if workshop.diverged(trial) else m.pick(workshop.answer(trial, m.words(row))) for trial in trials]
         for m in table.measures
     }
-    found = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
-    record = {"name": name, "paper": row.paper, "options": row.options, "choice": best(tuning), "tuning": found}
+    finite = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
+    record = {"name": name, "paper": row.paper, "options": row.options, "choice": best(tuning), "tuning": finite}
     return record | {"parameters": count_parameters(settings_of(trials[0])), "measured": measured}
 
 
