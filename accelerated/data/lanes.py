@@ -233,7 +233,7 @@ class Lanes:
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
         self.busy = list(range(lanes))  # lanes that are not padding in the last segment
-        self.document = lru_cache(lanes)(documents.__getitem__)  # cached: recall documents are generated when read
+        self.document = lru_cache(int(lanes))(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
         if self.seed is None:
