@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -19,6 +20,9 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
 from accelerated.protocol import Stream, open_stream
+
+Random = torch.Generator | None  # None for torch's own
+Step = Callable | None  # (token, state) -> (logits, Stream), such as model.step
 
 
 class Sampling(NamedTuple):
@@ -41,7 +45,7 @@ class GraphedStep:
         self.model, self.graph = model, None
 
     @torch.no_grad()
-    def __call__(self, token: torch.Tensor, state: tuple) -> tuple[torch.Tensor, Stream]:
+    def __call__(self, token: Tensor, state: tuple) -> tuple[Tensor, Stream]:
         """The same as model.step(token, state). A Stream of an earlier segment cannot be continued."""
         stream = open_stream(self.model, token, state)
         if self.graph is None:
@@ -53,7 +57,7 @@ class GraphedStep:
         self.graph.replay()
         return self.logits.clone(), self.model.next_stream(stream._replace(rows=self.rows))
 
-    def capture(self, token: torch.Tensor, stream: Stream) -> None:
+    def capture(self, token: Tensor, stream: Stream) -> None:
         """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
         self.token, self.position = token.clone(), token.new_full((1,), stream.read)
         self.rows = tree_map(torch.clone, stream.rows)
@@ -74,8 +78,8 @@ def step_of(model: Module) -> Callable:
 
 @torch.no_grad()
 def read_prompt(
-    model: Module, prompt: torch.Tensor, new_window: bool = False, step: Callable | None = None, show: bool = False
-) -> tuple[torch.Tensor, tuple]:
+    model: Module, prompt: Tensor, new_window: bool = False, step: Step = None, show: bool = False
+) -> tuple[Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
     Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. With `show`,
@@ -99,13 +103,13 @@ def read_prompt(
     return logits, state
 
 
-def most_probable(probabilities: torch.Tensor, count: int) -> torch.Tensor:
+def most_probable(probabilities: Tensor, count: int) -> Tensor:
     """Keep the `count` most probable tokens of each row of probabilities (B, V), with the others at 0; not normalised again."""
     values, tokens = probabilities.topk(count, -1)  # (B, k)
     return torch.zeros_like(probabilities).scatter_(-1, tokens, values)
 
 
-def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
+def nucleus(probabilities: Tensor, mass: float) -> Tensor:
     """Keep, in each row of probabilities (B, V), the fewest most probable tokens that hold `mass` of its sum; others at 0."""
     ordered, tokens = probabilities.sort(dim=-1, descending=True, stable=True)
     before = functional.pad(ordered.cumsum(-1)[:, :-1], (1, 0))  # sum of more probable tokens
@@ -114,7 +118,7 @@ def nucleus(probabilities: torch.Tensor, mass: float) -> torch.Tensor:
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
-def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | None) -> torch.Tensor:
+def draw(logits: Tensor, sampling: Sampling, generator: Random) -> Tensor:
     """The next token (B,) of each row of logits (B, V), drawn as `sampling` says."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -127,14 +131,8 @@ def draw(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator | 
 
 
 def generate(
-    model: Module,
-    logits: torch.Tensor,
-    state: tuple,
-    count: int,
-    sampling: Sampling,
-    generator: torch.Generator | None = None,
-    step: Callable | None = None,
-) -> Iterator[torch.Tensor]:
+    model: Module, logits: Tensor, state: tuple, count: int, sampling: Sampling, generator: Random = None, step: Step = None
+) -> Iterator[Tensor]:
     """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None.
 
     Raises InputError if logits are NaN or infinite: nothing can be drawn from them.
@@ -152,20 +150,15 @@ def generate(
 
 @torch.no_grad()
 def continue_text(
-    model: Module,
-    prompt: torch.Tensor,
-    count: int,
-    sampling: Sampling,
-    generator: torch.Generator | None = None,
-    new_window: bool = False,
-) -> Iterator[torch.Tensor]:
+    model: Module, prompt: Tensor, count: int, sampling: Sampling, generator: Random = None, new_window: bool = False
+) -> Iterator[Tensor]:
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
         yield from generate(model, *read_prompt(model, prompt, new_window, step, show=True), count, sampling, generator, step)
 
 
-def prompt_from(document: Document, length: int = 32) -> torch.Tensor:
+def prompt_from(document: Document, length: int = 32) -> Tensor:
     """The first tokens of a document, (1, length)."""
     return torch.as_tensor(document.inputs[:length].astype("int64"))[None]
 
@@ -197,7 +190,7 @@ def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
 
 
 def prompt_of(run: TrainedRun, options: argparse.Namespace) -> bytes:
-    """What to continue; raises InputError if it is empty, or if the options do not fit together or the run."""
+    """What to continue; raises InputError if the options do not fit together or do not fit the run."""
     if options.temperature == 0 and (options.top_k or options.top_p):
         raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
     if options.prompt is not None and options.prompt_file is not None:
@@ -208,10 +201,7 @@ def prompt_of(run: TrainedRun, options: argparse.Namespace) -> bytes:
         raise InputError(f"{run.path} has learned text, which is printed; leave --out out")
     if not run.tokenizer.spells_text and (not options.out or options.prompt_file is None):
         raise InputError(f"{run.path} has learned mu-law bytes; give some as --prompt-file FILE.ulaw, and --out FILE.ulaw")
-    prompt = next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
-    if not prompt:
-        raise InputError("the prompt is empty; give at least one character or sample to continue")
-    return prompt
+    return next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -219,7 +209,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     device, tokenizer = next(run.model.parameters()).device, run.tokenizer
     prompt = tokenizer.encode(prompt_of(run, options)).astype("int64").tolist()
     if not prompt:
-        raise InputError("the prompt has no token for the run's tokenizer; give another --prompt or --prompt-file")
+        raise InputError("the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file")
     sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     given = torch.tensor([prompt], device=device)

@@ -59,19 +59,14 @@ def at_least(least: int) -> Callable:
     return number(int, lambda value: value >= least, f"at least {least}")
 
 
-def state_fields(text: str) -> tuple[str, ...]:
-    """'states,keys' -> ('states', 'keys'); the model decides which names its state has."""
-    if not all(name.isidentifier() for name in text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r}; give RUN first, then names of the state's fields, joined by commas")
+def names(text: str) -> tuple[str, ...]:
+    """'states,keys' -> ('states', 'keys')."""
     return tuple(text.split(","))
 
 
-def file_contents(path: str) -> bytes:
-    """The bytes of the file at path."""
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read --prompt-file {path}: {error.strerror}; give another file") from None
+def contents(path: str) -> bytes:
+    """The bytes of the file at path; its OSError ends the program with one line."""
+    return Path(path).read_bytes()
 
 
 TEMPERATURE = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
@@ -100,12 +95,12 @@ READING = (  # of reports that read documents
 )
 PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
 CLEARED = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
-CLEAR = option("--clear-memory", CLEARED, state_fields, "FIELD,...", nargs="?", const=True, default=False)
+CLEAR = option("--clear-memory", CLEARED, names, "FIELD,...", nargs="?", const=True, default=False)
 NEW = "continue in a new window, which knows the prompt by its last token and the inserted vectors (pretrained_recurrence, 5.3)"
 SAMPLING = (
     option("--tokens", "how many tokens to add (default 200)", at_least(1), "N", default=200),
     option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),
-    option("--prompt-file", "file to continue, of any length: a text, or mu-law bytes (.ulaw)", file_contents, "FILE"),
+    option("--prompt-file", "file to continue, of any length: a text, or mu-law bytes (.ulaw)", contents, "FILE"),
     option("--temperature", "below 1 favours probable tokens; 0 takes the most probable (default 0.8)", TEMPERATURE, default=0.8),
     option("--top-k", "sample from the K most probable tokens (default all)", at_least(1), "K"),
     option("--top-p", "sample from the fewest tokens with total probability P (default 1: all)", PROBABILITY, "P"),
@@ -177,13 +172,6 @@ def models_by_size() -> dict[str, list[str]]:
     return models
 
 
-def size_option(size: str, models: list[str]) -> tuple:
-    """The option that changes a size of these models; its help is that of the first one's config."""
-    config = presets_of(models[0]).Config
-    text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
-    return option(option_name(size), text, type(getattr(config, size)), "SIZE")
-
-
 def report_parser(name: str) -> OptionParser:
     """The parser of one report; it has only the options that the report uses."""
     report, (example, text) = REPORTS[name], EXAMPLES[name]
@@ -192,10 +180,13 @@ def report_parser(name: str) -> OptionParser:
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
     groups = [report.options, READING if report.splits else (), OPENING if report.opens else ()]
-    sizes = models_by_size() if report.sizes else {}
-    groups.append([size_option(size, models) for size, models in sizes.items() if report.model in (None, *models)])
     for word, how in (pair for group in groups for pair in group):
         parser.add_argument(word, **how)
+    for size, models in models_by_size().items() if report.sizes else ():
+        if report.model in (None, *models):
+            config = presets_of(models[0]).Config
+            text = f"{field_help(config)[size]} ({', '.join(models)}; default the run's)"
+            parser.add_argument(option_name(size), type=type(getattr(config, size)), metavar="SIZE", help=text)
     if report.splits:
         add_data_dir(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import Module, functional
 
 from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
@@ -136,7 +137,7 @@ def evaluating(model: Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def predictions(model: Module, hidden: torch.Tensor, segment: Segment) -> Predictions:
+def predictions(model: Module, hidden: Tensor, segment: Segment) -> Predictions:
     """The Predictions of a segment from its Reading's hidden (B, N, D); logits are made in chunks.
 
     Losses are computed in float32 or better. They become float64 on the host: not every GPU has it.
@@ -152,19 +153,16 @@ def dealt(documents: Sequence, lanes: int, size: int, overlap: int, any_order: b
 
     In any order, a lane's next segment is one of any document, so that no lane is idle.
     """
-    lengths = lengths_of(documents).tolist()
-    if not any_order:
-        lanes = min(lanes, max(1, sum(length > 0 for length in lengths)))
-        return lanes, one_pass(documents, lanes, size, overlap)
-    lanes = min(lanes, max(1, sum(count_windows(length + 1, size, overlap) for length in lengths)))
-    return lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    if any_order:
+        lanes = min(lanes, max(1, count_segments(documents, size, overlap)))
+        return lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    lanes = min(lanes, max(1, np.count_nonzero(lengths_of(documents))))
+    return lanes, one_pass(documents, lanes, size, overlap)
 
 
-def count_new(segment: Segment, lengths: np.ndarray, overlap: int) -> int:
-    """How many predictions of documents of these lengths a segment reads for the first time."""
-    document, first = segment.place.T
-    stop = np.minimum(first + segment.tokens.shape[1], lengths[document])
-    return int((stop - first - np.where(first > 0, overlap, 0))[document >= 0].sum())
+def count_segments(documents: Sequence, size: int, overlap: int) -> int:
+    """How many segments documents have."""
+    return sum(count_windows(length + 1, size, overlap) for length in lengths_of(documents).tolist())
 
 
 @torch.no_grad()
@@ -174,7 +172,6 @@ def carried_through(
     lanes: int,
     clear_every: int = 0,
     cleared: tuple[str, ...] = (),
-    any_order: bool = False,
     predict: bool = True,
     title: str = "evaluating",
     show: bool = True,
@@ -183,25 +180,22 @@ def carried_through(
 
     The number counts a document's segments from 0. Only the state is on the model's device. Progress is shown under the title.
 
-    clear_every: each so many-th segment of a document starts with the initial state; 0 for the first one alone
-    cleared: the state's fields that are the initial state's at every segment
-    any_order: segments may come in any order, if nothing is carried from one to the next
-    predict: otherwise the Predictions are None
+    clear_every: every so many-th segment of a document starts with the initial state; with 1 all do, and come in any order
+    cleared: the fields of the state that are the initial state's at every segment
+    predict: if it is false, the Predictions are None
     """
-    overlap, lengths = overlap_of(model.config), lengths_of(documents)
-    any_order = any_order and (clear_every == 1 or carries_nothing(model))
-    lanes, batches = dealt(documents, lanes, model.config.segment, overlap, any_order)
+    size, overlap = model.config.segment, overlap_of(model.config)
+    lanes, batches = dealt(documents, lanes, size, overlap, any_order=clear_every == 1)
     device = next(model.parameters()).device
     state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
-    with evaluating(model), Progress(title, int(lengths.sum()), show=show) as bar:
+    with evaluating(model), Progress(title, count_segments(documents, size, overlap), "segment", show=show) as bar:
         for segment, kept in batches:
             state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
             starts = number % clear_every == 0 if clear_every else number == 0
             initial = model.initial_state(len(starts)) if starts.any() or cleared else None
             if starts.any():
                 state = replace_lanes(torch.from_numpy(starts).to(device), initial, state)
-            if cleared:
-                state = state._replace(**{name: getattr(initial, name) for name in cleared})
+            state = state._replace(**{name: getattr(initial, name) for name in cleared}) if cleared else state
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
@@ -210,18 +204,18 @@ def carried_through(
                 after = model.advance(moved.tokens, state)
             yield segment, number, state, made
             state = after
-            bar.update(count_new(segment, lengths, overlap))
+            bar.update(np.count_nonzero(segment.place[:, 0] >= 0))  # the other lanes are padding
 
 
 def scored_segments(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...]) -> Iterator[tuple]:
-    """Read documents; yield (segment, its Predictions).
+    """Read documents; yield (segment, its Predictions), in any order if the state is empty or starts anew at every segment.
 
-    clear_memory starts every segment from the initial state. If it names fields, only these are cleared; segments come in order.
+    clear_memory starts every segment from the initial state. If it names fields, only these are cleared.
     """
     cleared = clear_memory if isinstance(clear_memory, tuple) else ()
-    how = {"clear_every": int(bool(clear_memory) and not cleared), "cleared": cleared, "any_order": True}
+    clear_every = int((bool(clear_memory) and not cleared) or carries_nothing(model))
     title = "evaluating, memory cleared" if clear_memory else "evaluating"
-    for segment, _, _, made in carried_through(model, documents, lanes, **how, title=title):
+    for segment, _, _, made in carried_through(model, documents, lanes, clear_every, cleared, title=title):
         yield segment, made
 
 

@@ -46,25 +46,20 @@ def likeliest(model: Module, hidden: torch.Tensor) -> tuple[list, list]:
 
 
 @torch.no_grad()
-def segment_record(run: TrainedRun, tokens: torch.Tensor, state: tuple, window: Window) -> tuple[dict, list[Shares]]:
-    """What the page says of a window's predictions except their losses, from its tokens (1, N) and the carried state."""
-    model, rows = run.model, slice(window.first - 1 - window.start, window.stop - window.start)
-    carried, groups = read_watched(model, run.settings.model, tokens, state)
-    cleared = model.read(tokens, model.initial_state(1))
-    shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
-    return {"likely": [likeliest(model, reading.hidden[0, rows]) for reading in (carried, cleared)], "shares": shares}, groups
-
-
 def segment_records(run: TrainedRun, document: Document, windows: list[Window], first: int) -> tuple[list[dict], list[Shares]]:
-    """The segment_record of each of the document's windows from number `first` on, and the last one's Shares."""
-    records, device = [], next(run.model.parameters()).device
+    """What the page says of each of the document's windows from number `first` on except losses, and the last one's Shares."""
+    model, device, records = run.model, next(run.model.parameters()).device, []
     with Progress("segments of the page", len(windows), "segment") as bar:
-        reading = carried_through(run.model, [document], 1, predict=False, show=False)
-        for window, (segment, [number], state, _) in zip(windows, reading, strict=False):
-            if number >= first:
-                record, groups = segment_record(run, segment.tokens.to(device), state, window)
-                records.append(record)
+        segments = carried_through(model, [document], 1, predict=False, show=False)
+        for window, (segment, [number], state, _) in zip(windows, segments, strict=False):
             bar.update(1)
+            if number < first:
+                continue
+            tokens, rows = segment.tokens.to(device), slice(window.first - 1 - window.start, window.stop - window.start)
+            carried, groups = read_watched(model, run.settings.model, tokens, state)
+            both = carried, model.read(tokens, model.initial_state(1))
+            shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
+            records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both], "shares": shares})
     return records, groups
 
 

@@ -27,7 +27,7 @@ ANSWERED = [
     (["nonsense"], 2, "eval.py: nonsense is neither a run's folder nor a report"),
     (["sample", ".", "--seed", "12345678901234567890"], 2, "it must be at least 0 and below 2^32"),
     (["score", ".", "--data", "nowhere"], 2, "eval.py: --data nowhere: no such file or folder"),
-    (["sample", ".", "--prompt-file", "nowhere"], 2, "cannot read --prompt-file nowhere: No such file"),
+    (["sample", ".", "--prompt-file", "nowhere"], 2, "eval.py: cannot use nowhere: No such file or directory; give another"),
 ]
 
 

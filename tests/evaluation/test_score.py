@@ -14,7 +14,7 @@ from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
-from accelerated.data.windows import Document, count_words, cut, lengths_of
+from accelerated.data.windows import Document, count_words, cut
 from accelerated.evaluation.score import (
     Score,
     carries_nothing,
@@ -22,7 +22,7 @@ from accelerated.evaluation.score import (
     check_score,
     cleared_words,
     count_bytes,
-    count_new,
+    count_segments,
     dealt,
     evaluate,
     token_nats,
@@ -92,11 +92,12 @@ def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
     size=st.integers(1, 8), independent=st.booleans(), data=st.data(),
 )  # fmt: skip
-def test_progress_counts_each_prediction_once(lengths, lanes, size, independent, data):
+def test_progress_counts_each_segment_once(lengths, lanes, size, independent, data):
     documents, overlap = documents_of(lengths), data.draw(st.integers(0, size - 1))
     lanes, batches = dealt(documents, lanes, size, overlap, independent)
-    counts = [count_new(segment, lengths_of(documents), overlap) for segment, _ in batches]
-    assert sum(counts) == lengths_of(documents).sum() and min(counts) > 0 and max(counts) <= lanes * size
+    counts = [np.count_nonzero(segment.place[:, 0] >= 0) for segment, _ in batches]
+    assert sum(counts) == sum(len(cut(length, size, overlap)) for length in lengths) == count_segments(documents, size, overlap)
+    assert min(counts) > 0 and max(counts) <= lanes
 
 
 def test_a_score_that_is_nan_is_refused():
