@@ -28,10 +28,9 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
     "o200k_harmony": 201088,
 }
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
-PACKAGED = PIECES = "tokenizer.json"  # the same of a tokenizer of the package tokenizers
+PACKAGED = "tokenizer.json"  # the same of a tokenizer of the package tokenizers
 VOCABULARY = "tokenizer.words"  # the same of a closed vocabulary of words
 OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
-OF_FILES = ()  # options that only say how files are read: none
 
 
 @dataclass(frozen=True)
