@@ -96,10 +96,16 @@ def test_enwik8_is_cut_by_bytes(server, tmp_path):
 
 def test_an_article_begins_between_blank_lines():
     for text, starts in (
-        (b"", []), (b"words \n", [0]), (b" = A = \n \n", [0]), (b"x \n = A = \n \n", [0]), (b"x \n \n = A = \n \n", [0]),
-        (b" = A = \n \n = B = \n \n", [0, 10]), (b" = A = \n \n x \n = B = \n \n", [0]),
-        (b" \n = A = \n words \n", [0]), (b" \n = = A = = \n \n", [0]),
-    ):  # fmt: skip
+        (b"", []),
+        (b"words \n", [0]),
+        (b" = A = \n \n", [0]),
+        (b"x \n = A = \n \n", [0]),
+        (b"x \n \n = A = \n \n", [0]),
+        (b" = A = \n \n = B = \n \n", [0, 10]),
+        (b" = A = \n \n x \n = B = \n \n", [0]),
+        (b" \n = A = \n words \n", [0]),
+        (b" \n = = A = = \n \n", [0]),
+    ):
         found = list(articles(text.splitlines(keepends=True)))
         assert found == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
 
@@ -107,9 +113,10 @@ def test_an_article_begins_between_blank_lines():
 def test_pg19s_books_are_documents(server, tmp_path):
     found = read("pg19", tmp_path)
     assert found == {
-        "train": [f"train {i}".encode() for i in range(5)], "valid": [f"validation {i}".encode() for i in range(3)],
+        "train": [f"train {i}".encode() for i in range(5)],
+        "valid": [f"validation {i}".encode() for i in range(3)],
         "test": [b"test 0", b"test 1"],
-    }  # fmt: skip
+    }
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == found
@@ -137,10 +144,14 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
     )
     own, official = "counted between white space", "official count"
     for data, words, line_ends, expected in (
-        ("pg19", 9, 4, (9, official)), ("pg19", 8, 1, (8, own)), ("pg19", 0, 0, (0, own)),
-        ("wikitext-103", 6, 3, (9, official)), ("wikitext-103-raw", 7, 2, (9, official)), ("wikitext-103", 9, 3, (9, own)),
+        ("pg19", 9, 4, (9, official)),
+        ("pg19", 8, 1, (8, own)),
+        ("pg19", 0, 0, (0, own)),
+        ("wikitext-103", 6, 3, (9, official)),
+        ("wikitext-103-raw", 7, 2, (9, official)),
+        ("wikitext-103", 9, 3, (9, own)),
         ("book.txt", 9, 0, (9, own)),
-    ):  # fmt: skip
+    ):
         documents = TextDocuments(np.zeros(40, np.uint8), np.array([[20, words, 0], [20, 0, line_ends]]))
         assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
 
@@ -272,10 +283,13 @@ def rows_of(data, tmp_path):
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
 def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
     """The set's own splits are used, under each usual name; an empty or null text is a document too."""
-    data = hub({
-        f"train.{suffix}": ["one é", "", {"text": None}, "two\n"], f"validation.{suffix}": ["three"],
-        f"test.{suffix}": ["four", "five"],
-    })  # fmt: skip
+    data = hub(
+        {
+            f"train.{suffix}": ["one é", "", {"text": None}, "two\n"],
+            f"validation.{suffix}": ["three"],
+            f"test.{suffix}": ["four", "five"],
+        }
+    )
     check_data(DataConfig(data))
     assert [(split, text.name, content(text)) for split, text in table_source(data).texts() if split == "train"] == [
         ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
@@ -373,9 +387,11 @@ def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
     table = pytest.importorskip("datasets").Dataset.from_dict({"text": texts, "other": [3] * 70})
     lines = "\n\n".join(json.dumps({"text": text, "other": 3}) for text in texts).encode()
     write = {
-        ".jsonl": lambda path: path.write_bytes(lines), ".gz": lambda path: path.write_bytes(gzip.compress(lines)),
-        ".csv": table.to_csv, ".parquet": table.to_parquet,
-    }  # fmt: skip
+        ".jsonl": lambda path: path.write_bytes(lines),
+        ".gz": lambda path: path.write_bytes(gzip.compress(lines)),
+        ".csv": table.to_csv,
+        ".parquet": table.to_parquet,
+    }
     path = tmp_path / name
     write[path.suffix.lower()](path)
     check_data(DataConfig(str(path)))

@@ -20,7 +20,7 @@ from accelerated.data.recall import (
     RecallDocuments,
     places_in_filler,
     recall_document,
-)  # fmt: skip
+)
 from accelerated.data.windows import SPLITS
 from accelerated.training.settings import preset_settings
 
@@ -227,11 +227,13 @@ def test_documents_depend_on_split_and_number_alone():
 
 @pytest.mark.parametrize(
     ("task", "inputs", "answers"),
-    [("facts", b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!.", b"k8Ne"),
-     ("copying", b">((-840::3+?-)/?>!_?.+;?<+-:.;,+-!_-//,=<&!&=)", b"8403"),
-     ("one_fact", b"D@7B@5A@6B@2?A_&?A;:?D-:?B,+-!_-//,=<&!&=))(>,", b"6672"),
-     ("two_facts", b"B@0C@3C^y/B^z?z&=?z(>?y;=?z!!.(:<.&-<-.&+=+)&*", b"0030")],
-)  # fmt: skip
+    [
+        ("facts", b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!.", b"k8Ne"),
+        ("copying", b">((-840::3+?-)/?>!_?.+;?<+-:.;,+-!_-//,=<&!&=)", b"8403"),
+        ("one_fact", b"D@7B@5A@6B@2?A_&?A;:?D-:?B,+-!_-//,=<&!&=))(>,", b"6672"),
+        ("two_facts", b"B@0C@3C^y/B^z?z&=?z(>?y;=?z!!.(:<.&-<-.&+=+)&*", b"0030"),
+    ],
+)
 def test_documents_are_those_that_published_numbers_were_measured_on(task, inputs, answers):
     config = RecallConfig(task=task, questions=4, distance=30, vary_distance=True)
     document = RecallDocuments(config, "train")[1]
@@ -255,9 +257,18 @@ def test_the_default_distance_is_beyond_reach_and_the_first_segment():
 
 @pytest.mark.parametrize(
     "change",
-    [{"task": "recall"}, {"pairs": 0}, {"pairs": 22}, {"values": 1}, {"rewrites": -1}, {"questions": 0}, {"distance": -1},
-     {"spacing": 1}, {"documents": 0}],
-)  # fmt: skip
+    [
+        {"task": "recall"},
+        {"pairs": 0},
+        {"pairs": 22},
+        {"values": 1},
+        {"rewrites": -1},
+        {"questions": 0},
+        {"distance": -1},
+        {"spacing": 1},
+        {"documents": 0},
+    ],
+)
 def test_impossible_tasks_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         dataclasses.replace(RecallConfig(), **change)
@@ -265,21 +276,30 @@ def test_impossible_tasks_are_refused(change):
 
 @pytest.mark.parametrize(
     "change",
-    [{"documents": 1}, {"pairs": 1, "values": len(SYMBOLS) - 1}, {"task": "copying", "pairs": 300, "distance": 300},
-     {"pairs": 100, "values": len(SYMBOLS) - 100, "shared_values": True}],
-)  # fmt: skip
+    [
+        {"documents": 1},
+        {"pairs": 1, "values": len(SYMBOLS) - 1},
+        {"task": "copying", "pairs": 300, "distance": 300},
+        {"pairs": 100, "values": len(SYMBOLS) - 100, "shared_values": True},
+    ],
+)
 def test_what_just_fits_is_a_task(change):
     RecallConfig(**change)
 
 
 @pytest.mark.parametrize(
     ("task", "change", "words"),
-    [("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
-     ("copying", {"questions": 4, "pairs": 89}, "distance is 88"), ("one_fact", {"pairs": 30}, "distance is 88"),
-     ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"), ("two_facts", {"pairs": 3}, "four statements"),
-     ("one_fact", {"rewrites": 1}, "leave values, rewrites and vary_pairs out"),
-     ("copying", {"values": 4, "questions": 4}, "leave"), ("two_facts", {"vary_pairs": True}, "leave")],
-)  # fmt: skip
+    [
+        ("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
+        ("copying", {"questions": 4, "pairs": 89}, "distance is 88"),
+        ("one_fact", {"pairs": 30}, "distance is 88"),
+        ("copying", {"pairs": 3}, "questions is 24, more than the 3 values"),
+        ("two_facts", {"pairs": 3}, "four statements"),
+        ("one_fact", {"rewrites": 1}, "leave values, rewrites and vary_pairs out"),
+        ("copying", {"values": 4, "questions": 4}, "leave"),
+        ("two_facts", {"vary_pairs": True}, "leave"),
+    ],
+)
 def test_what_a_task_cannot_hold_is_refused(task, change, words):
     with pytest.raises(ValueError, match=words):
         RecallConfig(**{"task": task} | change)

@@ -44,14 +44,21 @@ def test_splits_are_a_fixed_function_of_the_name():
 
 def test_standard_library_is_one_document_per_package(tmp_path):
     texts = {
-        "b.py": "bee", "a/z.py": "zed", "a/__init__.py": "init", "a/sub/y.py": "why", "test/t.py": "no",
-        "site-packages/p.py": "no", "_sysconfigdata_x.py": "no", "c.txt": "no",
-    }  # fmt: skip
+        "b.py": "bee",
+        "a/z.py": "zed",
+        "a/__init__.py": "init",
+        "a/sub/y.py": "why",
+        "test/t.py": "no",
+        "site-packages/p.py": "no",
+        "_sysconfigdata_x.py": "no",
+        "c.txt": "no",
+    }
     write(tmp_path, texts)
     library = standard_library(tmp_path)
     assert [(split, text.name, content(text)) for split, text in library.texts()] == [
-        (split_of("a"), "a", b"initwhyzed"), (split_of("b"), "b", b"bee"),
-    ]  # fmt: skip
+        (split_of("a"), "a", b"initwhyzed"),
+        (split_of("b"), "b", b"bee"),
+    ]
     assert [path.name for path in library.files] == ["__init__.py", "y.py", "z.py", "b.py"]
 
 
@@ -67,9 +74,10 @@ def test_a_file_is_split_90_5_5_by_position(tmp_path):
     (tmp_path / "book.txt").write_bytes(text)
     found = read(tmp_path / "book.txt")
     assert found == {
-        "train": [("book.txt:train", text[:180])], "valid": [("book.txt:valid", text[180:190])],
+        "train": [("book.txt:train", text[:180])],
+        "valid": [("book.txt:valid", text[180:190])],
         "test": [("book.txt:test", text[190:])],
-    }  # fmt: skip
+    }
 
 
 def test_a_folder_is_split_by_names_or_if_small_by_position(tmp_path):
@@ -111,8 +119,9 @@ def test_hidden_files_and_files_without_text_are_skipped(tmp_path):
 def test_raw_and_tokens_files_are_text(tmp_path):
     write(tmp_path / "in", {"wiki.train.tokens": "one " * 20, "wiki.test.raw": "two " * 20, "wiki.bin": "no"})
     assert {name.partition(":")[0] for found in read(tmp_path / "in").values() for name, _ in found} == {
-        "wiki.train.tokens", "wiki.test.raw",
-    }  # fmt: skip
+        "wiki.train.tokens",
+        "wiki.test.raw",
+    }
 
 
 @pytest.mark.parametrize("valid", ["valid", "validation", "val", "dev"])
@@ -121,9 +130,10 @@ def test_a_folder_with_its_own_splits_keeps_them(tmp_path, valid):
         tmp_path / "in", {"train/a.txt": "a", "train/deep/b.txt": "b", f"{valid}/c.txt": "c", "test/d.txt": "d", "README.md": "e"}
     )
     assert read(tmp_path / "in") == {
-        "train": [("train/a.txt", b"a"), ("train/deep/b.txt", b"b")], "valid": [(f"{valid}/c.txt", b"c")],
+        "train": [("train/a.txt", b"a"), ("train/deep/b.txt", b"b")],
+        "valid": [(f"{valid}/c.txt", b"c")],
         "test": [("test/d.txt", b"d")],
-    }  # fmt: skip
+    }
 
 
 def test_a_missing_split_is_taken_from_train(tmp_path):
@@ -137,8 +147,9 @@ def test_a_missing_split_is_taken_from_train(tmp_path):
     write(tmp_path / "few", {"train/a.txt": "abcdefghij" * 10, "val/b.txt": "its own"})
     assert read(tmp_path / "few") == {
         "train": [("train/a.txt:train", b"abcdefghij" * 9), ("train/a.txt:valid", b"abcde")],
-        "valid": [("val/b.txt", b"its own")], "test": [("train/a.txt:test", b"fghij")],
-    }  # fmt: skip
+        "valid": [("val/b.txt", b"its own")],
+        "test": [("train/a.txt:test", b"fghij")],
+    }
 
 
 def test_a_folder_train_without_other_splits_is_not_a_split(tmp_path):
