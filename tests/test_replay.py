@@ -21,7 +21,7 @@ from accelerated.data.lanes import Segment
 from accelerated.data.tasks import Task
 from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import Model, Reading, computing_in, detach, replace_lanes, require_gradient, state_from
-from accelerated.training.run import compile_model
+from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-11  # float64, relative
@@ -54,12 +54,13 @@ def rollout_for(name, config, horizon):
     return segments
 
 
-def rows_of(method, model, segments, state, dtype=torch.float64):
+def rows_of(method, model, segments, state, dtype=torch.float64, trained=None):
     """The loss, auxiliary losses, every parameter's gradient and the next state of a method that computes in dtype."""
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
-        loss, auxiliary, after = method(model, segments, state_from(model.initial_state(len(state[0])), state))
+        given = state_from(model.initial_state(len(state[0])), state)
+        loss, auxiliary, after = method(trained or model, segments, given)
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     rows = {"loss": loss[None]} | grads | named("state", after)
     rows |= {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
@@ -254,8 +255,8 @@ def test_both_compiled_passes_drop_out_what_uncompiled_ones_do(name):
     model = model_class(dataclasses.replace(config, dropout=0.3)).train()
     segments, state = random_rollout(config, 3), detach(model.initial_state(3))
     expected = rows_of(replay.memory_replay, model, segments, state)
-    compile_model(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
-    assert_agree(expected, rows_of(replay.memory_replay, model, segments, state), TOLERANCE)
+    trained = TrainedModel(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
+    assert_agree(expected, rows_of(replay.memory_replay, model, segments, state, trained=trained), TOLERANCE)
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
