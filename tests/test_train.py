@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -64,6 +65,18 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys):
     evaluated = re.findall(r"bits per byte +(\S+)", capsys.readouterr().out)
     assert [float(bits) for bits in reported.groups()] == pytest.approx([float(bits) for bits in evaluated], abs=6e-4)
     assert evaluated[0] != evaluated[1]
+
+
+def test_printed_commands_can_be_pasted_into_a_shell(tmp_path, capsys, stop_at):
+    run, data = tmp_path / "a run; of mine", tmp_path / "the data"
+    stop_at(1)
+    train(*TINY, "--data", "recall", "--steps", 2, *BRIEF, "--out", run, "--data-dir", data)
+    stop_at(None)
+    train("--resume", run, "--data-dir", data)
+    printed = capsys.readouterr().out
+    for command in ("continue with: python train.py --resume", "evaluate it with: python eval.py"):
+        [words] = re.findall(f"{command} (.*)\n", printed)
+        assert shlex.split(words) == [str(run), "--data-dir", str(data)]
 
 
 @pytest.mark.parametrize(

@@ -145,3 +145,16 @@ def test_inductor_in_bfloat16_is_refused_on_a_cpu(device, works, monkeypatch):
     else:
         with pytest.raises(InputError, match="--compile inductor with --dtype bfloat16 crashed on a CPU"):
             opening.check_machine(*options)
+
+
+@pytest.mark.parametrize("paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")])
+def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
+    """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which are read only then."""
+    model, leaves, arriving = PAPERS[paper].model(variant(paper, name)), [], []
+    leaf_of, backward = replay.require_gradient, torch.autograd.backward
+    monkeypatch.setattr(replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1])
+    monkeypatch.setattr(torch.autograd, "backward", lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads))
+    segments = [segment for segments in iterations(paper, name, 2) for segment in segments]
+    replay.memory_replay(model, segments, model.initial_state(2))
+    own = {field.grad.data_ptr() for leaf in leaves for field in leaf if field.grad is not None and field.numel()}
+    assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
