@@ -8,7 +8,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from accelerated.lab.reports.topics import jensen_shannon
-from accelerated.program.recordings import from_mu_law, to_mu_law
+from accelerated.lab.systems.speech import from_mu_law, to_mu_law
 from reference import block_recurrent, compressive, memorizing, pretrained_recurrence
 
 HERE = Path(__file__).parent
