@@ -34,6 +34,7 @@ MEASURED = {  # in a record of the log: the row of the model card
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Write the folder; the record has its path and files. Raises InputError if something stands there."""
     folder, parameters = Path(options.folder), run.model.state_dict()
+    has_gpt2 = getattr(presets_of(run.settings.model), "TAKES_GPT2", False)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
     safetensors_package()
@@ -43,11 +44,11 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         folder.mkdir(parents=True, exist_ok=True)
     write_tensors(folder / WEIGHTS, parameters)
     write_tokenizer(folder, run)
-    if has_gpt2(run):
+    if has_gpt2:
         write_gpt2(folder / "gpt2", run)
-    drawn = write_curves(folder / "curves.png", run)
+    card = model_card(run, has_gpt2, drawn=write_curves(folder / "curves.png", run))
     with written_whole(folder / "README.md", ADVICE) as path:
-        path.write_text(model_card(run, drawn))
+        path.write_text(card)
     about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint}
     about |= {"sha256": file_checksum(folder / WEIGHTS)}  # --init checks it
     write_settings(folder, about | settings_contents(run.settings), ADVICE)
@@ -86,11 +87,6 @@ def tokenizer_json(tokenizer: BpeTokenizer) -> object:
     return same
 
 
-def has_gpt2(run: TrainedRun) -> bool:
-    """Whether a part of the run's model is a GPT-2."""
-    return getattr(presets_of(run.settings.model), "TAKES_GPT2", False)
-
-
 def write_gpt2(folder: Path, run: TrainedRun) -> None:
     """Write the GPT-2 part, without the recurrence module, by the names of the package transformers."""
     with disk_errors(folder, ADVICE):
@@ -111,7 +107,7 @@ def write_curves(path: Path, run: TrainedRun) -> bool:
     return drawn
 
 
-def model_card(run: TrainedRun, drawn: bool) -> str:
+def model_card(run: TrainedRun, has_gpt2: bool, drawn: bool) -> str:
     """README.md: what the model is, how it was trained, what it scored, how to use it."""
     settings, step = run.settings, run.checkpoint["step"]
     size, file = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
@@ -134,6 +130,6 @@ Trained on `{settings.data.data}` with
 {curves}
 `{WEIGHTS}` holds the parameters by the names of `reference/{settings.model}.py`; matrices are (out, in).
 `{SETTINGS}` holds all settings. The tokenizer is {tokenizer}: {counted(run.tokenizer.vocabulary, "token")}.
-{gpt2 if has_gpt2(run) else ""}
+{gpt2 if has_gpt2 else ""}
 Train on from here with `python train.py --init FOLDER --data TEXT`.
 """

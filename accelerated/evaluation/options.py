@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.windows import SPLITS
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, option_name
 from accelerated.program.files import check_writable
@@ -59,16 +58,6 @@ def at_least(least: int) -> Callable:
     return number(int, lambda value: value >= least, f"at least {least}")
 
 
-def names(text: str) -> tuple[str, ...]:
-    """'states,keys' -> ('states', 'keys')."""
-    return tuple(text.split(","))
-
-
-def contents(path: str) -> bytes:
-    """The bytes of the file at path; its OSError ends the program with one line."""
-    return Path(path).read_bytes()
-
-
 TEMPERATURE = number(float, lambda t: t == 0 or 0.001 <= t < math.inf, "0 for the most probable token, or at least 0.001")
 PROBABILITY = number(float, lambda p: 0 < p <= 1, "above 0 and at most 1")
 RATE = number(float, lambda rate: 0 < rate < math.inf, "positive and finite")
@@ -87,7 +76,7 @@ OPENING = (  # of reports that open the runs
 JOINED = "carry memory from document to document, as in one text (default as trained)"
 READING = (  # of reports that read documents
     option("--data", "what to read, as for train.py's --data (default: what the run was trained on)", str, "DATA"),
-    option("--split", "which split of it (default valid; of overlap valid and test)", choices=SPLITS),
+    option("--split", "which split of it (default valid; of overlap valid and test)", choices=("train", "valid", "test")),
     option("--recall-distance", "of --data recall: tokens before the first question (default as trained)", at_least(0), "N"),
     option("--recall-pairs", "of --data recall: facts (default as trained)", at_least(1), "N"),
     option("--carry-over-documents", JOINED, action=argparse.BooleanOptionalAction),
@@ -95,12 +84,13 @@ READING = (  # of reports that read documents
 )
 PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
 CLEARED = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
-CLEAR = option("--clear-memory", CLEARED, names, "FIELD,...", nargs="?", const=True, default=False)
+FIELDS = {"nargs": "?", "const": True, "default": False}
+CLEAR = option("--clear-memory", CLEARED, lambda text: tuple(text.split(",")), "FIELD,...", **FIELDS)
 NEW = "continue in a new window, which knows the prompt by its last token and the inserted vectors (pretrained_recurrence, 5.3)"
 SAMPLING = (
     option("--tokens", "how many tokens to add (default 200)", at_least(1), "N", default=200),
     option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),
-    option("--prompt-file", "file to continue, of any length: a text, or mu-law bytes (.ulaw)", contents, "FILE"),
+    option("--prompt-file", "file to continue, of any length: text, or mu-law bytes", lambda p: Path(p).read_bytes(), "FILE"),
     option("--temperature", "below 1 favours probable tokens; 0 takes the most probable (default 0.8)", TEMPERATURE, default=0.8),
     option("--top-k", "sample from the K most probable tokens (default all)", at_least(1), "K"),
     option("--top-p", "sample from the fewest tokens with total probability P (default 1: all)", PROBABILITY, "P"),
@@ -179,8 +169,7 @@ def report_parser(name: str) -> OptionParser:
     about = {"description": f"{text.strip().capitalize()}.", "epilog": f"example: {example}"}
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
-    groups = [report.options, READING if report.splits else (), OPENING if report.opens else ()]
-    for word, how in (pair for group in groups for pair in group):
+    for word, how in (*report.options, *(READING if report.splits else ()), *(OPENING if report.opens else ())):
         parser.add_argument(word, **how)
     for size, models in models_by_size().items() if report.sizes else ():
         if report.model in (None, *models):

@@ -148,21 +148,17 @@ def predictions(model: Module, hidden: Tensor, segment: Segment) -> Predictions:
     return Predictions(nats.astype(np.float64), right)
 
 
-def dealt(documents: Sequence, lanes: int, size: int, overlap: int, any_order: bool) -> tuple[int, Iterator]:
-    """Return (lanes that have something to read, (segment, rows of the previous state that it continues) until all is read).
+def dealt(documents: Sequence, lanes: int, size: int, overlap: int, any_order: bool) -> tuple[int, int, Iterator]:
+    """Return (number of segments, lanes that have something to read, (segment, rows of the previous state that it continues)).
 
     In any order, a lane's next segment is one of any document, so that no lane is idle.
     """
+    lengths = lengths_of(documents)
+    count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
+    lanes = min(lanes, max(1, count if any_order else np.count_nonzero(lengths)))
     if any_order:
-        lanes = min(lanes, max(1, count_segments(documents, size, overlap)))
-        return lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    lanes = min(lanes, max(1, np.count_nonzero(lengths_of(documents))))
-    return lanes, one_pass(documents, lanes, size, overlap)
-
-
-def count_segments(documents: Sequence, size: int, overlap: int) -> int:
-    """How many segments documents have."""
-    return sum(count_windows(length + 1, size, overlap) for length in lengths_of(documents).tolist())
+        return count, lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    return count, lanes, one_pass(documents, lanes, size, overlap)
 
 
 @torch.no_grad()
@@ -184,11 +180,10 @@ def carried_through(
     cleared: the fields of the state that are the initial state's at every segment
     predict: if it is false, the Predictions are None
     """
-    size, overlap = model.config.segment, overlap_of(model.config)
-    lanes, batches = dealt(documents, lanes, size, overlap, any_order=clear_every == 1)
-    device = next(model.parameters()).device
+    size, device = model.config.segment, next(model.parameters()).device
+    count, lanes, batches = dealt(documents, lanes, size, overlap_of(model.config), any_order=clear_every == 1)
     state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
-    with evaluating(model), Progress(title, count_segments(documents, size, overlap), "segment", show=show) as bar:
+    with evaluating(model), Progress(title, count, "segment", show=show) as bar:
         for segment, kept in batches:
             state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
             starts = number % clear_every == 0 if clear_every else number == 0

@@ -22,7 +22,6 @@ from accelerated.evaluation.score import (
     check_score,
     cleared_words,
     count_bytes,
-    count_segments,
     dealt,
     evaluate,
     token_nats,
@@ -94,9 +93,9 @@ def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
 )  # fmt: skip
 def test_progress_counts_each_segment_once(lengths, lanes, size, independent, data):
     documents, overlap = documents_of(lengths), data.draw(st.integers(0, size - 1))
-    lanes, batches = dealt(documents, lanes, size, overlap, independent)
+    count, lanes, batches = dealt(documents, lanes, size, overlap, independent)
     counts = [np.count_nonzero(segment.place[:, 0] >= 0) for segment, _ in batches]
-    assert sum(counts) == sum(len(cut(length, size, overlap)) for length in lengths) == count_segments(documents, size, overlap)
+    assert sum(counts) == sum(len(cut(length, size, overlap)) for length in lengths) == count
     assert min(counts) > 0 and max(counts) <= lanes
 
 

@@ -345,7 +345,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 def test_the_page_is_installed_with_the_package():
-    assert 'package-data = { "accelerated.evaluation" = ["view.html"] }' in (ROOT / "pyproject.toml").read_text()
+    assert '"accelerated.evaluation" = ["view.html"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_page_loads_nothing():
