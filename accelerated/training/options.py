@@ -55,7 +55,8 @@ class OptionParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option = unknown[0].split("=")[0]
-            if place := place_of(option):
+            misspelt = difflib.get_close_matches(option, self._option_string_actions, cutoff=0.85)  # answered at once
+            if not misspelt and (place := place_of(option)):
                 similar = [name for name in self._option_string_actions if name.endswith(option.lstrip("-"))]
                 advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that"
                 self.error(f"{option} is an option of {place}; {advice}")

@@ -149,9 +149,3 @@ class Run:
             return bits
         right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
         return f"{bits}\nright answers: {right} (chance {self.settings.recall.chance:.0%})"
-
-
-def compile_model(model: torch.nn.Module, training: Any) -> None:
-    """Compile the model in place: for tests/test_replay.py until it takes a TrainedModel."""
-    trained = TrainedModel(model, training)
-    model.read, model.advance = trained.read, trained.advance
