@@ -1,49 +1,60 @@
-"""An actor-critic with V-trace (IMPALA, Espeholt et al. 2018) whose memory is any of the models or an LSTM; for object matching.
+"""The command `python -m accelerated.lab.systems.agent`: agents by their memory, Figure 5 of Compressive Transformers.
 
-As in Compressive Transformers, section 5.7, the model replaces the LSTM. It reads observations as tokens. The first OUTPUTS
-tokens are never observed: their logits are the policy and the value, so a model needs no change.
+An actor-critic with V-trace (IMPALA, Espeholt et al. 2018) learns object matching. A model replaces its LSTM (section 5.7) and
+reads observations as tokens. The first OUTPUTS tokens are never observed; their logits are the policy and the value.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
+from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import matching
+from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.models import model_class, presets_of
-from accelerated.protocol import Output, logits_of
+from accelerated.program.errors import run_program
+from accelerated.program.progress import Progress
+from accelerated.protocol import Model, Reading
 from accelerated.replay import seeded
+from accelerated.training.log import figure_class, new_figure, save_figure
 from accelerated.training.optimization import average_and_clip, check_finite
 
 ACTIONS = len(matching.MOVES)
 OUTPUTS = ACTIONS + 1  # logits: the actions', then the value
 VOCABULARY = OUTPUTS + matching.OBSERVATIONS
 SEGMENT = matching.STEPS  # tokens; in the second room the first one is two segments back
+SHORT = SEGMENT // 2  # a memory that forgets by age is shorter than the way from the first room to the second
 SIZES = {"width": 32, "heads": 2, "feed_forward": 64, "segment": SEGMENT}
-CORES = {  # the sizes of each core; memories are shorter than the way from the first room to the second
-    "compressive": SIZES | {"layers": 2, "head_width": 16, "memory": SEGMENT // 2, "compressed_memory": SEGMENT // 2},
-    "block_recurrent": SIZES
-    | {"layers": 2, "head_width": 16, "window": SEGMENT // 2, "recurrent_layers": (1,), "states": 8, "dropout": 0.0},
+DECODER = SIZES | {"layers": 2, "head_width": 16}
+COMPRESSIVE = DECODER | {"memory": SHORT, "compressed_memory": SHORT}
+ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1, 2, 3, 4, 6)} | {
+    "block_recurrent": DECODER | {"window": SHORT, "recurrent_layers": (1,), "states": 8, "dropout": 0.0},
     "memformer": SIZES | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0},
     "pretrained_recurrence": SIZES | {"layers": 3, "max_positions": SEGMENT, "module_width": 32},
-    "memorizing": SIZES
-    | {"layers": 2, "head_width": 16, "memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
+    "memorizing": DECODER | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
     "lstm": {"width": 32, "layers": 1},
 }
+SETTINGS = {
+    "lanes": 128,
+    "learning_rate": 0.002,
+    "discount": 0.9,
+    "entropy": 0.0005,
+    "clip": 1.0,
+    "updates": 500,
+}  # entropy's weight
+POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
 
 
-class LSTMState(NamedTuple):
-    """The state of an LSTM; axis 0 is the lane."""
-
-    hidden: torch.Tensor  # (B, L, D)
-    cell: torch.Tensor  # (B, L, D)
-
-
-class LSTM(nn.Module):
-    """torch's LSTM with as much of the models' protocol as an agent needs; gradient flows through its state."""
+class LSTM(Model):
+    """torch's LSTM with as much of a model as an agent needs; its state is (hidden, cell), (L, B, D) each."""
 
     def __init__(self, width: int, layers: int):
         super().__init__()
@@ -51,97 +62,46 @@ class LSTM(nn.Module):
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.output = nn.Parameter(torch.randn(VOCABULARY, width) * width**-0.5)  # (V, D)
 
-    def initial_state(self, batch: int) -> LSTMState:
-        """Zeros."""
-        return LSTMState(*self.embedding.new_zeros(2, batch, self.lstm.num_layers, self.lstm.hidden_size))
-
-    def auxiliary_parameters(self) -> list[nn.Parameter]:
-        """None: there is no auxiliary loss."""
-        return []
-
-    def output_matrix(self) -> torch.Tensor:
+    def output_matrix(self) -> Tensor:
         """(V, D)."""
         return self.output
 
-    def forward(self, tokens: torch.Tensor, state: LSTMState) -> Output:
-        """Read tokens (B, N), any number of them; logits are (B, N, V)."""
-        given = tuple(field.transpose(0, 1).contiguous() for field in state)  # (L, B, D)
-        hidden, after = self.lstm(functional.embedding(tokens, self.embedding), given)
-        return Output(logits_of(self, hidden), LSTMState(*(field.transpose(0, 1) for field in after)), {})
+    def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
+        """Zeros."""
+        return tuple(self.embedding.new_zeros(2, self.lstm.num_layers, batch, self.lstm.hidden_size))
+
+    def read(self, tokens: Tensor, state: tuple[Tensor, Tensor]) -> Reading:
+        """Read tokens (B, N), any number of them."""
+        return Reading(*self.lstm(functional.embedding(tokens, self.embedding), state), {})
 
     @torch.no_grad()
-    def step(self, token: torch.Tensor, state: LSTMState) -> tuple[torch.Tensor, LSTMState]:
+    def step(self, token: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple]:
         """Logits (B, V) after token (B,), and the next state."""
         output = self(token[:, None], state)
         return output.logits[:, 0], output.state
 
 
-def make_core(name: str, seed: int = 0, **sizes: Any) -> nn.Module:
-    """The core of an agent, one of CORES, with other sizes if they are given. It begins with equal actions and values of 0."""
-    chosen = CORES[name] | sizes
-    if name == "lstm":
+def make_core(row: str, seed: int = 0) -> nn.Module:
+    """The model of a row; at first all actions are equal and values are 0."""
+    if row == "lstm":
         with seeded(seed, torch.device("cpu")):
-            core = LSTM(**chosen)
+            core = LSTM(**ROWS[row])
     else:
-        core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **chosen), seed)
+        name = "compressive" if row.startswith("rate") else row
+        core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **ROWS[row]), seed)
     with torch.no_grad():
         core.output_matrix()[:OUTPUTS] = 0
     return core
 
 
-class Settings(NamedTuple):
-    """How an agent is trained."""
-
-    lanes: int = 128  # episodes in an update
-    learning_rate: float = 0.002
-    discount: float = 0.9
-    entropy: float = 0.0005  # weight of the policy's entropy, in nats
-    clip: float = 1.0  # of the gradient's norm
-
-
-class Targets(NamedTuple):
-    """What V-trace gives to learn from, both (B, T)."""
-
-    values: torch.Tensor  # v_s
-    advantages: torch.Tensor  # what grad log pi is multiplied by
-
-
-def vtrace(
-    behaviour: torch.Tensor,
-    target: torch.Tensor,
-    rewards: torch.Tensor,
-    discounts: torch.Tensor,
-    values: torch.Tensor,
-    bootstrap: torch.Tensor,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-) -> Targets:
-    """The V-trace Targets of T steps in B lanes (Espeholt et al., Eq. 1 by Remark 1, and section 4.2).
-
-    behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and by the one that learns.
-    discounts (B, T) are 0 at an episode's last step. values (B, T) are V(x_s), bootstrap (B,) is the value after all steps.
-    """
-    ratios = (target - behaviour).exp()
-    rhos, cs = ratios.clamp(max=rho_bar), ratios.clamp(max=c_bar)
-    following = torch.cat([values[:, 1:], bootstrap[:, None]], 1)  # V(x_{s+1})
-    deltas = rhos * (rewards + discounts * following - values)
-    excess, found = torch.zeros_like(bootstrap), []
-    for s in reversed(range(values.shape[1])):
-        excess = deltas[:, s] + discounts[:, s] * cs[:, s] * excess  # v_s - V(x_s), Remark 1
-        found.append(excess)
-    targets = values + torch.stack(found[::-1], 1)
-    after = torch.cat([targets[:, 1:], bootstrap[:, None]], 1)  # v_{s+1}
-    return Targets(targets, rhos * (rewards + discounts * after - values))
-
-
 class Rollout(NamedTuple):
     """An episode in each lane, (B, T); steps after its end are in it, but nobody acted in them."""
 
-    tokens: torch.Tensor
-    actions: torch.Tensor
-    log_probs: torch.Tensor  # of the actions, by the policy that acted
-    rewards: torch.Tensor
-    acted: torch.Tensor
+    tokens: Tensor
+    actions: Tensor
+    log_probs: Tensor  # of the actions, by the policy that acted
+    rewards: Tensor
+    acted: Tensor
 
 
 @torch.no_grad()
@@ -158,7 +118,7 @@ def play(core: nn.Module, lanes: int, rng: np.random.Generator, generator: torch
     return Rollout(*(torch.stack(field, 1) for field in zip(*steps, strict=True)))
 
 
-def read_episode(core: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | float]:
+def read_episode(core: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor | float]:
     """(logits (B, T, OUTPUTS), mean auxiliary loss of the segments) of whole episodes (B, T).
 
     Gradient flows from segment to segment as far as the model lets it; a Compressive Transformer stops it at its memories.
@@ -172,48 +132,116 @@ def read_episode(core: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, t
     return torch.cat(logits, 1), auxiliary
 
 
-class Losses(NamedTuple):
-    """The parts of an actor-critic's objective, means over the steps that were acted in."""
+def vtrace(behaviour: Tensor, target: Tensor, rewards: Tensor, discounts: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """(v_s, what grad log pi is multiplied by), both (B, T): Espeholt et al., Eq. 1 by Remark 1, and section 4.2.
 
-    policy: torch.Tensor
-    value: torch.Tensor
-    entropy: torch.Tensor  # in nats; the objective has it with a minus
+    behaviour and target (B, T) are log-probabilities of the actions, by the policy that acted and by the one that learns.
+    discounts (B, T) are 0 at an episode's last step. values (B, T) are V(x_s). The bounds of rho and c are 1.
+    """
+    ratios = (target - behaviour).exp().clamp(max=1.0)  # rho and c
+    deltas = ratios * (rewards + discounts * of_next_step(values) - values)
+    excess, by_step = torch.zeros_like(values[:, 0]), []
+    for s in reversed(range(values.shape[1])):
+        excess = deltas[:, s] + discounts[:, s] * ratios[:, s] * excess  # v_s - V(x_s), Remark 1
+        by_step.append(excess)
+    targets = values + torch.stack(by_step[::-1], 1)
+    return targets, ratios * (rewards + discounts * of_next_step(targets) - values)
 
-    def objective(self, entropy_weight: float) -> torch.Tensor:
-        """What is minimised (Espeholt et al., section 4.2)."""
-        return self.policy + 0.5 * self.value - entropy_weight * self.entropy
+
+def of_next_step(x: Tensor) -> Tensor:
+    """x (B, T) of the step after each; 0 or False after the last one."""
+    return functional.pad(x[:, 1:], (0, 1))
 
 
-def actor_critic(logits: torch.Tensor, rollout: Rollout, discount: float) -> Losses:
-    """The Losses of logits (B, T, OUTPUTS); no gradient flows through the targets. Episodes end with the rollout."""
+def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight: float) -> Tensor:
+    """What is minimised (Espeholt et al., 4.2), of logits (B, T, OUTPUTS): means over the steps that were acted in.
+
+    No gradient flows through the targets.
+    """
     log_policy, values = logits[..., :ACTIONS].log_softmax(-1), logits[..., ACTIONS]
     log_probs = log_policy.gather(2, rollout.actions[..., None])[..., 0]
-    continues = functional.pad(rollout.acted[:, 1:], (0, 1))  # False after the last step
-    given = (rollout.log_probs, log_probs.detach(), rollout.rewards, discount * continues, values.detach())
-    targets = vtrace(*given, torch.zeros_like(values[:, 0]))
+    given = rollout.log_probs, log_probs.detach(), rollout.rewards, discount * of_next_step(rollout.acted), values.detach()
+    targets, advantages = vtrace(*given)
     weights = rollout.acted / rollout.acted.sum()
-    policy = -(weights * log_probs * targets.advantages).sum()
-    value = (weights * (targets.values - values) ** 2).sum()
+    policy = -(weights * log_probs * advantages).sum()
+    value = (weights * (targets - values) ** 2).sum()
     entropy = -(weights[..., None] * log_policy.exp() * log_policy).sum()
-    return Losses(policy, value, entropy)
+    return policy + 0.5 * value - entropy_weight * entropy
 
 
-def train(core: nn.Module, settings: Settings, seed: int) -> Iterator[float]:
-    """Update the core for ever; yield after each update the share of its episodes in which the right object was taken.
+def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]:
+    """Train the core; return of each update the share of its episodes in which the right object was taken.
 
     Actors are one update behind the learner, as if both worked at once; V-trace corrects for it. Raises InputError if the
     gradient becomes NaN or infinite.
     """
-    rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(core.parameters(), lr=settings.learning_rate)
-    rollout, update = play(core, settings.lanes, rng, generator), 0
-    while True:
-        upcoming, update = play(core, settings.lanes, rng, generator), update + 1
+    lanes, rng, generator = settings["lanes"], np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(core.parameters(), lr=settings["learning_rate"])
+    rollout, successes = play(core, lanes, rng, generator), []
+    for update in Progress(title, settings["updates"], "update", over=range(1, settings["updates"] + 1)):
+        upcoming = play(core, lanes, rng, generator)
         logits, auxiliary = read_episode(core, rollout.tokens)
         optimizer.zero_grad()
-        (actor_critic(logits, rollout, settings.discount).objective(settings.entropy) + auxiliary).backward()
-        norm = average_and_clip(core, 1, settings.clip)
+        (objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary).backward()
+        norm = average_and_clip(core, 1, settings["clip"])
         check_finite(update, {"gradient norm": float(norm)}, lambda: "this agent was not kept")
         optimizer.step()
-        yield (rollout.rewards > 0).any(1).float().mean().item()
+        successes.append((rollout.rewards > 0).any(1).float().mean().item())
         rollout = upcoming
+    return successes
+
+
+def run(row: str, seed: int) -> dict:
+    """Train an agent of a row; the share of successes, each a mean of POINT updates, and the seconds."""
+    began = time.monotonic()
+    means = np.reshape(train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}"), (-1, POINT)).mean(1)
+    return {"successes": [round(float(mean), 4) for mean in means], "seconds": round(time.monotonic() - began, 1)}
+
+
+def final(run: dict) -> float:
+    """The mean success in the last tenth of a run, in percent."""
+    return 100 * statistics.mean(run["successes"][-max(1, len(run["successes"]) // 10) :])
+
+
+def page(record: dict) -> str:
+    """The page of a record, in Markdown."""
+    settings, table = record["settings"], []
+    updates_of_a_million = 1e6 / settings["lanes"] / matching.LENGTH
+    for row, runs in record["runs"].items():
+        solved = (next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0) for run in runs.values())
+        steps = ", ".join(f"{point * POINT / updates_of_a_million:.2f}" if point else "not" for point in solved)
+        table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), steps])
+    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread:
+    {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is the last tenth. Mean
+    (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the agent are in the
+    [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
+    parts = ["# Compressive Transformers, Figure 5: memory for an agent", "```bash\npython -m accelerated.lab.systems.agent\n```"]
+    parts += [wrapped(text), "![the share of right choices by environment steps](compressive-figure-5.svg)"]
+    head = ["memory", "seeds", "right at the end, percent", f"million steps until {100 * SOLVED:.0f}% are right"]
+    return "\n\n".join([*parts, markdown_table(head, *table)]) + "\n"
+
+
+def draw(record: dict, path: Path) -> None:
+    """Draw success against steps, the mean of a row's seeds, with all seeds as thin lines."""
+    figure, axes = new_figure()
+    for number, (row, runs) in enumerate(record["runs"].items()):
+        curves = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
+        steps = np.arange(1, len(curves) + 1) * POINT * record["settings"]["lanes"] * matching.LENGTH / 1e6
+        axes.plot(steps, curves, color=f"C{number}", linewidth=0.5, alpha=0.4)
+        axes.plot(steps, curves.mean(1), color=f"C{number}", linestyle="-" if row.startswith("rate") else "--", label=row)
+    axes.axhline(50, color="0.5", linewidth=1, linestyle=":")  # whoever takes any object
+    axes.set(xlabel="million environment steps", ylabel="right choices, percent of episodes", ylim=(0, 102))
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def main(argv: list[str]) -> None:
+    """Train what is missing, and write what came out."""
+    options = parsed(experiment_parser("systems.agent", __doc__, list(ROWS)), argv, list(ROWS))
+    figure_class()  # says now if matplotlib is missing
+    said = lambda run: f"{final(run):.1f}% right at the end, {run['seconds']:.0f} s"  # noqa: E731
+    conduct(Experiment("compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw), options)
+
+
+if __name__ == "__main__":
+    run_program("agent", main, sys.argv[1:])

@@ -4,9 +4,7 @@
     S .          S .          S b              S: where the agent enters
     . a    ->    . .    ->    a .              a: an object of the first room; b: one of the second room alone
 
-The agent is STEPS steps in each of the three: a clock moves it on, so that the distance from what it saw to the choice is known.
-It sees only the cell that it is in. Objects and cells are drawn anew for each episode. A lane's episode ends when the agent takes
-an object in the second room, or after LENGTH steps. agent.py learns it.
+A clock moves the agent on after STEPS steps. It sees only the cell that it is in. agent.py learns it.
 """
 
 from typing import NamedTuple
@@ -50,8 +48,7 @@ def observe(world: World) -> np.ndarray:
     """What the agent sees (B,), 0 .. OBSERVATIONS - 1: the empty cell that it is in, the object there, or NOTHING."""
     room = world.clock // STEPS
     seen = room * CELLS + world.cell
-    standing = {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}  # (column of places, column of objects)
-    for place, number in standing.get(room, []):
+    for place, number in {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}.get(room, []):  # columns of places and of objects
         seen = np.where(world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen)
     return np.where(world.ended, NOTHING, seen)
 
@@ -59,12 +56,11 @@ def observe(world: World) -> np.ndarray:
 def act(world: World, actions: np.ndarray) -> tuple[World, np.ndarray]:
     """The world after actions (B,), and rewards (B,): 1 for taking the object that was not in the first room, -1 for the other.
 
-    Walls stop the agent. Only objects of the second room can be taken. After the end there are no rewards.
+    Walls stop the agent. Only objects of the second room can be taken; that ends an episode, and there are no more rewards.
     """
     taking = (actions == TAKE) & ~world.ended & (world.clock // STEPS == SECOND)
     wrong, right = (taking & (world.cell == world.places[:, place]) for place in (1, 2))
     clock = world.clock + 1
-    place = np.stack(np.divmod(world.cell, SIDE), 1) + MOVES[actions]  # (B, 2)
-    row, column = place.clip(0, SIDE - 1).T
+    row, column = (np.stack(np.divmod(world.cell, SIDE), 1) + MOVES[actions]).clip(0, SIDE - 1).T
     cell = row * SIDE + column if clock % STEPS else np.full_like(world.cell, ENTRANCE)
     return world._replace(clock=clock, cell=cell, ended=world.ended | right | wrong), right * 1.0 - wrong

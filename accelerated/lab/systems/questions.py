@@ -1,147 +1,166 @@
-"""Questions about texts in HotpotQA's format (Yang et al. 2018): files are read, answers found in the text, and scored.
+"""The command `python -m accelerated.lab.systems.questions`: answers over several windows, Table 3 of Adding Recurrence.
 
-A file is a JSON list of {"_id", "question", "answer", "supporting_facts", "context"}; other fields are not used. The context has
-paragraphs [title, [sentences]], supporting_facts name sentences as [title, index]. two_hops.py makes such questions, reader.py
-answers them.
+A small RoBERTa is pretrained on the standard library, then fine-tuned on generated questions of two hops, with disjoint windows
+and with recurrence. With --published it is RoBERTa itself on HotpotQA's files, with the paper's settings.
 """
 
+import functools
 import json
-import re
-import string
-from collections import Counter
-from collections.abc import Sequence
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from accelerated.program.errors import InputError
+import numpy as np
+import torch
 
-KINDS = ("yes", "no")  # answers that are no spans
-ARTICLES = re.compile(r"\b(a|an|the)\b")
-PUNCTUATION = str.maketrans("", "", string.punctuation)
+from accelerated.data.config import default_data_dir
+from accelerated.data.corpus import tokenised
+from accelerated.data.sources import standard_library
+from accelerated.data.tokenizers import train_bpe
+from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.markdown import markdown_table
+from accelerated.lab.systems import published, reader, two_hops
+from accelerated.lab.systems.reader import Example, Task, Tokenizer
+from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.program.errors import run_program
+from accelerated.training.log import figure_class, new_figure, save_figure
 
-
-class Question(NamedTuple):
-    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it."""
-
-    name: str
-    question: str
-    context: tuple[tuple[str, tuple[str, ...]], ...]
-    answer: str
-    supporting_facts: tuple[tuple[str, int], ...] = ()  # (title, index)
-
-
-def is_pairs(value: Any, first: type, check: Any) -> bool:
-    """Whether a value is a list of pairs whose first parts are of a type and whose second parts pass a check."""
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], first) and check(pair[1]) for pair in value
-    )
-
-
-def is_text(value: Any) -> bool:
-    """Whether a value is text with more than white space."""
-    return isinstance(value, str) and bool(value.strip())
-
-
-def is_context(value: Any) -> bool:
-    """Whether a value is a list of [title, [sentences]] with any text."""
-    pairs = is_pairs(value, str, lambda own: isinstance(own, list) and all(isinstance(sentence, str) for sentence in own))
-    return pairs and any(map(is_text, (sentence for _, sentences in value for sentence in sentences)))
-
-
-FIELDS = {  # {field: (check, what it must be)}
-    "_id": (is_text, "text"),
-    "question": (is_text, "text"),
-    "context": (is_context, "a list of [title, [sentences]] with text in it"),
-    "answer": (is_text, "text"),
-    "supporting_facts": (lambda value: is_pairs(value, str, lambda n: type(n) is int), "a list of [title, sentence's index]"),
+NAME = "pretrained_recurrence-3"
+ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}
+SIZES = {"width": 64, "layers": 2, "heads": 4, "feed_forward": 256, "segment": 24, "module_width": 64, "dropout": 0.0}
+SMALL = {"sizes": SIZES, "vocabulary": 2048, "pretraining": [300, 64, 0.003]}  # updates, batch, rate
+SMALL |= {"updates": [1000, 500], "batch": 32, "rate": 0.002}  # updates on short texts, then on those of the task
+SMALL |= {"questions": [6400, 640], "windows": [4, 8]}  # to train on, and asked; least and most of a text of the task
+PARTS = {  # {column: which answers, by the windows between the hops and whether it is a span}
+    "spans, hops in one window": lambda distance, span: span and distance == 0,
+    "spans, hops apart": lambda distance, span: span and distance > 0,
+    "yes or no": lambda distance, span: not span,
 }
 
 
-def read_questions(path: str | Path) -> list[Question]:
-    """The questions of a file; raises InputError that names the file, and the entry and its field, if it is in another format."""
-    try:
-        entries = json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; give a file of HotpotQA") from None
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); give a file of HotpotQA, such as hotpot_train_v1.1.json") from None
-    if not isinstance(entries, list) or not entries:
-        raise InputError(f"{path} is not a list of questions; give a file of HotpotQA, such as hotpot_train_v1.1.json")
-    return [read_entry(entry, f"{path}, entry {number}") for number, entry in enumerate(entries, start=1)]
+def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
+    """A small RoBERTa before its pretraining.
 
-
-def read_entry(entry: Any, place: str) -> Question:
-    """The Question of an entry; raises InputError that begins with its place."""
-    if not isinstance(entry, dict):
-        raise InputError(f"{place} is not an object; expected the fields {', '.join(FIELDS)}")
-    for field, (passes, expected) in FIELDS.items():
-        if field not in entry:
-            raise InputError(f"{place} has no field {field!r}; expected {expected}")
-        if not passes(entry[field]):
-            raise InputError(f"{place}: the field {field!r} is not {expected}")
-    context = tuple((title, tuple(sentences)) for title, sentences in entry["context"])
-    facts = tuple((title, number) for title, number in entry["supporting_facts"])
-    return Question(entry["_id"], entry["question"], context, entry["answer"], facts)
-
-
-class Text(NamedTuple):
-    """What is read of a question's context, and where its sentences stand in it, in characters (start, end)."""
-
-    text: str
-    sentences: dict[tuple[str, int], tuple[int, int]]  # by title and index
-
-
-def text_of(question: Question) -> Text:
-    """The Text of a question: each paragraph is its title, a line's end, its sentences and a line's end."""
-    parts, at, places = [], 0, {}
-    for title, sentences in question.context:
-        for number, part in enumerate([f"{title}\n", *sentences, "\n"], start=-1):
-            if 0 <= number < len(sentences):
-                places.setdefault((title, number), (at, at + len(part)))
-            parts.append(part)
-            at += len(part)
-    return Text("".join(parts), places)
-
-
-def place_of_answer(question: Question, text: Text) -> tuple[int, int] | None:
-    """The answer's characters (start, end): its first place in a supporting sentence, or else in the text; None without any.
-
-    A place at the borders of words is preferred to one inside a word.
+    RoBERTa's matrices begin at 0.02, which suits its width, 768; here they are larger, so that their outputs are as large.
+    Positions begin as sinusoids, which so short a pretraining would not find.
     """
-    whole = re.compile(rf"(?<!\w){re.escape(question.answer)}(?!\w)")
-    regions = [*(text.sentences[fact] for fact in question.supporting_facts if fact in text.sentences), (0, len(text.text))]
-    for pattern in (whole, re.compile(re.escape(question.answer))):
-        for region in regions:
-            if found := pattern.search(text.text, *region):
-                return found.span()
-    return None
+    model = Roberta(Roberta.Config(vocabulary=vocabulary, recurrent=recurrent, **SIZES), seed)
+    half = SIZES["width"] // 2
+    angles = torch.arange(SIZES["segment"])[:, None] * 10_000 ** (-torch.arange(half) / half)
+    with torch.no_grad():
+        model.positions.copy_(0.02 * 2**0.5 * torch.cat([angles.sin(), angles.cos()], 1))
+        for weight in (weight for weight in model.layers.parameters() if weight.dim() == 2):
+            weight *= (768 / SIZES["width"]) ** 0.5
+    return model
 
 
-# The scores of HotpotQA's official evaluation
+def task_examples(count: int, lines: Sequence[str], tokenizer: Tokenizer, seed: int) -> list[Example]:
+    """Questions of two hops whose texts have as many windows as the task's."""
+    least, most = SMALL["windows"]
+    examples = (reader.cut(question, tokenizer, SIZES["segment"]) for question in two_hops.drawn(2 * count, lines, seed))
+    return list(islice((example for example in examples if least <= len(example.tokens) <= most), count))
 
 
-def normalised(answer: str) -> str:
-    """An answer in lower case without punctuation, articles and extra white space."""
-    return " ".join(ARTICLES.sub(" ", answer.lower().translate(PUNCTUATION)).split())
+def generated() -> Task:
+    """The small task and its pretrained model."""
+    source, (lines, unseen), (count, asked) = standard_library(), two_hops.prose(), SMALL["questions"]
+    bpe = train_bpe(source, SMALL["vocabulary"])
+    tokenizer = Tokenizer(bpe, 3, cls=0, pad=1, sep=2, mask=3 + bpe.vocabulary)  # special tokens as in RoBERTa's vocabulary
+    first = small_model(4 + bpe.vocabulary, False, 0)
+    reader.pretrain(first, tokenised(source, bpe, default_data_dir()).splits["train"].tokens, tokenizer, *SMALL["pretraining"])
+
+    def model(recurrent: bool, seed: int) -> Roberta:
+        """The pretrained weights; the seed draws those of the recurrence alone."""
+        copy = small_model(4 + bpe.vocabulary, recurrent, seed)
+        copy.load_state_dict(first.state_dict(), strict=False)
+        return copy
+
+    short = [reader.cut(question, tokenizer, SIZES["segment"]) for question in two_hops.drawn(count, lines, 3, (0, 1))]
+    stages = list(zip((short, task_examples(count, lines, tokenizer, 0)), SMALL["updates"], strict=True))
+    return Task(model, tokenizer.pad, stages, task_examples(asked, unseen, tokenizer, 2), SMALL["batch"], SMALL["rate"])
 
 
-def exact_match(found: str, answer: str) -> float:
-    """1 if two answers are the same when normalised, otherwise 0."""
-    return float(normalised(found) == normalised(answer))
+def trained(task: Task, row: str, seed: int) -> Roberta:
+    """A model of a row after all stages of its task."""
+    model = task.model(ROWS[row], seed)
+    torch.manual_seed(seed)  # dropout
+    for examples, updates in task.stages:
+        reader.fine_tune(model, examples, task.pad, updates, task.batch, task.rate, seed, f"{row}, seed {seed}")
+    return model
 
 
-def f1(found: str, answer: str) -> float:
-    """The harmonic mean of precision and recall of the words; 0 if only one of the two is yes, no or noanswer."""
-    ours, theirs = normalised(found), normalised(answer)
-    if ours != theirs and {ours, theirs} & {*KINDS, "noanswer"}:
-        return 0.0
-    ours, theirs = ours.split(), theirs.split()
-    common = (Counter(ours) & Counter(theirs)).total()
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0  # 2PR / (P + R), P = common/ours, R = common/theirs
+def run(make: Callable[[], Task], row: str, seed: int) -> dict:
+    """What a row reaches with a seed; of each answer the distance between the hops, whether it is a span, and exact match."""
+    task, began, scores, rows = make(), time.monotonic(), [], []
+    for example, given in zip(task.asked, reader.answers(trained(task, row, seed), task.asked, task.pad), strict=True):
+        answer = example.question.answer
+        scores.append(two_hops.f1(given, answer))
+        rows.append([example.distance, answer not in two_hops.KINDS, int(two_hops.exact_match(given, answer))])
+    means = {"f1": percent(scores), "exact match": percent([right for *_, right in rows])}
+    return means | {"answers": rows, "seconds": round(time.monotonic() - began, 1)}
 
 
-def mean_scores(found: Sequence[str], answers: Sequence[str]) -> dict[str, float]:
-    """{"f1", "exact match"} in percent, means over the questions."""
-    pairs = list(zip(found, answers, strict=True))
-    scores = {"f1": f1, "exact match": exact_match}
-    return {name: 100 * sum(score(*pair) for pair in pairs) / len(pairs) for name, score in scores.items()}
+def percent(scores: Sequence[float]) -> float:
+    """The mean in percent; NaN without any."""
+    return 100 * sum(scores) / len(scores) if scores else math.nan
+
+
+def share(run: dict, chosen: Callable[[int, bool], bool]) -> float:
+    """Exact match in percent of a run's answers with a chosen (distance, is a span)."""
+    return percent([right for distance, span, right in run["answers"] if chosen(distance, span)])
+
+
+def page(record: dict) -> str:
+    """The page of a record, in Markdown."""
+    rows = [
+        [
+            row,
+            ", ".join(runs),
+            *(mean_and_spread([run[score] for run in runs.values()], ".1f") for score in ("f1", "exact match")),
+        ]
+        + [mean_and_spread([share(run, chosen) for run in runs.values()], ".0f") for chosen in PARTS.values()]
+        for row, runs in record["runs"].items()
+    ]
+    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}. Mean (least .. most) of the seeds, in
+    percent; the columns behind exact match are its parts. The method and the questions are in the
+    [chapter](../pretrained_recurrence.md#question-answering)."""
+    command = "python -m accelerated.lab.systems.questions" + " --published FOLDER" * ("files" in record["settings"])
+    parts = ["# Adding Recurrence, Table 3: question answering", f"```bash\n{command}\n```", wrapped(text)]
+    parts += [f"![exact match by the distance between the hops]({NAME}.svg)"]
+    parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *rows)]
+    return "\n\n".join([*parts, wrapped(f"Settings: {json.dumps(record['settings'])}.")]) + "\n"
+
+
+def draw(record: dict, path: Path) -> None:
+    """Draw exact match on spans by the distance between the hops: the mean of a row's seeds, and each seed as a thin line."""
+    figure, axes = new_figure()
+    for number, (row, runs) in enumerate(record["runs"].items()):
+        distances = sorted({distance for run in runs.values() for distance, span, _ in run["answers"] if span})
+        curves = np.array([[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances])
+        axes.plot(distances, curves, color=f"C{number}", linewidth=0.5, alpha=0.4)
+        axes.plot(distances, curves.mean(1), "o-", color=f"C{number}", label=row)
+    axes.axhline(100 / len(two_hops.PLACES), color="0.5", linewidth=1, linestyle=":")
+    axes.set(xlabel="windows between the hops", ylabel="exact match on spans, percent", ylim=(0, 102))
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
+
+
+def main(argv: list[str]) -> None:
+    """Train what is missing, and write what came out."""
+    parser = experiment_parser("systems.questions", __doc__, list(ROWS))
+    parser.add_argument("--published", type=Path, metavar="FOLDER", help=f"{published.FILES}; for the paper's own size")
+    options, make, settings = parsed(parser, argv, list(ROWS)), generated, SMALL
+    figure_class()  # says now if matplotlib is missing
+    if options.published:
+        make, settings = functools.partial(published.task, options.published), published.settings(options.published)
+    said = lambda run: f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}, {run['seconds']:.0f} s"  # noqa: E731
+    train = functools.partial(run, functools.cache(make))
+    conduct(Experiment(NAME, list(ROWS), settings, train, said, page, draw), options)
+
+
+if __name__ == "__main__":
+    run_program("questions", main, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""RoBERTa with recurrence answers questions.py's questions: their windows, the pretraining, the fine-tuning and the answers.
+"""RoBERTa with recurrence answers two_hops.py's questions: their windows, the pretraining, the fine-tuning and the answers.
 
 A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded. K windows, N tokens in a window.
 """
@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.lab.systems.questions import KINDS, Question, Text, place_of_answer, text_of
-from accelerated.lab.systems.roberta import Answer, Roberta
-from accelerated.lab.systems.roberta_tokens import RobertaTokenizer
+from accelerated.data.tokenizers import SpelledTokenizer
+from accelerated.lab.systems.roberta import Roberta
+from accelerated.lab.systems.two_hops import KINDS, Question, place_of_answer, text_of
+from accelerated.program.progress import Progress
 from accelerated.training.optimization import check_finite
 
 LONGEST = 30  # tokens of an answer
@@ -20,6 +21,21 @@ AS_MASK, AS_ANOTHER = 0.8, 0.1  # of those, what is read as <mask>, and as any t
 WARMUP = 0.06  # share of the updates in which the rate rises; then it falls to 0, both in a line, as RoBERTa's
 CLIP = 1.0  # of the gradient's norm
 LANES = 32  # examples read at a time when answering
+
+
+class Tokenizer(NamedTuple):
+    """RoBERTa's tokens: those of a byte-level BPE, whose ids begin at `first`, and [CLS], padding, [SEP] and <mask>."""
+
+    bpe: SpelledTokenizer
+    first: int
+    cls: int
+    pad: int
+    sep: int
+    mask: int
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of a text."""
+        return self.bpe.encode(text) + self.first
 
 
 class Example(NamedTuple):
@@ -31,51 +47,50 @@ class Example(NamedTuple):
     text: np.ndarray  # (K, N), true on tokens of the text
     spelled: bytes  # the text
     ends: np.ndarray  # (tokens of the text,), where each ends among the bytes
-    answer: tuple[int, int, int] | None  # kind, start and end as in roberta.Answer; None if it is unknown or not in the text
+    answer: tuple[int, int, int] | None  # kind, first and last place among all K N; None if it is unknown or not in the text
+    distance: int  # windows from the end of the first supporting sentence in the text to that of the last
 
 
-def cut(question: Question, tokenizer: RobertaTokenizer, segment: int) -> Example:
+class Task(NamedTuple):
+    """What the rows are trained and asked on."""
+
+    model: Callable[[bool, int], Roberta]  # (recurrent, seed) to a pretrained model
+    pad: int  # token id
+    stages: list[tuple[list[Example], int]]  # training questions and updates, one after another
+    asked: list[Example]
+    batch: int
+    rate: float
+
+
+def cut(question: Question, tokenizer: Tokenizer, segment: int) -> Example:
     """The Example of a question in windows of `segment` tokens, at least 6; the question keeps at most half of them.
 
     So text has at least `segment` / 2 - 1 tokens of every window, whatever is asked.
     """
-    text = text_of(question)
-    ids, ends = tokenizer.ends(text.text)
+    text, sentences = text_of(question)
+    ids = tokenizer.encode(text)
+    ends = tokenizer.bpe.token_bytes[ids - tokenizer.first].cumsum()
     prefix = [tokenizer.cls, *tokenizer.encode(question.question)[: segment // 2 - 2], tokenizer.sep]
     room = segment - len(prefix) - 1
     windows = -(-len(ids) // room)
-    tokens = np.full((windows, segment), tokenizer.pad)
-    own = np.zeros((windows, segment), bool)
-    own[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ids)
-    tokens[:, : len(prefix)], tokens[own] = prefix, ids
-    filled = len(prefix) + own.sum(1)  # (K,)
+    tokens, of_text = np.full((windows, segment), tokenizer.pad), np.zeros((windows, segment), bool)
+    of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ids)
+    tokens[:, : len(prefix)], tokens[of_text] = prefix, ids
+    filled = len(prefix) + of_text.sum(1)  # (K,)
     tokens[np.arange(windows), filled] = tokenizer.sep
     readable = np.arange(segment) <= filled[:, None]
-    return Example(question, tokens, readable, own, text.text.encode(), ends, located(question, text, own, ends))
 
+    def place(character: int, side: str = "left") -> int:
+        """The place among all K N of the token in which a character ends; with the side right, in which it begins."""
+        token = np.searchsorted(ends, len(text[:character].encode()), side=side)
+        return int(np.flatnonzero(of_text)[token])
 
-def located(question: Question, text: Text, own: np.ndarray, ends: np.ndarray) -> tuple[int, int, int] | None:
-    """Kind, first and last place of the answer's tokens among all K N; the places of yes and no are 0."""
-    if question.answer in KINDS:
-        return 1 + KINDS.index(question.answer), 0, 0
-    characters = place_of_answer(question, text)
-    if characters is None:
-        return None
-    begin, end = (len(text.text[:at].encode()) for at in characters)
-    first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(ends, end)
-    places = np.flatnonzero(own)
-    return 0, int(places[first]), int(places[last])
-
-
-def distance(example: Example) -> int:
-    """Windows from the end of the first supporting sentence in the text to that of the last; 0 if they end in one window."""
-    text, windows = text_of(example.question), np.flatnonzero(example.text) // example.text.shape[1]
-    places = [text.sentences[fact] for fact in example.question.supporting_facts if fact in text.sentences]
-    if not places:
-        return 0
-    ended = (len(text.text[:end].encode()) for _, end in (min(places), max(places)))
-    first, last = (int(windows[np.searchsorted(example.ends, end)]) for end in ended)
-    return last - first
+    answer = (1 + KINDS.index(question.answer), 0, 0) if question.answer in KINDS else None
+    if answer is None and (at := place_of_answer(question)):
+        answer = 0, place(at[0], "right"), place(at[1])
+    facts = sorted(sentences[fact] for fact in question.supporting_facts if fact in sentences)
+    distance = place(facts[-1][1]) // segment - place(facts[0][1]) // segment if facts else 0
+    return Example(question, tokens, readable, of_text, text.encode(), ends, answer, distance)
 
 
 def batched(examples: Sequence[Example], pad: int, device: torch.device) -> list:
@@ -85,15 +100,9 @@ def batched(examples: Sequence[Example], pad: int, device: torch.device) -> list
     for name, empty in (("tokens", pad), ("readable", False), ("text", False)):
         field = np.full((count, len(examples), segment), empty)
         for lane, example in enumerate(examples):
-            own = getattr(example, name)
-            field[: len(own), lane] = own
+            field[: len(example.tokens), lane] = getattr(example, name)
         fields.append(torch.from_numpy(field).to(device))
     return list(zip(*fields, strict=True))
-
-
-def answers_of(examples: Sequence[Example], device: torch.device) -> Answer:
-    """What the loss asks of examples that have an answer."""
-    return Answer(*torch.tensor([example.answer for example in examples], device=device).T)
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
@@ -108,8 +117,7 @@ def answer_text(example: Example, spans: np.ndarray, kinds: np.ndarray) -> str:
     """The answer to an example by its logits: spans (2, K N) and kinds (3,)."""
     if kind := int(kinds.argmax()):
         return KINDS[kind - 1]
-    start, end = spans[:, : example.text.size][:, example.text.ravel()]
-    first, last = best_span(start, end)
+    first, last = best_span(*spans[:, : example.text.size][:, example.text.ravel()])
     begin = example.ends[first - 1] if first else 0
     return example.spelled[begin : example.ends[last]].decode(errors="ignore").strip()
 
@@ -124,64 +132,61 @@ def answers(model: Roberta, examples: Sequence[Example], pad: int) -> Iterator[s
         yield from map(answer_text, some, spans, kinds)
 
 
-def masked(tokens: np.ndarray, tokenizer: RobertaTokenizer, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def masked(tokens: np.ndarray, tokenizer: Tokenizer, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """(tokens as they are read, which are asked for), both (B, N), of windows that begin with [CLS] and end with [SEP]."""
     draw, how = rng.random((2, *tokens.shape))
     scored = draw < MASKED
     scored[:, 0] = scored[:, -1] = False
     scored[0, 1] |= not scored.any()
     read = np.where(scored & (how < AS_MASK), tokenizer.mask, tokens)
-    another = tokenizer.ids[rng.integers(len(tokenizer.ids), size=tokens.shape)]
+    another = tokenizer.first + rng.integers(tokenizer.bpe.vocabulary, size=tokens.shape)
     return np.where(scored & (how >= AS_MASK) & (how < AS_MASK + AS_ANOTHER), another, read), scored
 
 
-class Training(NamedTuple):
-    """How long and how fast a model is trained."""
+def pretrain(model: Roberta, ranks: np.ndarray, tokenizer: Tokenizer, updates: int, batch: int, rate: float) -> list[float]:
+    """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; returns the loss of each update, in nats."""
+    rng, room = np.random.default_rng(0), model.config.segment - 2
 
-    updates: int
-    batch: int
-    learning_rate: float
+    def losses() -> Iterator[torch.Tensor]:
+        while True:
+            starts = rng.integers(len(ranks) - room, size=(batch, 1))
+            targets = np.full((batch, room + 2), tokenizer.cls)
+            targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], tokenizer.sep
+            targets[:, 1:-1] += tokenizer.first
+            read, scored = masked(targets, tokenizer, rng)
+            yield model.masked_loss(*(torch.from_numpy(field).to(model.embedding.device) for field in (read, targets, scored)))
 
-
-def pretrain(model: Roberta, ranks: np.ndarray, tokenizer: RobertaTokenizer, training: Training, seed: int) -> Iterator[float]:
-    """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; yield the loss of each update, in nats."""
-    rng, room = np.random.default_rng(seed), model.config.segment - 2
-
-    def loss() -> torch.Tensor:
-        starts = rng.integers(len(ranks) - room, size=(training.batch, 1))
-        targets = np.full((training.batch, room + 2), tokenizer.cls)
-        targets[:, 1:-1], targets[:, -1] = tokenizer.ids[ranks[starts + np.arange(room)]], tokenizer.sep
-        read, scored = masked(targets, tokenizer, rng)
-        return model.masked_loss(*(torch.from_numpy(field).to(model.embedding.device) for field in (read, targets, scored)))
-
-    return updated(model, loss, training)
+    return train(model, losses(), updates, rate, "pretraining")
 
 
-def fine_tune(model: Roberta, examples: Sequence[Example], pad: int, training: Training, seed: int) -> Iterator[float]:
-    """Train on examples that have an answer, pass after pass in a new order; yield the loss, in nats, of each update."""
-    rng, waiting, device = np.random.default_rng(seed), [], model.embedding.device
+def fine_tune(
+    model: Roberta, examples: Sequence[Example], pad: int, updates: int, batch: int, rate: float, seed: int, title: str
+) -> list[float]:
+    """Train on examples that have an answer, pass after pass in a new order; returns the loss, in nats, of each update."""
+    rng, device = np.random.default_rng(seed), model.embedding.device
+    order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))])
 
-    def loss() -> torch.Tensor:
-        while len(waiting) < training.batch:
-            waiting.extend(rng.permutation(len(examples)).tolist())
-        some = [examples[waiting.pop(0)] for _ in range(training.batch)]
-        return model.answer_loss(batched(some, pad, device), answers_of(some, device))
+    def losses() -> Iterator[torch.Tensor]:
+        for at in range(0, updates * batch, batch):
+            some = [examples[number] for number in order[at : at + batch]]
+            answer = torch.tensor([example.answer for example in some], device=device)  # (B, 3)
+            yield model.answer_loss(batched(some, pad, device), answer[:, 0], answer[:, 1:])
 
-    return updated(model, loss, training)
+    return train(model, losses(), updates, rate, title)
 
 
-def updated(model: Roberta, loss: Callable[[], torch.Tensor], training: Training) -> Iterator[float]:
-    """Update a model with Adam; yield each loss. Raises InputError if one becomes NaN or infinite."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), eps=1e-6)
-    warmup = max(1, round(WARMUP * training.updates))
-    for update in range(1, training.updates + 1):
-        share = min(update / warmup, (training.updates - update + 1) / (training.updates - warmup + 1))
-        optimizer.param_groups[0]["lr"] = training.learning_rate * share
-        model.train()
+def train(model: Roberta, losses: Iterator[torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
+    """Update a model with Adam; returns the losses. Raises InputError if one becomes NaN or infinite."""
+    optimizer, values = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6), []
+    warmup = max(1, round(WARMUP * updates))
+    model.train()
+    for update in Progress(title, updates, "update", over=range(1, updates + 1)):
+        optimizer.param_groups[0]["lr"] = rate * min(update / warmup, (updates - update + 1) / (updates - warmup + 1))
         optimizer.zero_grad()
-        value = loss()
-        value.backward()
+        loss = next(losses)
+        loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        check_finite(update, {"loss": value.item(), "gradient norm": float(norm)}, lambda: "this model was not kept")
+        values.append(loss.item())
+        check_finite(update, {"loss": values[-1], "gradient norm": float(norm)}, lambda: "this model was not kept")
         optimizer.step()
-        yield value.item()
+    return values

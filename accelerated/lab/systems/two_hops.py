@@ -1,24 +1,18 @@
-"""Questions of two hops, generated in HotpotQA's format: the key is with the parser, and the parser is in the module.
-
-    Name    key parser.
-    Test    a line of the standard library
-    File    server path, parser module, thread block, child class,         all holders, in any order
-
-The question "key?" asks where the key is. Who has read both paragraphs can answer. Who reads the second one alone must guess
-among as many places as there are holders, because nothing there depends on who has the thing. Every holder has places of its own,
-as a city answers one question and a year another. A quarter of the questions, "key module?", ask whether it is there. Sentences
-are short so that windows can be. questions.py reads the files, reader.py answers them.
-"""
+"""Questions as HotpotQA has them (Yang et al. 2018): generated with two hops, their answers found in the text and scored."""
 
 import re
+import string
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from accelerated.data.sources import standard_library
+from accelerated.data.sources import read_bytes, standard_library
 from accelerated.data.windows import SPLITS
-from accelerated.lab.systems.questions import Question
 
+KINDS = ("yes", "no")  # answers that are no spans
+PUNCTUATION = str.maketrans("", "", string.punctuation)
 THINGS = ("key", "file", "list", "name", "value", "message", "string", "object")
 PLACES = {  # {holder: its places}
     "parser": ("module", "package", "header"),
@@ -26,44 +20,101 @@ PLACES = {  # {holder: its places}
     "thread": ("block", "line", "test"),
     "child": ("class", "index", "table"),
 }
-FIRST, SECOND, OTHERS = "Name", "File", "Test"  # titles
-YES_NO = 0.25  # share of the questions that are answered by yes or no, half of them by each
-BETWEEN = (2, 6)  # least and most paragraphs of a text, besides those of facts
+YES_NO = 0.25  # share of the generated questions that are answered by yes or no, half of them by each
 PROSE = re.compile(rb"^[ #]*([A-Z][A-Za-z0-9 ,'-]{30,70}\.)$", re.MULTILINE)
 OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\b", re.IGNORECASE)
 
 
-def prose() -> dict[str, list[str]]:
-    """Lines of the standard library that look like a sentence, by split; none has a word of the facts, none is in two splits."""
-    found = {split: {} for split in SPLITS}
+class Question(NamedTuple):
+    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it."""
+
+    question: str
+    context: tuple[tuple[str, tuple[str, ...]], ...]
+    answer: str
+    supporting_facts: tuple[tuple[str, int], ...] = ()  # (title, index)
+
+
+def text_of(question: Question) -> tuple[str, dict[tuple[str, int], tuple[int, int]]]:
+    """(what is read of a question's context, {(title, index): where the sentence stands in it, (start, end) in characters}).
+
+    Each paragraph is its title, a line's end, its sentences and a line's end.
+    """
+    text, places = "", {}
+    for title, sentences in question.context:
+        text += f"{title}\n"
+        for number, sentence in enumerate(sentences):
+            places.setdefault((title, number), (len(text), len(text) + len(sentence)))
+            text += sentence
+        text += "\n"
+    return text, places
+
+
+def place_of_answer(question: Question) -> tuple[int, int] | None:
+    """The answer's characters (start, end): its first place in a supporting sentence, or else in the text; None without any.
+
+    A place at the borders of words is preferred to one inside a word.
+    """
+    (text, places), answer = text_of(question), re.escape(question.answer)
+    regions = [*(places[fact] for fact in question.supporting_facts if fact in places), (0, len(text))]
+    matches = (re.compile(p).search(text, *region) for p in (rf"(?<!\w){answer}(?!\w)", answer) for region in regions)
+    return next((match.span() for match in matches if match), None)
+
+
+def normalised(answer: str) -> str:
+    """An answer in lower case without punctuation, articles and extra white space, as HotpotQA's evaluation compares it."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
+
+
+def exact_match(given: str, answer: str) -> bool:
+    """Whether two answers are the same when normalised."""
+    return normalised(given) == normalised(answer)
+
+
+def f1(given: str, answer: str) -> float:
+    """The harmonic mean of precision and recall of the words; 0 if only one of the two is yes, no or noanswer."""
+    ours, theirs = normalised(given), normalised(answer)
+    if ours != theirs and {ours, theirs} & {*KINDS, "noanswer"}:
+        return 0.0
+    ours, theirs = ours.split(), theirs.split()
+    common = (Counter(ours) & Counter(theirs)).total()
+    return 2 * common / (len(ours) + len(theirs)) if common else 0.0  # 2PR / (P + R), P = common/ours, R = common/theirs
+
+
+def prose() -> tuple[list[str], list[str]]:
+    """(training lines, others) of the standard library that look like a sentence without a word of the facts."""
+    lines = {split: {} for split in SPLITS}
     for split, text in standard_library().texts():
-        for open_file in text.files:
-            with open_file() as file:
-                lines = (line.decode() for line in PROSE.findall(file.read()))
-                found[split] |= dict.fromkeys(line for line in lines if not OF_FACTS.search(line))
-    seen = found["train"]
-    return {split: [line for line in lines if split == "train" or line not in seen] for split, lines in found.items()}
+        sentences = (line.decode() for line in PROSE.findall(b"".join(read_bytes(text))))
+        lines[split] |= dict.fromkeys(line for line in sentences if not OF_FACTS.search(line))
+    return [*lines["train"]], [line for split in SPLITS[1:] for line in lines[split] if line not in lines["train"]]
 
 
-def two_hops(name: str, lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
-    """A question whose text has `between` (least, most) paragraphs of a line each besides those of facts."""
+def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Generator) -> Question:
+    """A question of two hops; its text has `between` (least, most) paragraphs of a line each besides those of facts.
+
+        Name    key parser.
+        Test    a line
+        File    server path, parser module, thread block, child class,         all holders, in any order
+
+    "key?" asks where the key is. Who reads the second paragraph alone must guess among as many places as there are holders, each
+    of which has places of its own. Some questions, "key module?", ask whether it is there.
+    """
     thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    count = rng.integers(*between, endpoint=True)
-    paragraphs = [(OTHERS, (f" {line}",)) for line in rng.choice(lines, count)]
+    paragraphs = [("Test", (f" {line}",)) for line in rng.choice(lines, rng.integers(*between, endpoint=True))]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
-    pairs = zip(holders, places, strict=True)
-    paragraphs.insert(after, (SECOND, tuple(f" {holder} {place}," for holder, place in pairs)))
-    paragraphs.insert(at, (FIRST, (f" {thing} {holders[asked]}.",)))
+    facts = tuple(f" {holder} {place}," for holder, place in zip(holders, places, strict=True))
+    paragraphs.insert(after, ("File", facts))
+    paragraphs.insert(at, ("Name", (f" {thing} {holders[asked]}.",)))
     question, answer = f" {thing}?", str(places[asked])
     if rng.random() < YES_NO:
         right = rng.random() < 0.5
         question, answer = f" {thing} {places[asked if right else other]}?", "yes" if right else "no"
-    return Question(name, question, tuple(paragraphs), answer, ((FIRST, 0), (SECOND, int(asked))))
+    return Question(question, tuple(paragraphs), answer, (("Name", 0), ("File", int(asked))))
 
 
-def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = BETWEEN) -> list[Question]:
+def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = (2, 6)) -> list[Question]:
     """Questions of two hops; a seed gives the same ones."""
     rng = np.random.default_rng(seed)
-    return [two_hops(str(number), lines, between, rng) for number in range(count)]
+    return [two_hops(lines, between, rng) for _ in range(count)]

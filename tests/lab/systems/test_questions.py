@@ -1,149 +1,122 @@
-"""HotpotQA's files are read or refused in one line, answers are found in the text, and scores are those of its description."""
+"""The command of Table 3 keeps each run, continues, and says what came out; both rows begin with the same weights."""
 
 import json
-import string
+from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
-from accelerated.lab.systems.questions import (
-    Question,
-    exact_match,
-    f1,
-    mean_scores,
-    normalised,
-    place_of_answer,
-    read_questions,
-    text_of,
-)  # fmt: skip
+from accelerated.data.tokenizers import tokenizer_of_ranks
+from accelerated.lab import experiment
+from accelerated.lab.systems import questions, reader, two_hops
 from accelerated.program.errors import InputError
 
-ENTRY = {
-    "_id": "5a8b57f25542995d1e6f1371",
-    "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
-    "answer": "yes",
-    "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
-    "context": [["Ed Wood", ["Ed Wood is a film.", " It is of 1994."]], ["Scott Derrickson", ["He is an American director."]]],
-    "type": "comparison",
-    "level": "hard",
-}
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+TOKENIZER = reader.Tokenizer(tokenizer_of_ranks("bpe", {bytes([byte]): byte for byte in range(256)}), 3, 0, 1, 2, 259)
+SMALLEST = {"width": 8, "layers": 2, "heads": 2, "feed_forward": 8, "segment": 24, "module_width": 8, "dropout": 0.0}
 
 
-def written(tmp_path, *entries):
-    path = tmp_path / "hotpot.json"
-    path.write_text(json.dumps(list(entries)))
-    return path
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)  # of this whole process
+    pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
 
 
-def test_a_file_is_read_as_it_is(tmp_path):
-    assert read_questions(written(tmp_path, ENTRY))[0] == Question(
-        ENTRY["_id"], ENTRY["question"],
-        (("Ed Wood", ("Ed Wood is a film.", " It is of 1994.")), ("Scott Derrickson", ("He is an American director.",))),
-        "yes", (("Scott Derrickson", 0), ("Ed Wood", 0)),
-    )  # fmt: skip
+@pytest.fixture
+def trained(monkeypatch):
+    """Models that are trained at once: recurrent ones are always right, disjoint ones if the hops are near."""
+    calls, drawn = [], [reader.cut(question, TOKENIZER, 40) for question in two_hops.drawn(60, ["A line."], 0)]
+    examples = [example._replace(distance=number % 4) for number, example in enumerate(drawn)]
+
+    def answers(row, asked, pad):
+        for example in asked:
+            yield example.question.answer if row == "recurrent" or example.distance == 0 else "neither"
+
+    monkeypatch.setattr(questions, "trained", lambda task, row, seed: calls.append((row, seed)) or row)
+    monkeypatch.setattr(reader, "answers", answers)
+    monkeypatch.setattr(questions, "generated", lambda: reader.Task(None, 0, [], examples, 4, 0.001))
+    return calls
 
 
-@pytest.mark.parametrize(
-    "change,line",
-    [
-        ({"_id": 3}, r"hotpot\.json, entry 2: the field '_id' is not text"),
-        ({"question": " "}, "entry 2: the field 'question' is not text"),
-        ({"answer": None}, "entry 2: the field 'answer' is not text"),
-        ({"context": []}, r"entry 2: the field 'context' is not a list of \[title, \[sentences\]\] with text in it"),
-        ({"context": [["a", []], ["b", [" "]]]}, "entry 2: the field 'context' is not a list of"),
-        ({"context": [["a", "b"]]}, "entry 2: the field 'context' is not a list of"),
-        ({"context": [["a", ["b"], "c"]]}, "entry 2: the field 'context' is not a list of"),
-        ({"supporting_facts": [["a", True]]}, r"the field 'supporting_facts' is not a list of \[title, sentence's index\]"),
-        ({"supporting_facts": {"a": 1}}, "entry 2: the field 'supporting_facts' is not a list of"),
-    ],
-)
-def test_a_wrong_field_is_named(tmp_path, change, line):
-    with pytest.raises(InputError, match=line):
-        read_questions(written(tmp_path, ENTRY, ENTRY | change))
+def test_the_page_says_what_came_out(trained, tmp_path, capsys):
+    questions.main(["--seeds", "0", "--out", str(tmp_path)])
+    questions.main(["--out", str(tmp_path)])
+    assert trained == [(row, seed) for seed in range(3) for row in ("disjoint", "recurrent")]
+    page = (tmp_path / "pretrained_recurrence-3.md").read_text()
+    assert "| disjoint | 0, 1, 2 | 25.0 | 25.0 | 100 | 0 |" in page
+    assert "| recurrent | 0, 1, 2 | 100.0 | 100.0 | 100 | 100 | 100 |" in page
+    assert max(map(len, page.splitlines())) <= 120 and "](pretrained_recurrence-3.svg)" in page
+    assert "python -m accelerated.lab.systems.questions\n" in page and '"rate": 0.002' in page.replace("\n", " ")
+    assert (tmp_path / "pretrained_recurrence-3.svg").read_text().startswith("<?xml")
+    assert "recurrent, seed 2: F1 100.0, exact match 100.0, " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("field", ["_id", "question", "context", "answer", "supporting_facts"])
-def test_a_missing_field_is_named(tmp_path, field):
-    path = written(tmp_path, {name: value for name, value in ENTRY.items() if name != field})
-    with pytest.raises(InputError, match=f"entry 1 has no field '{field}'; expected"):
-        read_questions(path)
+def test_input_that_cannot_work_is_one_line(trained, tmp_path, capsys):
+    with pytest.raises(InputError, match="--rows is 'both'; it must be one of disjoint, recurrent"):
+        questions.main(["--rows", "both", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        questions.main(["--train", "a"])
+    assert capsys.readouterr().err.count("\n") == 1 and not trained and not list(tmp_path.iterdir())
 
 
-def test_another_file_is_refused(tmp_path):
-    path = tmp_path / "hotpot.json"
-    with pytest.raises(InputError, match=r"cannot read .*hotpot\.json: No such file or directory; give a file of HotpotQA"):
-        read_questions(path)
-    for content, line in (
-        ("[{", r"is not JSON \(.*\); give a file of HotpotQA"), ("\xff", "is not JSON"), ("{}", "is not a list of questions"),
-        ("[]", "is not a list of questions"), ("[3]", r"entry 1 is not an object; expected the fields _id, question, context, "),
-    ):  # fmt: skip
-        path.write_text(content, encoding="latin-1")
-        with pytest.raises(InputError, match=line):
-            read_questions(path)
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A task as small as can be, whose BPE is only bytes."""
+    monkeypatch.setattr(questions, "SIZES", SMALLEST)
+    changed = {"pretraining": [2, 2, 0.01], "updates": [1, 2], "questions": [20, 10], "windows": [1, 99]}
+    monkeypatch.setattr(questions, "SMALL", questions.SMALL | changed)
+    monkeypatch.setattr(questions, "train_bpe", lambda source, vocabulary: TOKENIZER.bpe)
+    corpus = type("Corpus", (), {"splits": {"train": type("Tokens", (), {"tokens": np.arange(999, dtype=np.uint16) % 256})}})
+    monkeypatch.setattr(questions, "tokenised", lambda *source: corpus)
+    monkeypatch.setattr(two_hops, "prose", lambda: (["A line.", "Two."], ["Three."]))
 
 
-WORDS = st.text("ab é\n", max_size=6)
+def test_both_rows_begin_with_the_same_pretrained_weights(small):
+    fresh = questions.small_model(260, False, 0)
+    deviation = fresh.layers[0].query.std().item()
+    assert 0.8 < deviation / (0.02 * (768 / 8) ** 0.5) < 1.2 and 0.018 < fresh.positions.square().mean().sqrt() < 0.022
+    model = questions.generated().model
+    weights = model(False, 0).state_dict()
+    assert any(not torch.equal(value, fresh.state_dict()[name]) for name, value in weights.items())
+    recurrent = model(True, 5).state_dict()
+    assert all(torch.equal(value, recurrent[name]) and torch.equal(value, model(False, 5).state_dict()[name])
+               for name, value in weights.items())  # fmt: skip
+    assert {name.split(".")[0] for name in recurrent.keys() - weights.keys()} == {"module"}
+    modules = [model(True, seed).module["inserted"] for seed in (1, 1, 2)]
+    assert torch.equal(modules[0], modules[1]) and not torch.equal(modules[0], modules[2])
 
 
-@given(st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3).map(tuple)), max_size=4).map(tuple))
-def test_the_parts_of_a_text_stand_where_it_says(context):
-    text = text_of(Question("", "", context, ""))
-    assert text.text == "".join(f"{title}\n{''.join(sentences)}\n" for title, sentences in context)
-    first = {}
-    for title, sentences in context:
-        for number, sentence in enumerate(sentences):
-            first.setdefault((title, number), sentence)
-    assert {key: text.text[slice(*place)] for key, place in text.sentences.items()} == first
+def test_the_task_is_short_texts_then_longer_ones_and_unseen_lines(small):
+    task = questions.generated()
+    (short, first), (long, second) = task.stages
+    assert (first, second, len(short), len(long), len(task.asked)) == (1, 2, 20, 20, 10)
+    assert all(len(example.question.context) in (2, 3) for example in short)
+    assert task.rate == 0.002
+    lines = [dict(e.question.context).get("Test") for e in task.asked]
+    assert {*lines} == {(" Three.",)} and b"Three" not in b"".join(example.spelled for example in short + long)
 
 
-def test_of_two_paragraphs_with_one_title_the_first_counts():
-    text = text_of(Question("", "", (("T", ("a", "b")), ("T", ("c",))), ""))
-    assert [text.text[slice(*text.sentences["T", number])] for number in (0, 1)] == ["a", "b"]
+def test_a_row_is_trained_in_stages_and_answers(small, monkeypatch):
+    task, stages, fine_tune = questions.generated(), [], reader.fine_tune
+    monkeypatch.setattr(reader, "fine_tune", lambda *how: stages.append(how[1:7]) or fine_tune(*how))
+    run = questions.run(lambda: task, "recurrent", 3)
+    assert stages == [(examples, task.pad, updates, 32, 0.002, 3) for examples, updates in task.stages]
+    assert [row[:2] for row in run["answers"]] == [[e.distance, e.question.answer not in ("yes", "no")] for e in task.asked]
+    assert run["exact match"] == pytest.approx(100 * np.mean([row[2] for row in run["answers"]])) and run["seconds"] > 0
 
 
-def test_an_answer_is_looked_for_in_the_supporting_sentences_first():
-    context = (("A cat", ("cats and a cat.", " Another cat.")), ("B", ("The concatenation.",)))
-
-    def found(answer, *facts):
-        question = Question("", "", context, answer, facts)
-        text = text_of(question)
-        place = place_of_answer(question, text)
-        return place and (place[0], text.text[slice(*place)])
-
-    at = text_of(Question("", "", context, "")).text.index
-    assert found("cat") == (2, "cat")
-    assert found("cat", ("A cat", 0)) == (at("a cat.") + 2, "cat"), "whole words come first"
-    assert found("cat", ("A cat", 1), ("A cat", 0)) == (at("Another cat") + 8, "cat")
-    assert found("cat", ("B", 0)) == (2, "cat"), "a whole word elsewhere comes before a part of a word"
-    assert found("atena", ("A cat", 0), ("Z", 9)) == (at("atena"), "atena")
-    assert found("cat.") == (at("cat."), "cat.") and found("dog") is None and found("A cat") == (0, "A cat")
+def test_a_text_of_the_task_has_so_many_windows_and_no_others(monkeypatch):
+    drawn = two_hops.drawn(40, ["A.", "Two."], 1)
+    every = [len(reader.cut(question, TOKENIZER, questions.SIZES["segment"]).tokens) for question in drawn]
+    least, most = min(every) + 2, min(every) + 4
+    monkeypatch.setattr(questions, "SMALL", questions.SMALL | {"windows": [least, most]})
+    lengths = [len(example.tokens) for example in questions.task_examples(20, ["A.", "Two."], TOKENIZER, 1)]
+    assert {*lengths} == {least, least + 1, most}
+    assert lengths == [length for length in every if least <= length <= most][:20]
 
 
-def test_scores_of_known_answers():
-    assert normalised(" The  Quick-brown an apple, A. ") == "quickbrown apple"
-    assert normalised("7 a.m.") == "7 am", "punctuation goes first"
-    assert exact_match("The U.S.", "us") == 1 and exact_match("us", "u s") == 0
-    assert f1("the red house", "Red house, old") == pytest.approx(0.8)  # precision 1, recall 2/3
-    assert f1("a b b c", "b b b d") == pytest.approx(2 * (2 / 3) * 0.5 / (2 / 3 + 0.5))
-    assert f1("yes", "yes, indeed") == 0 and f1("noanswer", "an answer") == 0 and f1("Yes.", "yes") == 1 and f1("no", "yes") == 0
-    assert f1("yes sir", "yes mam") == 0.5, "only a whole answer is yes"
-    assert mean_scores(["x", "the red house"], ["x", "Red house, old"]) == pytest.approx({"f1": 90, "exact match": 50})
-
-
-ANSWERS = st.lists(st.sampled_from(["red", "The", "a", "blue.", "yes", "no", "house"]), max_size=5).map(" ".join)
-
-
-@given(ANSWERS, ANSWERS)
-def test_scores_are_consistent(found, answer):
-    assert f1(found, answer) == f1(answer, found)
-    assert 0 <= f1(found, answer) <= 1
-    if exact_match(found, answer):
-        assert f1(found, answer) == (1 if normalised(answer) else 0)
-    same = sorted(normalised(found).split()) == sorted(normalised(answer).split())
-    assert (f1(found, answer) == 1) == (same and normalised(found) != "")
-
-
-@given(ANSWERS, st.sampled_from(string.punctuation))
-def test_case_articles_and_punctuation_do_not_count(answer, mark):
-    assert exact_match(f"  an {answer.upper()}{mark} the", answer) == 1
+def test_the_kept_page_is_that_of_its_record():
+    record = json.loads((RESULTS / "pretrained_recurrence-3.json").read_text())
+    assert (RESULTS / "pretrained_recurrence-3.md").read_text() == questions.page(record)
+    assert list(record["runs"]) == list(questions.ROWS) and record["settings"] == questions.SMALL

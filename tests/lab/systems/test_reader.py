@@ -11,34 +11,33 @@ from profiles import examples
 
 from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab.systems import reader, two_hops
-from accelerated.lab.systems.questions import Question, place_of_answer, text_of
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.systems.roberta_tokens import of_bpe
+from accelerated.lab.systems.two_hops import Question, place_of_answer, text_of
 from accelerated.program.errors import InputError
 
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b" ca", b" caf", "é".encode()]
-TOKENIZER = of_bpe(tokenizer_of_ranks("bpe", {token: rank for rank, token in enumerate(TOKENS)}))
-CONFIG = Roberta.Config(
-    vocabulary=TOKENIZER.vocabulary, width=16, layers=2, heads=2, feed_forward=32, segment=10, module_width=16, dropout=0.0,
-)  # fmt: skip
+BPE = tokenizer_of_ranks("bpe", {token: rank for rank, token in enumerate(TOKENS)})
+TOKENIZER = reader.Tokenizer(BPE, 3, 0, 1, 2, 3 + len(TOKENS))
+SIZES = {"width": 16, "layers": 2, "heads": 2, "feed_forward": 32, "segment": 10, "module_width": 16, "dropout": 0.0}
+CONFIG = Roberta.Config(vocabulary=4 + len(TOKENS), **SIZES)
 TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 
 
 @given(text=TEXTS, asked=TEXTS, segment=st.integers(6, 20))
 def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
-    question = Question("", asked, (("T", (text,)),), "dog")
+    question = Question(asked, (("T", (text,)),), "dog")
     example = reader.cut(question, TOKENIZER, segment)
     prefix = [TOKENIZER.cls, *TOKENIZER.encode(asked)[: segment // 2 - 2], TOKENIZER.sep]
-    found = []
-    for tokens, readable, own in zip(example.tokens, example.readable, example.text, strict=True):
+    read = []
+    for tokens, readable, of_text in zip(example.tokens, example.readable, example.text, strict=True):
         length = readable.sum()
         assert readable[:length].all() and (tokens[~readable] == TOKENIZER.pad).all()
         assert tokens[: len(prefix)].tolist() == prefix and tokens[length - 1] == TOKENIZER.sep
-        assert np.flatnonzero(own).tolist() == list(range(len(prefix), length - 1)) and len(tokens) == segment
-        assert own.sum() >= 1 and len(tokens) - len(prefix) - 1 >= segment / 2 - 1
-        found.extend(tokens[own])
-    assert found == TOKENIZER.encode(text_of(question).text).tolist()
-    assert example.readable[:-1].all() and example.spelled == text_of(question).text.encode() and example.answer is None
+        assert np.flatnonzero(of_text).tolist() == list(range(len(prefix), length - 1)) and len(tokens) == segment
+        assert of_text.sum() >= 1 and len(tokens) - len(prefix) - 1 >= segment / 2 - 1
+        read.extend(tokens[of_text])
+    assert read == TOKENIZER.encode(text_of(question)[0]).tolist()
+    assert example.readable[:-1].all() and example.spelled == text_of(question)[0].encode() and example.answer is None
     assert example.ends[-1] == len(example.spelled)
 
 
@@ -46,7 +45,7 @@ def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
 def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     begin = data.draw(st.integers(0, len(text) - 1))
     answer = text[begin : data.draw(st.integers(begin + 1, len(text)))]
-    question = Question("", "the", (("T", (text,)),), answer)
+    question = Question("the", (("T", (text,)),), answer)
     example = reader.cut(question, TOKENIZER, segment)
     kind, first, last = example.answer
     spans = np.zeros((2, example.text.size))
@@ -56,7 +55,7 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     pieces = [bytes(TOKENS[token - 3]) for token in example.tokens[example.text][own]]
     spelled = b"".join(pieces)
     assert kind == 0 and answer.encode() in spelled
-    begin, end = (len(text_of(question).text[:at].encode()) for at in place_of_answer(question, text_of(question)))
+    begin, end = (len(text_of(question)[0][:at].encode()) for at in place_of_answer(question))
     ends = [0, *example.ends.tolist()]
     assert ends[own.start] <= begin < ends[own.start + 1] and ends[own.stop - 1] < end <= ends[own.stop]
     if last - first < 2 and len(pieces) <= reader.LONGEST:
@@ -65,11 +64,11 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 
 def test_yes_and_no_and_what_is_not_in_the_text():
     def answer(text):
-        return reader.cut(Question("", "the", (("T", ("yes, the cat.",)),), text), TOKENIZER, 8).answer
+        return reader.cut(Question("the", (("T", ("yes, the cat.",)),), text), TOKENIZER, 8).answer
 
     assert answer("yes") == (1, 0, 0) and answer("no") == (2, 0, 0) and answer("dog") is None
     assert answer("the") is not None and answer("the")[0] == 0
-    example = reader.cut(Question("", "the", (("T", ("yes, the cat.",)),), "yes"), TOKENIZER, 8)
+    example = reader.cut(Question("the", (("T", ("yes, the cat.",)),), "yes"), TOKENIZER, 8)
     for kind, expected in ((1, "yes"), (2, "no")):
         assert reader.answer_text(example, np.zeros((2, example.text.size)), np.eye(3)[kind]) == expected
 
@@ -85,10 +84,10 @@ def test_the_best_span_is_the_best_of_all(length, longest, seed):
 def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(lengths, data):
     """Each x is a token; a window of 10 has 6 of the text, which begins with the title and a line's end."""
     facts = tuple(("T", data.draw(st.integers(0, len(lengths) - 1))) for _ in range(data.draw(st.integers(0, 3))))
-    question = Question("", "x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
+    question = Question("x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
     windows = [(2 + sum(lengths[: number + 1]) - 1) // 6 for _, number in facts]
-    found = reader.distance(reader.cut(question, TOKENIZER, 10))
-    assert found == (max(windows) - min(windows) if facts else 0)
+    distance = reader.cut(question, TOKENIZER, 10).distance
+    assert distance == (max(windows) - min(windows) if facts else 0)
 
 
 def small_examples(count, seed=0):
@@ -105,10 +104,10 @@ def test_a_batch_answers_as_each_example_alone():
         alone = model.read(reader.batched([example], TOKENIZER.pad, torch.device("cpu")))
         assert torch.allclose(spans[lane, :, : example.text.size], alone[0][0], atol=1e-5)
         assert torch.allclose(kinds[lane], alone[1][0], atol=1e-5) and spans[lane, :, example.text.size :].isneginf().all()
-    found = list(reader.answers(model, batch, TOKENIZER.pad))
+    answers = list(reader.answers(model, batch, TOKENIZER.pad))
     logits = [(spans[lane].detach().numpy(), kinds[lane].detach().numpy()) for lane in range(len(batch))]
-    expected = [reader.answer_text(example, *own) for example, own in zip(batch, logits, strict=True)]
-    assert found == expected and not model.training
+    expected = [reader.answer_text(example, *pair) for example, pair in zip(batch, logits, strict=True)]
+    assert answers == expected and not model.training
 
 
 def test_answers_come_in_order_and_without_dropout(monkeypatch):
@@ -145,65 +144,70 @@ def test_the_pretraining_reads_pieces_from_anywhere(monkeypatch):
     seen, model = [], Roberta(CONFIG)
     monkeypatch.setattr(model, "masked_loss", lambda *given: seen.append(given) or model.embedding.sum())
     ranks = np.arange(200)
-    list(reader.pretrain(model, ranks, TOKENIZER, reader.Training(30, 5, 0.1), 0))
+    reader.pretrain(model, ranks, TOKENIZER, 30, 5, 0.1)
     starts = set()
     for read, targets, scored in seen:
         assert read.shape == targets.shape == scored.shape == (5, CONFIG.segment) and (read == targets)[~scored].all()
         assert (targets[:, 0] == TOKENIZER.cls).all() and (targets[:, -1] == TOKENIZER.sep).all()
         assert (targets[:, 1:-1].diff() == 1).all()
-        starts |= {*(targets[:, 1] - TOKENIZER.ids[0]).tolist()}
+        starts |= {*(targets[:, 1] - TOKENIZER.first).tolist()}
     assert min(starts) < 20 and max(starts) > 170 and len(starts) > 80
 
 
 def test_a_reader_learns_and_a_seed_gives_the_same_losses():
-    config, training = dataclasses.replace(CONFIG, segment=40), reader.Training(12, 4, 0.01)
+    config = dataclasses.replace(CONFIG, segment=40)
     some = [reader.cut(question, TOKENIZER, 40) for question in two_hops.drawn(8, ["A line."], 0, (0, 0))]
-    runs = [list(reader.fine_tune(Roberta(config, 0), some, TOKENIZER.pad, training, seed)) for seed in (0, 0, 1)]
+    runs = [reader.fine_tune(Roberta(config, 0), some, TOKENIZER.pad, 12, 4, 0.01, seed, "") for seed in (0, 0, 1)]
     assert runs[0] == runs[1] != runs[2] and len(runs[0]) == 12
     assert np.mean(runs[0][-5:]) < 0.8 * np.mean(runs[0][:3])
     ranks = np.frombuffer(b"the cafe " * 99, np.uint8)
-    losses = list(reader.pretrain(Roberta(CONFIG, 0), ranks, TOKENIZER, training, 0))
+    losses = reader.pretrain(Roberta(CONFIG, 0), ranks, TOKENIZER, 12, 4, 0.01)
     assert np.mean(losses[-5:]) < 0.9 * losses[0]
 
 
 def test_every_pass_reads_all_examples_once(monkeypatch):
     seen, some = [], small_examples(6)
-    monkeypatch.setattr(reader, "batched", lambda own, pad, device: seen.extend(map(id, own)) or [])
-    monkeypatch.setattr(reader, "answers_of", lambda own, device: None)
+    monkeypatch.setattr(reader, "batched", lambda batch, pad, device: seen.extend(map(id, batch)) or [])
     model = Roberta(CONFIG)
-    monkeypatch.setattr(model, "answer_loss", lambda windows, answer: model.embedding.sum())
-    list(reader.fine_tune(model, some, 1, reader.Training(6, 4, 0.1), 0))
+    monkeypatch.setattr(model, "answer_loss", lambda windows, kind, places: model.embedding.sum())
+    reader.fine_tune(model, some, 1, 6, 4, 0.1, 0, "")
     for at in range(0, 24, 6):
         assert set(seen[at : at + 6]) == set(map(id, some))
     assert seen[:6] != seen[6:12]
 
 
+def losses_of(model):
+    """The same loss again and again."""
+    while True:
+        yield model.embedding.sum()
+
+
 def test_the_rate_rises_and_falls(monkeypatch):
     rates, config = [], dataclasses.replace(CONFIG, vocabulary=5)
     model = Roberta(config)
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda own: rates.append(own.param_groups[0]["lr"]))
-    losses = list(reader.updated(model, lambda: model.embedding.sum(), reader.Training(50, 1, 3.0)))
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda adam: rates.append(adam.param_groups[0]["lr"]))
+    losses = reader.train(model, losses_of(model), 50, 3.0, "")
     assert len(losses) == 50 and rates[:3] == pytest.approx([1, 2, 3]) and rates[-1] == pytest.approx(3 / 48)
     assert np.diff(rates)[3:] == pytest.approx(np.full(46, -3 / 48))
 
 
 def test_an_update_is_of_its_own_loss_in_training_mode(monkeypatch):
     model, kept = Roberta(CONFIG).eval(), []
-    own = iter((model.embedding, model.positions))
 
-    def loss():
-        assert model.training
-        return next(own).sum()
+    def losses():
+        for parameter in (model.embedding, model.positions):
+            assert model.training
+            yield parameter.sum()
 
     def step(optimizer):
         kept.append({name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()})
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    list(reader.updated(model, loss, reader.Training(2, 1, 0.1)))
+    reader.train(model, losses(), 2, 0.1, "")
     assert kept == [{"embedding"}, {"positions"}]
 
 
 def test_a_loss_that_is_not_finite_is_one_line():
     model = Roberta(CONFIG)
     with pytest.raises(InputError, match="loss"):
-        list(reader.updated(model, lambda: model.embedding.sum() * torch.inf, reader.Training(1, 1, 0.1)))
+        reader.train(model, (torch.inf * loss for loss in losses_of(model)), 1, 0.1, "")

@@ -1,11 +1,111 @@
-"""Docstrings are chosen and read aloud once each, by a program that may be missing."""
+"""Recordings become the mu-law values of their samples and are written as they were read; docstrings are read aloud once each."""
 
+import io
+import math
 import subprocess
+import wave
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accelerated.lab.systems import speech
+from accelerated.lab.systems.speech import from_mu_law, to_mu_law
 from accelerated.program.errors import InputError
+
+ALL = np.arange(-(2**15), 2**15).astype(np.int16)  # every sample
+
+
+def wav(samples, channels=1, width=2, rate=8000):
+    """The bytes of a .wav."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setparams((channels, width, rate, 0, "NONE", ""))
+        writer.writeframes(np.asarray(samples, "<i2").tobytes())
+    return file.getvalue()
+
+
+@given(st.integers(-(2**15), 2**15 - 1))
+def test_a_value_is_the_rounded_logarithm(sample):
+    """F(x) = sign(x) ln(1 + 255 |x|) / ln(256), from -1..1 to 0..255."""
+    x = sample / 2**15
+    scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
+    [value] = to_mu_law(np.array([sample], np.int16))
+    assert abs(value - scaled) <= 0.5 + 1e-9
+
+
+def test_values_rise_with_the_samples_and_stand_for_one_of_their_own():
+    values = to_mu_law(ALL)
+    assert values.dtype == np.uint8 and (np.diff(values.astype(int)) >= 0).all() and {*values} == {*range(256)}
+    assert to_mu_law(np.zeros(1, np.int16)) == 128 and (values[0], values[-1]) == (0, 255)
+    middle = from_mu_law(np.arange(256, dtype=np.uint8))
+    assert middle.dtype == np.int16 and (to_mu_law(middle) == np.arange(256)).all() and (middle == -middle[::-1])[1:-1].all()
+    error = np.abs(from_mu_law(values) - ALL.astype(float))
+    assert (error <= 4 + 0.022 * np.abs(ALL.astype(float))).all(), "quiet samples are kept more exactly than loud ones"
+    assert from_mu_law(np.array([0, 255], np.uint8)).tolist() == [-(2**15), 2**15 - 1]
+
+
+@pytest.mark.parametrize("rate", [1, 16_000, 2**20])
+def test_a_file_is_converted_and_back(tmp_path, capsys, rate):
+    names = [str(tmp_path / name) for name in ("a.ulaw", "a.wav", "below/b.ulaw")]
+    Path(names[0]).write_bytes(bytes(range(256)))
+    speech.main([*names[:2], "--rate", str(rate)])
+    with wave.open(names[1]) as reader:
+        assert reader.getparams()[:4] == (1, 2, rate, 256)
+    speech.main(names[1:])
+    assert Path(names[2]).read_bytes() == bytes(range(256))
+    assert capsys.readouterr().out.splitlines()[-1] == f"wrote 1 file, {rate:,} samples a second"
+
+
+def test_a_folder_is_converted_with_the_folders_below_it(tmp_path, capsys):
+    for place, samples in {"train/a": [0, 9], "train/b": [-9], "test/a": [1, 2, 3]}.items():
+        (tmp_path / "in" / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / f"{place}.wav").write_bytes(wav(samples))
+    (tmp_path / "in" / "notes.txt").write_text("no recording")
+    speech.main([str(tmp_path / "in"), str(tmp_path / "out")])
+    sizes = {path.relative_to(tmp_path / "out").as_posix(): path.stat().st_size for path in (tmp_path / "out").rglob("*.*")}
+    assert sizes == {"train/a.ulaw": 2, "train/b.ulaw": 1, "test/a.ulaw": 3}
+    assert capsys.readouterr().out == "wrote 3 files, 8,000 samples a second\n"
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "a.wav").write_bytes(wav([1, 2]))
+    (tmp_path / "a.ulaw").write_text("mine")
+    with pytest.raises(InputError, match=r"a\.ulaw exists by now, and nothing is overwritten; give another OUT"):
+        speech.main([str(tmp_path / "a.wav"), str(tmp_path / "a.ulaw")])
+    assert (tmp_path / "a.ulaw").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "rate"),
+    [("a.wav", "b.wav", 1), ("a.txt", "a.ulaw", 1), ("a.wav", "b", 1), (".", "out", 1), ("a.ulaw", "a.wav", 0)],
+)
+def test_what_cannot_be_converted_is_one_line(tmp_path, source, target, rate):
+    (tmp_path / "a.txt").write_text("no recording")
+    with pytest.raises(InputError, match=rf"cannot convert .* at --rate {rate}; give a \.wav and a \.ulaw, or folders"):
+        speech.main([str(tmp_path / source), str(tmp_path / target), "--rate", str(rate)])
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (wav([1, 2, 3, 4], channels=2), r"a\.wav has 2 channels of 16 bits; convert it to one channel of 16 bits"),
+        (wav([1, 2], width=1), r"a\.wav has 1 channel of 8 bits"),
+        (b"no recording", r"a\.wav is not a recording of 16-bit PCM \(file does not start with RIFF id\); convert it"),
+        (b"", r"a\.wav is not a recording of 16-bit PCM \(it is cut off\)"),
+        (wav(range(100))[:-50], r"a\.wav is cut off after 75 of 100 samples; fetch it again"),
+        (wav(range(100))[:-51], r"a\.wav is cut off after 74 of 100 samples"),
+    ],
+)
+def test_what_is_no_such_recording_is_refused_in_one_line(tmp_path, content, words):
+    path = tmp_path / "a.wav"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=words) as caught:
+        speech.main([str(path), str(tmp_path / "a.ulaw")])
+    assert "\n" not in str(caught.value) and [*tmp_path.iterdir()] == [path]
 
 
 @pytest.fixture
@@ -22,21 +122,20 @@ def library(tmp_path, monkeypatch):
 def test_each_long_docstring_is_read_once(library, monkeypatch):
     spoken = []
 
-    def speak(command, input, text, stderr):
-        assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and text
-        command[-2].write_bytes(b"spoken")
+    def speak(command, input, **how):
+        assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and how["check"] and how["text"]
+        command[-2].write_bytes(wav([7, 8, 9]))
         spoken.append(input)
-        return subprocess.CompletedProcess(command, 0)
 
-    monkeypatch.setattr(speech.shutil, "which", lambda program: program)
     monkeypatch.setattr(speech.subprocess, "run", speak)
     speech.read_aloud(library)
-    assert spoken == ["z" * 400, "b" * 400] and sorted(path.name for path in library.iterdir()) == ["a-z.wav", "b.wav"]
-    (library / "b.wav").unlink()
+    assert spoken == ["z" * 400, "b" * 400] and sorted(path.name for path in library.iterdir()) == ["a-z.ulaw", "b.ulaw"]
+    assert (library / "b.ulaw").read_bytes() == to_mu_law(np.array([7, 8, 9], np.int16)).tobytes()
+    (library / "b.ulaw").unlink()
     speech.read_aloud(library)
     assert spoken[2:] == ["b" * 400], "what is there stays"
     monkeypatch.setattr(speech, "RECORDINGS", 1)
-    (library / "b.wav").unlink()
+    (library / "b.ulaw").unlink()
     speech.read_aloud(library)
     assert len(spoken) == 3
 
@@ -44,17 +143,16 @@ def test_each_long_docstring_is_read_once(library, monkeypatch):
 def test_a_failed_reading_leaves_no_recording(library, monkeypatch):
     def fail(command, **how):
         command[-2].write_bytes(b"half")
-        return subprocess.CompletedProcess(command, 1, None, "no such voice\n")
+        raise subprocess.CalledProcessError(1, command, stderr="no such voice\n")
 
-    monkeypatch.setattr(speech.shutil, "which", lambda program: program)
     monkeypatch.setattr(speech.subprocess, "run", fail)
-    with pytest.raises(InputError, match=r"espeak-ng could not read .* aloud: no such voice; see espeak-ng --voices"):
+    with pytest.raises(InputError, match=r"(?s)espeak-ng could not read z aloud: no such voice.*; see apt install espeak-ng"):
         speech.read_aloud(library)
     assert not list(library.iterdir())
 
 
 def test_a_missing_program_is_one_line(library, monkeypatch):
-    monkeypatch.setattr(speech.shutil, "which", lambda program: None)
-    with pytest.raises(InputError, match="espeak-ng reads the speech of this table aloud, and it is not installed; see apt inst"):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(InputError, match=r"espeak-ng could not read z aloud: .*No such file.*; see apt install espeak-ng"):
         speech.read_aloud(library)
-    assert not library.exists()
+    assert not list(library.iterdir())

@@ -1,15 +1,15 @@
-"""The generated questions need both hops: facts are true, and the second paragraph alone says nothing of the answer."""
+"""The generated questions need both hops; answers are found in the text, and scores are those of HotpotQA's description."""
 
-import json
+import string
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.windows import SPLITS
 from accelerated.lab.systems import two_hops
-from accelerated.lab.systems.questions import place_of_answer, read_questions, text_of
+from accelerated.lab.systems.two_hops import Question, exact_match, f1, normalised, place_of_answer, text_of
 
 LINES = [f"Line number {number} says little." for number in range(9)]
 
@@ -26,9 +26,9 @@ def test_answers_follow_from_the_two_paragraphs(seed):
     if guess:
         assert (guess[0] == places[holder]) == (question.answer == "yes") and guess[0] in places.values()
     else:
-        text = text_of(question)
-        _, end = place_of_answer(question, text)
-        assert question.answer == places[holder] and text.text[: end + 1].endswith(f" {holder} {places[holder]},")
+        text, _ = text_of(question)
+        _, end = place_of_answer(question)
+        assert question.answer == places[holder] and text[: end + 1].endswith(f" {holder} {places[holder]},")
     assert question.supporting_facts == (("Name", 0), ("File", list(places).index(holder)))
     titles = [title for title, _ in question.context]
     assert titles.index("Name") < titles.index("File")
@@ -59,20 +59,78 @@ def test_the_places_alone_say_nothing_of_the_answer():
     assert {len(question.context) for question in short} == {2, 3}
 
 
-def test_a_seed_gives_the_same_questions_and_a_file_of_them_is_read(tmp_path):
-    questions = two_hops.drawn(3, LINES, 5)
-    assert questions == two_hops.drawn(3, LINES, 5) != two_hops.drawn(3, LINES, 6)
-    path = tmp_path / "two_hops.json"
-    path.write_text(json.dumps([{"_id": question.name} | question._asdict() for question in questions]))
-    assert read_questions(path) == questions
+def test_a_seed_gives_the_same_questions():
+    assert two_hops.drawn(3, LINES, 5) == two_hops.drawn(3, LINES, 5) != two_hops.drawn(3, LINES, 6)
 
 
-def test_no_line_stands_in_two_splits():
-    lines = two_hops.prose()
-    assert list(lines) == list(SPLITS) and all(len(own) >= 20 for own in lines.values())
-    assert not set(lines["train"]) & (set(lines["valid"]) | set(lines["test"]))
-    every = [line for own in lines.values() for line in own]
-    words = {word.strip(".,'").lower() for line in every for word in line.split()}
-    assert not words & ({*two_hops.PLACES} | {place for own in two_hops.PLACES.values() for place in own})
-    assert all(line[0].isupper() and line[-1] == "." and 31 < len(line) < 74 and "\n" not in line for line in every)
-    assert np.mean([len(line.split()) for line in every]) > 5
+def test_no_line_of_the_others_is_for_training():
+    train, others = two_hops.prose()
+    assert len(train) >= 20 and len(others) >= 20 and not set(train) & set(others)
+    words = {word.strip(".,'").lower() for line in train + others for word in line.split()}
+    assert not words & ({*two_hops.PLACES} | {place for places in two_hops.PLACES.values() for place in places})
+    assert all(line[0].isupper() and line[-1] == "." and 31 < len(line) < 74 and "\n" not in line for line in train + others)
+    assert np.mean([len(line.split()) for line in train + others]) > 5
+
+
+WORDS = st.text("ab é\n", max_size=6)
+
+
+@given(st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3).map(tuple)), max_size=4).map(tuple))
+def test_the_parts_of_a_text_stand_where_it_says(context):
+    text, places = text_of(Question("", context, ""))
+    assert text == "".join(f"{title}\n{''.join(sentences)}\n" for title, sentences in context)
+    first = {}
+    for title, sentences in context:
+        for number, sentence in enumerate(sentences):
+            first.setdefault((title, number), sentence)
+    assert {key: text[slice(*place)] for key, place in places.items()} == first
+
+
+def test_of_two_paragraphs_with_one_title_the_first_counts():
+    text, places = text_of(Question("", (("T", ("a", "b")), ("T", ("c",))), ""))
+    assert [text[slice(*places["T", number])] for number in (0, 1)] == ["a", "b"]
+
+
+def test_an_answer_is_looked_for_in_the_supporting_sentences_first():
+    context = (("A cat", ("cats and a cat.", " Another cat.")), ("B", ("The concatenation.",)))
+
+    def found(answer, *facts):
+        question = Question("", context, answer, facts)
+        place = place_of_answer(question)
+        return place and (place[0], text_of(question)[0][slice(*place)])
+
+    at = text_of(Question("", context, ""))[0].index
+    assert found("cat") == (2, "cat")
+    assert found("cat", ("A cat", 0)) == (at("a cat.") + 2, "cat"), "whole words come first"
+    assert found("cat", ("A cat", 1), ("A cat", 0)) == (at("Another cat") + 8, "cat")
+    assert found("cat", ("B", 0)) == (2, "cat"), "a whole word elsewhere comes before a part of a word"
+    assert found("atena", ("A cat", 0), ("Z", 9)) == (at("atena"), "atena")
+    assert found("cat.") == (at("cat."), "cat.") and found("dog") is None and found("A cat") == (0, "A cat")
+
+
+def test_scores_of_known_answers():
+    assert normalised(" The  Quick-brown an apple, A. ") == "quickbrown apple"
+    assert normalised("7 a.m.") == "7 am", "punctuation goes first"
+    assert exact_match("The U.S.", "us") == 1 and exact_match("us", "u s") == 0
+    assert f1("the red house", "Red house, old") == pytest.approx(0.8)  # precision 1, recall 2/3
+    assert f1("a b b c", "b b b d") == pytest.approx(2 * (2 / 3) * 0.5 / (2 / 3 + 0.5))
+    assert f1("yes", "yes, indeed") == 0 and f1("noanswer", "an answer") == 0 and f1("Yes.", "yes") == 1 and f1("no", "yes") == 0
+    assert f1("yes sir", "yes mam") == 0.5, "only a whole answer is yes"
+
+
+ANSWERS = st.lists(st.sampled_from(["red", "The", "a", "blue.", "yes", "no", "house"]), max_size=5).map(" ".join)
+
+
+@given(ANSWERS, ANSWERS)
+def test_scores_are_consistent(found, answer):
+    assert f1(found, answer) == f1(answer, found)
+    assert 0 <= f1(found, answer) <= 1
+    if exact_match(found, answer):
+        assert f1(found, answer) == (1 if normalised(answer) else 0)
+    same = sorted(normalised(found).split()) == sorted(normalised(answer).split())
+    assert (f1(found, answer) == 1) == (same and normalised(found) != "")
+
+
+@given(ANSWERS, st.sampled_from(string.punctuation))
+def test_case_articles_and_punctuation_do_not_count(answer, mark):
+    assert exact_match(f"  an {answer.upper()}{mark} the", answer) == 1
