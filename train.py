@@ -22,14 +22,11 @@ from accelerated.evaluation import generation, score
 from accelerated.program.interruption import Interruption
 from accelerated.program.progress import Progress
 from accelerated.training import opening, optimization, process
-from accelerated.training.options import Start
-from accelerated.training.run import Run
-from accelerated.training.settings import Settings
 
 END = "⟫"  # of the prompt in a printed sample
 
 
-def train(run: Run) -> str | None:
+def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
     training, stopped = run.settings.training, False
     with Interruption(told=process.rank() == 0) as interruption, progress_bar(run) as steps:
@@ -68,7 +65,7 @@ def train(run: Run) -> str | None:
     return (interruption.signal or "a signal") if stopped and (run.validation_due or not run.ended) else None
 
 
-def next_segments(run: Run) -> tuple[list, int, int]:
+def next_segments(run: opening.Run) -> tuple[list, int, int]:
     """The next `horizon` segments of this process's lanes; the scored tokens and their bytes of text in all lanes."""
     training = run.settings.training
     segments, own_lanes = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
@@ -77,7 +74,7 @@ def next_segments(run: Run) -> tuple[list, int, int]:
     return mine, replay.count_scored(segments), score.count_bytes(segments, run.tokenizer)
 
 
-def forward_and_backward(run: Run, segments: list, scored: int) -> dict[str, torch.Tensor]:
+def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[str, torch.Tensor]:
     """Add the gradients of a rollout to the gathered ones and move the state on; returns "loss" and the auxiliary losses by name.
 
     The loss is this process's summed -log p in nats. The lanes are read in `accumulate` groups, one after another. `scored`
@@ -98,7 +95,7 @@ def forward_and_backward(run: Run, segments: list, scored: int) -> dict[str, tor
     return measured | {"loss": measured["loss"] * per_process}
 
 
-def update(run: Run) -> None:
+def update(run: opening.Run) -> None:
     """Take one optimiser step with the averaged and clipped gradients."""
     optimization.set_learning_rate(run.optimizer, optimization.learning_rate(run.step, run.settings.training))
     run.optimizer.step()
@@ -106,13 +103,13 @@ def update(run: Run) -> None:
     run.gathered = 0
 
 
-def progress_bar(run: Run) -> Progress:
+def progress_bar(run: opening.Run) -> Progress:
     """The steps that are left, shown by the first process."""
     done, steps = run.step, run.settings.training.steps
     return Progress("training", steps, "step", done, over=range(done + 1, steps + 1), show=process.rank() == 0)
 
 
-def show_progress(run: Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
+def show_progress(run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
     """Show an iteration's measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
@@ -120,14 +117,14 @@ def show_progress(run: Run, steps: Progress, nats_per_byte: float, auxiliary: di
     steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
 
 
-def log_means(run: Run, auxiliary: dict[str, float]) -> None:
+def log_means(run: opening.Run, auxiliary: dict[str, float]) -> None:
     """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
     rate = optimization.learning_rate(run.step, run.settings.training)
     others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second()} | auxiliary
     run.log.record(run.step, learning_rate=rate, **others)
 
 
-def validate_and_save(run: Run, steps: Progress, interruption: Interruption) -> bool:
+def validate_and_save(run: opening.Run, steps: Progress, interruption: Interruption) -> bool:
     """Validate and save if that is due; returns whether a signal stops the run. Processes vote, so that all do the same."""
     if run.validation_due and (line := run.note_score(validate(run, steps, interruption))):
         steps.say(line)
@@ -137,7 +134,7 @@ def validate_and_save(run: Run, steps: Progress, interruption: Interruption) -> 
     return bool(stopped)
 
 
-def validate(run: Run, steps: Progress, interruption: Interruption) -> score.Score | None:
+def validate(run: opening.Run, steps: Progress, interruption: Interruption) -> score.Score | None:
     """The validation's Score; None in all processes but the first, and if a signal comes, which leaves the validation."""
     found = None
     if process.rank() == 0 and not interruption.signal:
@@ -146,13 +143,13 @@ def validate(run: Run, steps: Progress, interruption: Interruption) -> score.Sco
     return found
 
 
-def validation_score(run: Run, clear_memory: bool = False) -> score.Score:
+def validation_score(run: opening.Run, clear_memory: bool = False) -> score.Score:
     """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
     with run.computing():
         return score.evaluate(run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
-def report(run: Run) -> None:
+def report(run: opening.Run) -> None:
     """Print and log the validation score, with the state carried on and with it cleared at every segment."""
     carried = run.score or validation_score(run)
     cleared = None if score.carries_nothing(run.model) else validation_score(run, clear_memory=True)
@@ -160,7 +157,7 @@ def report(run: Run) -> None:
     run.log.validation(run.step, carried, cleared, final=True)
 
 
-def sample(run: Run) -> None:
+def sample(run: opening.Run) -> None:
     """Print the opening of a validation document and a continuation of it."""
     training = run.settings.training
     prompt = generation.prompt_from(next(document for document in run.corpus.splits["valid"] if len(document.inputs)))
@@ -175,7 +172,7 @@ def sample(run: Run) -> None:
     print(f"{opening}{END}{continuation}")
 
 
-def main(settings: Settings, start: Start) -> None:
+def main(settings: opening.Settings, start: opening.Start) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with opening.open_run(settings, start) as run:
         resume, stopped = run.command("train.py --resume"), train(run)
