@@ -26,16 +26,14 @@ from 0. Decisions are numbered in docs/block_recurrent.md.
 
 import runpy
 import sys
-from collections import namedtuple
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+
 # ----------------------------------------------------------------------------
 # configuration: sizes and variants, and what a segment hands to the next one
-
-
 @dataclass(frozen=True)
 class Config:
     """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
@@ -92,8 +90,6 @@ class State(NamedTuple):
 
 # ----------------------------------------------------------------------------
 # the method: a layer whose states are read by each block's tokens, then rewritten through a gate; start here
-
-
 def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states):
     """Run the cell over all blocks (3.2): what tokens read of the states (B, H, N, E), the states after the last, caches."""
     outs, caches = [], []
@@ -169,7 +165,7 @@ def fixed_gate_backward(dout, cache):
 
 def state_projection_forward(p, config, states):
     """Unit keys and queries, and values, of norm(states) + state IDs (3.3): {name: (B, H, S, E)}."""
-    normed, norm_cache = layer_norm_forward(states, p["norm.scale"], p["norm.bias"])
+    normed, norm_cache = layer_norm_forward(p, "norm", states)
     identified = normed + p["ids"]  # (B, S, D)
     projected, caches = head_projections_forward(p, ("key", "value", "query", "cross_query"), config.heads, identified)
     return projected, (norm_cache, caches)
@@ -181,7 +177,7 @@ def state_projection_backward(dprojected, cache):
     norm_cache, caches = cache
     didentified, grads = head_projections_backward(dprojected, caches)
     dstates, dnorm = layer_norm_backward(didentified, norm_cache)
-    return dstates, grads | {"ids": didentified.sum(0)} | prefixed("norm.", dnorm)
+    return dstates, grads | {"ids": didentified.sum(0)} | dnorm
 
 
 def blocks_of(length, window):
@@ -214,8 +210,6 @@ def add_into(total, part):
 
 # ----------------------------------------------------------------------------
 # the model: blocks of tokens through the layers, whose attention slides over the previous W tokens; read it next
-
-
 def initial_state(params, config, batch):
     """What a document starts with: the learned states, and keys and values of zero (decision 7: unmasked zeros before)."""
     shape = (batch, config.layers, config.heads, config.window, config.head_width)
@@ -246,7 +240,7 @@ def forward(params, config, tokens, state, rng=None):
         y, state, cache = stack_forward(params, config, x[:, span], state, rng)
         outs.append(y)
         caches.append(cache)
-    normed, norm_cache = layer_norm_forward(np.concatenate(outs, axis=1), params["final_norm.scale"], params["final_norm.bias"])
+    normed, norm_cache = layer_norm_forward(params, "final_norm", np.concatenate(outs, axis=1))
     logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 13: divided by sqrt(D)
     return logits, state, (tokens, spans, caches, norm_cache, output_cache)
 
@@ -263,7 +257,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         dnext_state = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
     dnormed, dembedding = linear_backward(dlogits, output_cache)
     dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
-    grads = {"embedding": dembedding} | prefixed("final_norm.", dnorm)
+    grads = {"embedding": dembedding} | dnorm
     dx, dstate = np.empty_like(dy), dnext_state
     for span, span_cache in zip(reversed(spans), reversed(caches), strict=True):
         dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, span_cache)
@@ -366,7 +360,7 @@ def layer_backward(config, dy, dlast, dstates, cache):
 
 def token_projection_forward(p, config, x, rng):
     """norm, dropout, then unit key and queries, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
-    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1: no RMS norm
+    normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: no RMS norm
     normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout for tokens
     names = [name for name in ("key", "value", "query", "cross_query") if name in p]
     projected, caches = head_projections_forward(p, names, config.heads, normed)
@@ -377,12 +371,12 @@ def token_projection_backward(dprojected, cache):
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
     dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
-    return dx, grads | prefixed("norm.", dnorm)
+    return dx, grads | dnorm
 
 
 def token_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x)))"""
-    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
     hidden = np.maximum(hidden, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
@@ -396,7 +390,7 @@ def token_mlp_backward(dy, cache):
     dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
     dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
     dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
+    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
 
 def tile_distance(window):
@@ -439,8 +433,6 @@ def sliding_attention_backward(dout, cache, dkeys, dvalues):
 
 # ----------------------------------------------------------------------------
 # through segments: a document's loss, back-propagated through all of it
-
-
 def loss_and_gradients(params, config, segments):
     """Mean loss over a document cut into segments [(tokens, targets)], and its gradients through all of them."""
     total, count, caches = 0.0, 0, []
@@ -460,21 +452,17 @@ def loss_and_gradients(params, config, segments):
 
 # ----------------------------------------------------------------------------
 # demonstration: gradients against finite differences, then a text learned by heart
-
-
-def check_gradients(params, config, segments, rng):
-    """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
-    _, grads = loss_and_gradients(params, config, segments)
-    print(f"{'parameter':<38}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        above, below = (loss_and_gradients(params | {name: value + h * direction}, config, segments)[0] for h in (1e-5, -1e-5))
-        numeric, analytic = (above - below) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<38}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
+def check_gradients(loss, params, grads, rng):
+    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    errors = []
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
+        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
+        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6))
+    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+    if not np.max(errors) < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
 
 
 def demonstrate():
@@ -486,18 +474,12 @@ def demonstrate():
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 12], document[:, at + 1 : at + 13]) for at in (0, 12)]
     print("Block-Recurrent Transformer, fixed gate, skip configuration; two segments of three blocks, back-propagated as one.")
-    worst = check_gradients(params, config, segments, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    print("Gradient descent on these 48 predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    _, grads = loss_and_gradients(params, config, segments)
+    check_gradients(lambda moved: loss_and_gradients(moved, config, segments)[0], params, grads, rng)
+    print("Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
     for step in range(1, 151):
         loss, grads = loss_and_gradients(params, config, segments)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 150):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
     fresh = initial_state(params, config, 2)
@@ -512,8 +494,6 @@ def demonstrate():
 # ----------------------------------------------------------------------------
 # what every Transformer has: attention and its projections, norms, softmax, dropout; a first reading takes it as known
 NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm
-# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
-AttentionCache = namedtuple("AttentionCache", "query key value scale similarity weights dropped dropout_mask")
 
 
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
@@ -524,13 +504,13 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, scale, similarity, weights, dropped, dropout_mask)
+    return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
 
 
 # u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
-    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
+    (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
     dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
@@ -600,21 +580,21 @@ def position_bias_backward(dbias, cache):
     return dtable
 
 
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
+    normal, scale = centred * inverse, p[f"{name}.scale"]
+    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
+    name, normal, inverse, scale = cache
     dnormal = dy * scale
     dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
 
 def linear_forward(x, weight):
@@ -625,8 +605,7 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
 
 
 def softmax_forward(scores):
@@ -675,8 +654,6 @@ def subtree(params, prefix):
 
 # ----------------------------------------------------------------------------
 # variants: the LSTM gate, gates with an MLP (dual, single); a first reading skips them, and `feedback` and `shared` above
-
-
 def lstm_gate_forward(p, carry, hidden):
     """Input and forget gates that depend on hidden (3.4); -1 and +1 bias them to remember (3.5)."""
     (z, z_cache), (i, i_cache), (f, f_cache) = (linear_forward(hidden, p[f"weight_{name}"]) for name in "zif")
@@ -710,7 +687,7 @@ def gating_forward(p, config, states, attended):
     if config.configuration == "skip":  # no MLP
         return carry, (gate_cache, None, None, None, None)
     if config.configuration == "dual":  # a gate for each residual (Figure 1)
-        x, norm_cache = layer_norm_forward(carry, p["mlp_norm.scale"], p["mlp_norm.bias"])
+        x, norm_cache = layer_norm_forward(p, "mlp_norm", carry)
     hidden, hidden_cache = linear_forward(x, p["mlp_hidden"])
     hidden = np.maximum(hidden, 0)  # (B, S, F), whose output layer is the gate's matrix (3.4)
     out, mlp_gate_cache = gate_forward(subtree(p, "mlp_gate."), carry, hidden)
@@ -732,15 +709,13 @@ def gating_backward(config, dout, cache):
     if config.configuration == "dual":
         dnorm_input, dnorm = layer_norm_backward(dx, norm_cache)
         dcarry = dcarry + dnorm_input
-        grads |= prefixed("mlp_norm.", dnorm)
+        grads |= dnorm
     dstates, dattended, dgate = gate_backward(dcarry, gate_cache)
     return dstates, dattended, grads | prefixed("attention_gate.", dgate)
 
 
 # ----------------------------------------------------------------------------
 # starting values: how every parameter is drawn; a first reading skips them
-
-
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}  # decision 13: starts at N(0, 1)
@@ -787,30 +762,24 @@ def init_recurrence(config, rng):
 def init_gate(config, rng, fan_in):
     """Section 3.5: gate biases N(0, 0.1^2), gate weights truncated normal (decision 3: variance 0.1 / fan_in)."""
     matrices, biases = {"fixed": ("z", "zg"), "lstm": ("zif", "zif")}[config.gate]
-    gate = {f"weight_{m}": truncated_normal(rng, (config.width, fan_in), (0.1 / fan_in) ** 0.5) for m in matrices}
+    gate = {f"weight_{m}": init_linear(rng, config.width, fan_in, (0.1 / fan_in) ** 0.5) for m in matrices}
     return gate | {f"bias_{m}": rng.normal(0, 0.1, config.width) for m in biases}
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+def init_linear(rng, fan_out, fan_in, deviation=None):
+    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    draw = rng.standard_normal((fan_out, fan_in))
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
 
 
 def init_norm(width):
     return {"scale": np.ones(width), "bias": np.zeros(width)}
 
 
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
-
-
 # ----------------------------------------------------------------------------
 # checks: what Config refuses; a first reading skips them
-
-
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "window", "segment", "states"):

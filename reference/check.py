@@ -164,9 +164,7 @@ def main(argv: list | None = None) -> int:
     words = "Compare what a port wrote with docs/vectors, tensor by tensor (docs/porting.md)."
     parser = argparse.ArgumentParser(prog="python -m reference.check", description=words)
     parser.add_argument("vectors", metavar="VECTORS", type=Path, help="a file of docs/vectors, or a folder of them")
-    parser.add_argument(
-        "theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder with files so named"
-    )
+    parser.add_argument("theirs", metavar="THEIRS", type=Path, help="what the port wrote: a file, or a folder of files so named")
     options = parser.parse_args(argv)
     return exit_code("reference.check", lambda: check_all(options.vectors, options.theirs))
 

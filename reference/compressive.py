@@ -32,10 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+
 # ----------------------------------------------------------------------------
 # configuration: sizes and variants, and what a segment hands to the next one
-
-
 @dataclass(frozen=True)
 class Config:
     """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
@@ -103,8 +102,6 @@ class State(NamedTuple):
 
 # ----------------------------------------------------------------------------
 # the method: what leaves memory is compressed, what trains the compression, and attention that reads all of it
-
-
 def remember_forward(p, config, h, memory, compressed, weights):
     """Alg. 1, l.8-11: next memory (B, M, D), next compressed (B, C, D), (evicted, new) or None if C = 0, and the cache.
 
@@ -248,8 +245,6 @@ def relative_shift_backward(dout, cache):
 
 # ----------------------------------------------------------------------------
 # the model: a layer, the stack, and the compression losses of all layers
-
-
 def attend_forward(p, config, h, remembered, rng):
     """multihead_attention(h, mem) (Alg. 1, l.6) of h (B, N, D) over source = [remembered | h]; weights (B, H, N, K); cache."""
     source = np.concatenate([remembered, h], axis=1)  # (B, K, D)
@@ -294,9 +289,9 @@ def attend_backward(config, dout, cache):
 def layer_forward(p, config, h, remembered, rng):
     """The next layer's input from h (B, N, D) and remembered (B, C + M, D), weights, cache (decision 1: norm after skip)."""
     attended, weights, attend_cache = attend_forward(p, config, h, remembered, rng)  # Alg. 1, l.6
-    a, norm_cache = layer_norm_forward(attended + h, p["norm.scale"], p["norm.bias"])  # l.7
+    a, norm_cache = layer_norm_forward(p, "norm", attended + h)  # l.7
     mixed, mlp_cache = mlp_forward(p, config, a, rng)
-    y, mlp_norm_cache = layer_norm_forward(mixed + a, p["mlp_norm.scale"], p["mlp_norm.bias"])  # l.12
+    y, mlp_norm_cache = layer_norm_forward(p, "mlp_norm", mixed + a)  # l.12
     return y, weights, (attend_cache, norm_cache, mlp_cache, mlp_norm_cache)
 
 
@@ -307,7 +302,7 @@ def layer_backward(config, dy, cache):
     da, grads = mlp_backward(dmixed_sum, mlp_cache)
     dattended_sum, dnorm = layer_norm_backward(dmixed_sum + da, norm_cache)
     dh, dremembered, dattend = attend_backward(config, dattended_sum, attend_cache)
-    return dattended_sum + dh, dremembered, grads | dattend | prefixed("norm.", dnorm) | prefixed("mlp_norm.", dmlp_norm)
+    return dattended_sum + dh, dremembered, grads | dattend | dnorm | dmlp_norm
 
 
 def initial_state(params, config, batch):
@@ -393,8 +388,6 @@ def auxiliary_backward(config, dloss, caches):
 
 # ----------------------------------------------------------------------------
 # through segments: a whole document, forwards and then backwards
-
-
 def loss_and_gradients(params, config, segments, given=None):
     """Mean loss of segments [(tokens, targets)], compression loss, gradients of their sum, states read (given, or carried)."""
     total, compression, states, caches = 0.0, 0.0, [], []
@@ -416,29 +409,23 @@ def loss_and_gradients(params, config, segments, given=None):
 
 # ----------------------------------------------------------------------------
 # demonstration: gradients against finite differences, then a tiny text
-
-
 def stopped(config):
     """{function: what is data to it}, for --check; the next compressed memory, a result, is data to the task loss."""
     compressed = () if config.compression_loss == "bptt" else ("return.1",)
     return {"remember_forward": ("h", "memory", "weights", *compressed), "attention_reconstruction_forward": ("p", "h")}
 
 
-def check_gradients(params, config, segments, rng):
-    """Print each parameter's gradient along a random direction against finite differences; returns the largest error."""
-    _, _, grads, states = loss_and_gradients(params, config, segments)
-    print(f"{'parameter':<34}{'loss':<13}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction, which = rng.standard_normal(value.shape), int(".compression." in name)
-        moved = [params | {name: value + h * direction} for h in (1e-5, -1e-5)]
-        ends = [loss_and_gradients(each, config, segments, states)[which] for each in moved]  # states are data, so they stay
-        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        shape, loss = "x".join(map(str, value.shape)), ("task", "compression")[which]
-        print(f"{name:<34}{loss:<13}{shape:<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
+def check_gradients(loss, params, grads, rng):
+    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    errors = []
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
+        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
+        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6))
+    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+    if not np.max(errors) < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
 
 
 def demonstrate():
@@ -450,25 +437,22 @@ def demonstrate():
     document = rng.integers(config.vocabulary, size=(2, 25))
     segments = [(document[:, at : at + 6], document[:, at + 1 : at + 7]) for at in range(0, 24, 6)]
     print(f"Compressive Transformer, convolution trained by attention reconstruction; four segments of {config.segment} tokens.")
-    worst = check_gradients(params, config, segments, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    print("Gradient descent on these 48 predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    _, _, grads, held = loss_and_gradients(params, config, segments)  # states are data, so they are held
+    for which, kind in enumerate(("task", "compression")):
+        print(f"The {kind} loss, by the parameters that it trains:")
+        part = {name: grad for name, grad in grads.items() if (".compression." in name) == which}
+        check_gradients(lambda p, which=which: loss_and_gradients(p, config, segments, held)[which], params, part, rng)
+    print("Fitting these 48 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
     for step in range(1, 201):
         loss, compression, grads, states = loss_and_gradients(params, config, segments)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token, compression loss {compression:.4f}")
     carried, cleared = states[-1], initial_state(params, config, 2)
     half = carried._replace(compressed=cleared.compressed)
     starts = {"both memories carried": carried, "compressed memory cleared": half, "both cleared": cleared}
     for label, start in starts.items():
-        logits = forward(params, config, segments[-1][0], start)[0]
+        logits, _, _ = forward(params, config, segments[-1][0], start)
         nats, _ = cross_entropy_forward(logits, segments[-1][1], np.ones((2, 6), bool))
         print(f"Fourth segment, {label}: {nats / 12 / np.log(2):.3f} bits per token")
 
@@ -485,9 +469,7 @@ def causal_mask(n, k):
 
 def distance_sinusoids(length, width):
     """(K, D) for K = length; row t stands for the distance K - 1 - t, so that rows run, like keys, from far to near."""
-    distance = np.arange(length - 1, -1, -1.0)
-    frequency = 10_000.0 ** (-np.arange(0, width, 2) / width)  # (D/2,)
-    angle = distance[:, None] * frequency
+    angle = np.arange(length - 1, -1, -1.0)[:, None] * 10_000.0 ** (-np.arange(0, width, 2) / width)  # (K, D/2)
     return np.concatenate([np.sin(angle), np.cos(angle)], axis=-1)
 
 
@@ -542,25 +524,24 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
 
 
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
+    normal, scale = centred * inverse, p[f"{name}.scale"]
+    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
+    name, normal, inverse, scale = cache
     dnormal = dy * scale
     dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
 
 def softmax_forward(scores):
@@ -639,8 +620,6 @@ def add_into(total, part):
 
 # ----------------------------------------------------------------------------
 # variants: other compressions and losses, adaptive inputs and softmax; a first reading skips them
-
-
 def max_pooling_forward(p, config, evicted, usage):
     """The largest of c rows, feature by feature; of equals the first. usage (B, N) is for most_used alone (3.2)."""
     parts = evicted.reshape(len(evicted), -1, config.compression_rate, evicted.shape[2])  # (B, N/c, c, D)
@@ -868,16 +847,12 @@ def init_compression(config, rng):
     return p
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
+def init_linear(rng, fan_out, fan_in, deviation=None):
+    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
+    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------

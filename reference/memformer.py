@@ -6,8 +6,8 @@ never to another slot. A decoder predicts the next segment from the same encodin
 through the slots alone. Memory Replay Back-Propagation stores only the slots of a rollout, which is several segments trained
 together, and computes each segment again on the way back. Without encoder layers the model is the decoder-only one of Figure 1b.
 
-The file is in the order of reading. `slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is
-the whole model, from (tokens, state) to (logits, next state); `memory_replay` trains it. Each backward stands below its forward.
+`slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the whole model, from (tokens, state)
+to (logits, next state); `memory_replay` trains it. Each backward stands below its forward.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens              s_{t+1}         (B, N)
@@ -107,8 +107,8 @@ class State(NamedTuple):
 # the method: what a first reading is for; each slot is written anew from itself and a segment, and tokens read the slots
 def slot_attention_forward(p, config, memory, encoded, readable):
     """The next memory (B, S, D): each slot attends to [itself | encoded (B, N, D)], 1 + N keys (Figure 2c)."""
-    normal, norm_cache = norm_forward(p, "memory_norm", memory)  # decision 3: memory normed first
-    source, source_cache = norm_forward(p, "norm", encoded)
+    normal, norm_cache = layer_norm_forward(p, "memory_norm", memory)  # decision 3: memory normed first
+    source, source_cache = layer_norm_forward(p, "norm", encoded)
     (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
     self_key, self_key_cache = affine_forward(p, "key", normal)  # slots and encodings share the key projection
     self_key = split_heads(self_key, config.heads)
@@ -126,8 +126,8 @@ def slot_attention_backward(config, dnew, cache):
     dnormal, dsource, grads = projections_backward(dquery, dkey, dvalue, projections_cache)
     dnormal_by_key, dself_key_params = affine_backward(merge_heads(dself_key), self_key_cache)
     grads |= {name: grads[name] + grad for name, grad in dself_key_params.items()}  # both uses of the key projection
-    dmemory, dmemory_norm = norm_backward(dnormal + dnormal_by_key, norm_cache)
-    dencoded, dnorm = norm_backward(dsource, source_cache)
+    dmemory, dmemory_norm = layer_norm_backward(dnormal + dnormal_by_key, norm_cache)
+    dencoded, dnorm = layer_norm_backward(dsource, source_cache)
     return merge_heads(dslots) + dmemory, dencoded, grads | dmemory_norm | dnorm | {"retention": dretention}
 
 
@@ -166,7 +166,7 @@ def slot_mean_backward(dnew, cache):
 
 def cross_attention_forward(p, config, x, source, readable, rng):
     """x (B, N, D) plus what it finds in source (B, K, D), by content alone: normed memory (Figure 2b) or encodings."""
-    normal, norm_cache = norm_forward(p, "norm", x)
+    normal, norm_cache = layer_norm_forward(p, "norm", x)
     (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)
     out, attention_cache = masked_attention_forward(query, key, value, readable_mask(readable), config.dropout, rng)
     out, output_cache = affine_forward(p, "output", merge_heads(out))
@@ -179,7 +179,7 @@ def cross_attention_backward(config, dy, cache):
     dout, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
     dquery, dkey, dvalue = masked_attention_backward(split_heads(dout, config.heads), attention_cache)
     dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
+    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
     return dy + dx, dsource, grads | dprojections | dnorm
 
 
@@ -188,25 +188,16 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
     scores = np.where(mask, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
     weights, _ = softmax_forward(scores)  # (B, H, N, K)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, weights, dropped, dropout_mask)
+    return dropped @ value, ((query, key, value), (weights, dropped, dropout_mask))
 
 
 # s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
 def masked_attention_backward(dout, cache):
     """Gradients of query, key and value, exactly zero for a key that nobody sees."""
-    query, key, value, weights, dropped, dropout_mask = cache
+    (query, key, value), (weights, dropped, dropout_mask) = cache
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
     return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
-
-
-class AttentionCache(NamedTuple):
-    query: np.ndarray  # (B, H, N, E)
-    key: np.ndarray  # (B, H, K, E)
-    value: np.ndarray  # (B, H, K, E)
-    weights: np.ndarray  # (B, H, N, K)
-    dropped: np.ndarray  # (B, H, N, K), weights after dropout
-    dropout_mask: np.ndarray | None  # (B, H, N, K)
 
 
 def projections_forward(p, heads, x, source):
@@ -305,7 +296,7 @@ def encoder_forward(params, config, reading, memory, readable, rng):
     for layer in range(config.encoder_layers):
         x, cache = encoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory, readable, rng)
         caches.append(cache)
-    encoded, norm_cache = norm_forward(p, "norm", x)  # decision 3: a final norm
+    encoded, norm_cache = layer_norm_forward(p, "norm", x)  # decision 3: a final norm
     next_memory, writer_cache = slot_attention_forward(subtree(params, "writer."), config, memory, encoded, readable)
     return encoded, next_memory, (reading, caches, norm_cache, writer_cache)
 
@@ -314,7 +305,7 @@ def encoder_backward(params, config, dencoded, dnext_memory, cache):
     """Gradients of memory and of the parameters."""
     reading, caches, norm_cache, writer_cache = cache
     dmemory, dencoded_written, dwriter = slot_attention_backward(config, dnext_memory, writer_cache)
-    dx, grads = norm_backward(dencoded + dencoded_written, norm_cache)
+    dx, grads = layer_norm_backward(dencoded + dencoded_written, norm_cache)
     for layer in reversed(range(config.encoder_layers)):
         dx, dmemory_read, dlayer = encoder_layer_backward(config, dx, caches[layer])
         dmemory = dmemory + dmemory_read  # every layer reads the same memory
@@ -330,14 +321,14 @@ def decoder_forward(params, config, prompt, encoded, readable, rng):
     for layer in range(config.decoder_layers):
         x, cache = decoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, encoded, readable, rng)
         caches.append(cache)
-    hidden, norm_cache = norm_forward(p, "norm", x)
+    hidden, norm_cache = layer_norm_forward(p, "norm", x)
     return hidden, (prompt, caches, norm_cache)
 
 
 def decoder_backward(params, config, dhidden, cache):
     """Gradients of encoded, summed over the layers, and of the parameters."""
     prompt, caches, norm_cache = cache
-    dx, grads = norm_backward(dhidden, norm_cache)
+    dx, grads = layer_norm_backward(dhidden, norm_cache)
     dencoded = 0.0
     for layer in reversed(range(config.decoder_layers)):
         dx, dencoded_layer, dlayer = decoder_layer_backward(config, dx, caches[layer])
@@ -351,7 +342,7 @@ def decoder_backward(params, config, dhidden, cache):
 def encoder_layer_forward(p, config, x, memory, readable, rng):
     """Self-attention, memory cross-attention and feed-forward of x (B, N, D) (Fig. 2a; decision 4: in this order)."""
     x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, None, False, readable, rng)
-    normal_memory, memory_cache = norm_forward(p, "read.memory_norm", memory)
+    normal_memory, memory_cache = layer_norm_forward(p, "read.memory_norm", memory)
     x, read_cache = cross_attention_forward(subtree(p, "read."), config, x, normal_memory, None, rng)
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     return x, (attention_cache, memory_cache, read_cache, mlp_cache)
@@ -361,7 +352,7 @@ def encoder_layer_backward(config, dx, cache):
     attention_cache, memory_cache, read_cache, mlp_cache = cache
     dx, grads = feed_forward_backward(dx, mlp_cache)
     dx, dnormal_memory, dread = cross_attention_backward(config, dx, read_cache)
-    dmemory, dmemory_norm = norm_backward(dnormal_memory, memory_cache)
+    dmemory, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
     dx, _, dattention = self_attention_backward(config, dx, attention_cache)
     return dx, dmemory, grads | dmemory_norm | prefixed("read.", dread) | prefixed("attention.", dattention)
 
@@ -384,7 +375,7 @@ def decoder_layer_backward(config, dx, cache):
 
 def self_attention_forward(p, config, x, memory, causal, readable, rng):
     """x (B, N, D) plus what its tokens find in each other and, in the decoder-only model, in normed memory (B, S, D)."""
-    normal, norm_cache = norm_forward(p, "norm", x)
+    normal, norm_cache = layer_norm_forward(p, "norm", x)
     source = normal if memory is None else np.concatenate([memory, normal], axis=1)  # (B, S + N, D)
     (query, key, value), projections_cache = projections_forward(p, config.heads, normal, source)  # decision 13: one set for both
     mask = self_attention_mask(x.shape[1], source.shape[1] - x.shape[1], causal, readable)
@@ -403,7 +394,7 @@ def self_attention_backward(config, dy, cache):
     dquery, dkey, dvalue, dpositions = attend_backward(split_heads(dout, config.heads), attention_cache)
     dnormal, dsource, dprojections = projections_backward(dquery, dkey, dvalue, projections_cache)
     slots = dsource.shape[1] - dnormal.shape[1]  # S, or 0 without memory
-    dx, dnorm = norm_backward(dnormal + dsource[:, slots:], norm_cache)
+    dx, dnorm = layer_norm_backward(dnormal + dsource[:, slots:], norm_cache)
     return dy + dx, dsource[:, :slots], grads | dpositions | dprojections | dnorm
 
 
@@ -416,7 +407,7 @@ def self_attention_mask(length, slots, causal, readable):
 
 def feed_forward_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = norm_forward(p, "mlp_norm", x)
+    normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
     hidden = np.maximum(before, 0)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
@@ -428,7 +419,7 @@ def feed_forward_backward(dy, cache):
     norm_cache, hidden_cache, hidden, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
     dnormal, dweights = affine_backward(dhidden * (hidden > 0), hidden_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
+    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
     return dy + dx, grads | dweights | dnorm
 
 
@@ -439,17 +430,17 @@ def simplified_attention_forward(p, query, key, value, distances, mask, rate, rn
     """
     table, index = p["positions"], distance_index(query.shape[2], distances)
     weights, weights_cache = relative_weights_forward(query, key, query @ table.T, index, mask, rate, rng)  # Eq. 3
-    by_distance, distance_cache = by_distance_forward(weights[..., -len(index) :], index, len(table))
+    by_distance = by_key_backward(weights[..., -len(index) :], (index, len(table)))  # sums: the adjoint of looking up
     out = weights @ value + by_distance @ table  # Eq. 4
-    return out, ((query, table, weights_cache), (value, weights, by_distance, distance_cache))
+    return out, ((query, table, weights_cache), (value, weights, by_distance, index))
 
 
 # s = q R^T, y = w v + a R, a is w by distance: dv = w^T dy, da = dy R^T, dR = ds^T q + a^T dy, dq = (dq of w) + ds R
 def simplified_attention_backward(dout, cache):
     """Gradients of query, key, value and, from both of its roles, of R."""
-    (query, table, weights_cache), (value, weights, by_distance, distance_cache) = cache
+    (query, table, weights_cache), (value, weights, by_distance, index) = cache
     dweights = dout @ value.swapaxes(-1, -2)  # (B, H, N, K)
-    dweights[..., -query.shape[2] :] += by_distance_backward(dout @ table.T, distance_cache)
+    dweights[..., -query.shape[2] :] += by_key_forward(dout @ table.T, index)[0]
     dquery, dkey, dscores = relative_weights_backward(dweights, weights_cache)
     dtable = np.einsum("bhnr,bhne->re", dscores, query) + np.einsum("bhnr,bhne->re", by_distance, dout)
     return dquery + dscores @ table, dkey, weights.swapaxes(-1, -2) @ dout, {"positions": dtable}
@@ -481,21 +472,12 @@ def by_key_forward(by_distance, index):
 
 # t_ij = s_i[r], r = index_ij: ds_i[r] = sum of dt_ij over the keys j with index_ij = r, clipped duplicates included
 def by_key_backward(dout, cache):
+    """By key (B, H, N, N) -> by distance (B, H, N, R), of gradients and of weights: the sum over the keys at each distance."""
     index, distances = cache
-    return by_distance_forward(dout, index, distances)[0]
-
-
-def by_distance_forward(by_key, index, distances):
-    """Weights by key (B, H, N, N) -> weights by distance (B, H, N, R): the sum over the keys at each distance."""
-    out = np.zeros((*by_key.shape[:3], distances))
+    out = np.zeros((*dout.shape[:3], distances))
     for query, row in enumerate(index):
-        np.add.at(out[:, :, query], (slice(None), slice(None), row), by_key[:, :, query])
-    return out, index
-
-
-# a_i[r] = sum of w_ij over the keys j with index_ij = r: dw_ij = da_i[index_ij]
-def by_distance_backward(dout, index):
-    return by_key_forward(dout, index)[0]
+        np.add.at(out[:, :, query], (slice(None), slice(None), row), dout[:, :, query])
+    return out
 
 
 def distance_index(length, distances):
@@ -596,20 +578,17 @@ def rollout_of(config, document, rng):
     return segments
 
 
-def check_gradients(params, config, segments, rng):
-    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error."""
-    state = initial_state(params, config, len(segments[0].tokens))
-    _, grads, _, _ = through_time(params, config, segments, state)
-    print(f"{'parameter':<40}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        ends = [through_time(params | {name: value + h * direction}, config, segments, state)[0] for h in (1e-5, -1e-5)]
-        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<40}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
+def check_gradients(loss, params, grads, rng):
+    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    errors = []
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
+        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
+        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6))
+    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+    if not np.max(errors) < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
 
 
 def demonstrate():
@@ -620,25 +599,20 @@ def demonstrate():
     params = init_params(config, rng)
     segments = rollout_of(config, rng.integers(config.vocabulary, size=(2, 25)), rng)
     print(f"Memformer, four segments of {config.segment} tokens: continuation, infilling, recall, continuation.")
-    worst = check_gradients(params, config, segments, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    dropping, state = replace(config, dropout=0.2), initial_state(params, config, 2)
+    state = initial_state(params, config, 2)
+    _, grads, _, _ = through_time(params, config, segments, state)
+    check_gradients(lambda moved: through_time(moved, config, segments, state)[0], params, grads, rng)
+    dropping = replace(config, dropout=0.2)
     _, exact, _, _ = through_time(params, dropping, segments, state, seed=1)
     _, replayed, _, _ = memory_replay(params, dropping, segments, state, seed=1)
     apart = max(np.abs(exact[name] - replayed[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
     print(f"Memory replay and full back-propagation through time, with dropout: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:
         raise SystemExit("memory replay disagrees with back-propagation through time")
-    print("Gradient descent by memory replay on these 48 predictions of random tokens (there is nothing to learn but the text):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    print("Fitting these 48 predictions of random tokens by memory replay (there is nothing to learn but the text):")
     for step in range(1, 201):
         loss, grads, _, _ = memory_replay(params, config, segments, initial_state(params, config, 2))
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
     fresh = state = initial_state(params, config, 2)
@@ -656,32 +630,21 @@ def demonstrate():
 NORM_EPSILON = 1e-6  # under the square root of layer_norm
 
 
-def norm_forward(p, name, x):
-    y, cache = layer_norm_forward(x, p[f"{name}.scale"], p[f"{name}.bias"])
-    return y, (name, cache)
-
-
-def norm_backward(dy, cache):
-    name, norm_cache = cache
-    dx, grads = layer_norm_backward(dy, norm_cache)
-    return dx, prefixed(f"{name}.", grads)
-
-
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
+    normal, scale = centred * inverse, p[f"{name}.scale"]
+    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
+    name, normal, inverse, scale = cache
     dnormal = dy * scale
     dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
 
 def affine_forward(p, name, x):
@@ -710,8 +673,7 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
 
 
 def split_heads(x, heads):
@@ -839,13 +801,13 @@ def decoder_only_forward(params, config, tokens, memory, rng):
         x, next_memory, cache = memory_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory[:, layer], rng)
         memories.append(next_memory)
         caches.append(cache)
-    hidden, norm_cache = norm_forward(p, "norm", x)
+    hidden, norm_cache = layer_norm_forward(p, "norm", x)
     return hidden, np.stack(memories, axis=1), (tokens, caches, norm_cache)
 
 
 def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
     tokens, caches, norm_cache = cache
-    dx, grads = norm_backward(dhidden, norm_cache)
+    dx, grads = layer_norm_backward(dhidden, norm_cache)
     dmemory = np.zeros_like(dnext_memory)
     for layer in reversed(range(config.decoder_layers)):
         dx, dmemory[:, layer], dlayer = memory_layer_backward(config, dx, dnext_memory[:, layer], caches[layer])
@@ -857,7 +819,7 @@ def decoder_only_backward(params, config, dhidden, dnext_memory, cache):
 
 def memory_layer_forward(p, config, x, memory, rng):
     """A layer of Figure 1b: x (B, N, D) attends to [memory (B, S, D) | x]; its output writes the next memory."""
-    normal_memory, memory_cache = norm_forward(p, "attention.memory_norm", memory)
+    normal_memory, memory_cache = layer_norm_forward(p, "attention.memory_norm", memory)
     x, attention_cache = self_attention_forward(subtree(p, "attention."), config, x, normal_memory, True, None, rng)
     x, mlp_cache = feed_forward_forward(p, config, x, rng)
     next_memory, writer_cache = slot_attention_forward(subtree(p, "writer."), config, memory, x, None)
@@ -869,7 +831,7 @@ def memory_layer_backward(config, dx, dnext_memory, cache):
     dmemory, dx_written, dwriter = slot_attention_backward(config, dnext_memory, writer_cache)
     dx, grads = feed_forward_backward(dx + dx_written, mlp_cache)
     dx, dnormal_memory, dattention = self_attention_backward(config, dx, attention_cache)
-    dmemory_read, dmemory_norm = norm_backward(dnormal_memory, memory_cache)
+    dmemory_read, dmemory_norm = layer_norm_backward(dnormal_memory, memory_cache)
     return dx, dmemory + dmemory_read, grads | dmemory_norm | prefixed("writer.", dwriter) | prefixed("attention.", dattention)
 
 
@@ -924,10 +886,12 @@ def init_params(config, rng):
 
 def init_layer(config, rng, name):
     """A layer by the name of what follows its self-attention: memory is read, encodings are crossed to, or a writer writes."""
+    d, f = config.width, config.feed_forward
     p = prefixed("attention.", init_attention(config, rng, name != "read", name == "writer"))
     other = init_writer(config, rng) if name == "writer" else init_attention(config, rng)
-    other |= prefixed("memory_norm.", init_norm(config.width)) if name == "read" else {}
-    return p | prefixed(f"{name}.", other) | init_mlp(config, rng)
+    other |= prefixed("memory_norm.", init_norm(d)) if name == "read" else {}
+    p |= prefixed(f"{name}.", other) | prefixed("mlp_norm.", init_norm(d))
+    return p | init_affine(rng, "mlp_hidden", f, d) | init_affine(rng, "mlp_output", d, f)
 
 
 def init_attention(config, rng, causal=None, memory=False):
@@ -952,29 +916,20 @@ def init_writer(config, rng):
     return p | {"retention": np.full(config.heads, config.retention)}  # decision 9: 0 or more
 
 
-def init_mlp(config, rng):
-    d, f = config.width, config.feed_forward
-    return prefixed("mlp_norm.", init_norm(d)) | init_affine(rng, "mlp_hidden", f, d) | init_affine(rng, "mlp_output", d, f)
-
-
 def init_affine(rng, name, fan_out, fan_in):
     return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+def init_linear(rng, fan_out, fan_in, deviation=None):
+    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    draw = rng.standard_normal((fan_out, fan_in))
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
 
 
 def init_norm(width):
     return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------

@@ -22,16 +22,14 @@ width, V vocabulary, L layers. Config counts layers from 1, as the papers do; in
 
 import runpy
 import sys
-from collections import namedtuple
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+
 # ----------------------------------------------------------------------------
 # configuration: sizes, and what a segment hands to the next one
-
-
 @dataclass(frozen=True)
 class Config:
     """Sizes of the model; impossible combinations raise ValueError naming the field.
@@ -83,17 +81,11 @@ class State(NamedTuple):
 
 # ----------------------------------------------------------------------------
 # the method: each query looks up its nearest keys in memory, and a gate mixes what it finds with local attention
-
-
 def nearest_keys(query, memory_keys, retrieved):
     """Indices (B, H, N, K) of the keys in memory (B, H, M, E) that are most similar to each query (B, H, N, E), in any order."""
     similarity = query @ memory_keys.swapaxes(-1, -2)  # (B, H, N, M), decision 7: exact search
     filled = memory_keys.any(-1)[:, :, None]  # (B, H, 1, M), decision 6: empty rows, whose keys are 0, come last
     return np.argpartition(np.where(filled, -similarity, np.inf), retrieved - 1, axis=-1)[..., :retrieved]
-
-
-# key, value (B, H, N, K, E); scale (H,); the others (B, H, N, K)
-RetrievalCache = namedtuple("RetrievalCache", "key value scale similarity weights")
 
 
 def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
@@ -103,7 +95,7 @@ def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
     value = np.take_along_axis(memory_values[:, :, None], nearest, axis=3)
     similarity = (key * query[..., None, :]).sum(-1)  # (B, H, N, K)
     weights, _ = softmax_forward(similarity * scale[:, None, None])  # decision 3: local attention's scale
-    return (weights[..., None] * value).sum(-2), RetrievalCache(key, value, scale, similarity, weights)
+    return (weights[..., None] * value).sum(-2), (key, value, scale, similarity, weights)
 
 
 # u = q·k, w = softmax(a u), y = Σ w v: ds = softmax'(dy·v), da = Σ ds u, dq = a Σ ds k; nothing for the memory's k and v
@@ -151,8 +143,6 @@ def local_attention_backward(dout, cache):
 
 # ----------------------------------------------------------------------------
 # the model: a layer, the stack, forward and backward
-
-
 def layer_forward(p, config, x, previous, memory, rng):
     """y (B, N, D), the segment's (keys, values) and the cache. previous: the last segment's; memory: None, or keys and values."""
     projected, projection_cache = projection_forward(p, config, x, rng)
@@ -211,7 +201,7 @@ def forward(params, config, tokens, state, rng=None):
         x, last, cache = layer_forward(subtree(params, f"layers.{layer}."), config, x, previous, memory, rng)
         lasts.append(last)
         caches.append(cache)
-    normed, norm_cache = layer_norm_forward(x, params["final_norm.scale"], params["final_norm.bias"])
+    normed, norm_cache = layer_norm_forward(params, "final_norm", x)
     logits, output_cache = linear_forward(normed * config.width**-0.5, params["embedding"])  # decision 12: tied and scaled
     keys, values = (np.stack(field, axis=1) for field in zip(*lasts, strict=True))  # (B, L, H, N, E)
     key, value = lasts[config.memory_layer - 1]
@@ -229,8 +219,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dstate = State(*(np.zeros_like(field) for field in initial_state(params, config, len(tokens))))
     dnext_state = dstate if dnext_state is None else dnext_state
     dnormed, dembedding = linear_backward(dlogits, output_cache)
-    dx, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
-    grads = prefixed("final_norm.", dnorm)
+    dx, grads = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
     for layer in reversed(range(config.layers)):
         dlast = (dnext_state.keys[:, layer], dnext_state.values[:, layer])
         dx, dprevious, dlayer = layer_backward(config, dx, dlast, caches[layer])
@@ -242,8 +231,6 @@ def backward(params, config, cache, dlogits, dnext_state=None):
 
 # ----------------------------------------------------------------------------
 # through segments: a document's loss, back-propagated through all of it
-
-
 def loss_and_gradients(params, config, segments, held=None):
     """Mean loss of segments [(tokens, targets)], gradients through all of them, and the memories they read (held, or carried)."""
     total, memories, caches = 0.0, [], []
@@ -263,27 +250,22 @@ def loss_and_gradients(params, config, segments, held=None):
 
 # ----------------------------------------------------------------------------
 # demonstration: gradients against finite differences, then a key looked up far behind the window
-
-
 def stopped(config):
     """{function: what is data to it}, for --check."""
     return {"retrieval_forward": ("memory_keys", "memory_values")}
 
 
-def check_gradients(params, config, segments, rng):
-    """The largest relative error of the gradients along random directions; prints each beside its finite difference."""
-    _, grads, held = loss_and_gradients(params, config, segments)  # no gradient flows into the memory, so it stays as it is
-    print(f"{'parameter':<38}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        moved = [params | {name: value + h * direction} for h in (1e-5, -1e-5)]
-        above, below = (loss_and_gradients(each, config, segments, held)[0] for each in moved)
-        numeric, analytic = (above - below) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<38}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
+def check_gradients(loss, params, grads, rng):
+    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    errors = []
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
+        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
+        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6))
+    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+    if not np.max(errors) < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
 
 
 def demonstrate():
@@ -295,18 +277,12 @@ def demonstrate():
     document = rng.integers(config.vocabulary, size=(2, 17))
     segments = [(document[:, at : at + 4], document[:, at + 1 : at + 5]) for at in (0, 4, 8, 12)]
     print("Memorizing Transformer, layer 2 looks up 3 of the last 10 keys; four segments, back-propagated as one.")
-    worst = check_gradients(params, config, segments, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
-    print("Gradient descent on these 32 predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    _, grads, held = loss_and_gradients(params, config, segments)  # no gradient flows into the memory, so it is held
+    check_gradients(lambda moved: loss_and_gradients(moved, config, segments, held)[0], params, grads, rng)
+    print("Fitting these 32 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
     for step in range(1, 151):
         loss, grads, _ = loss_and_gradients(params, config, segments)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 150):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
     fresh = state = initial_state(params, config, 2)
@@ -324,10 +300,6 @@ def demonstrate():
 NORM_EPSILON = 1e-6  # under the square roots of layer_norm and unit_norm (decision 1: epsilon is 1e-6)
 
 
-# query (B, H, N, E); key, value (B, H, K, E); scale (H,); the others (B, H, N, K), similarity = q·k + bias
-AttentionCache = namedtuple("AttentionCache", "query key value scale similarity weights dropped dropout_mask")
-
-
 def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, rng=None):
     """softmax((q·k + bias) scale) v: query (B, H, N, E), key, value (B, H, K, E), scale (H,), bias (H, N, K), mask (N, K)."""
     similarity = query @ key.swapaxes(-1, -2) + bias  # (B, H, N, K)
@@ -336,13 +308,13 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
         scores = np.where(mask, scores, -np.inf)
     weights, _ = softmax_forward(scores)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, scale, similarity, weights, dropped, dropout_mask)
+    return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
 
 
 # u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
-    query, key, value, scale, similarity, weights, dropped, dropout_mask = cache
+    (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
     dvalue = dropped.swapaxes(-1, -2) @ dout
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
     dscores = softmax_backward(dweights, weights)  # exactly zero where masked, since the weights are
@@ -388,7 +360,7 @@ def position_bucket(distance, buckets, max_distance):
 
 def projection_forward(p, config, x, rng):
     """norm, dropout, then unit key and query, and value, of tokens x (B, N, D): {name: (B, H, N, E)}."""
-    normed, norm_cache = layer_norm_forward(x, p["norm.scale"], p["norm.bias"])  # decision 1: before each sublayer
+    normed, norm_cache = layer_norm_forward(p, "norm", x)  # decision 1: before each sublayer
     normed, dropout_mask = dropout_forward(normed, config.dropout, rng)  # decision 11: dropout after norm
     projected, caches = head_projections_forward(p, ("key", "value", "query"), config.heads, normed)
     return projected, (norm_cache, dropout_mask, caches)
@@ -399,7 +371,7 @@ def projection_backward(dprojected, cache):
     norm_cache, dropout_mask, caches = cache
     dnormed, grads = head_projections_backward(dprojected, caches)
     dx, dnorm = layer_norm_backward(dropout_backward(dnormed, dropout_mask), norm_cache)
-    return dx, grads | prefixed("norm.", dnorm)
+    return dx, grads | dnorm
 
 
 def head_projections_forward(p, names, heads, x):
@@ -441,7 +413,7 @@ def unit_norm_backward(dunit, cache):
 
 def token_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 relu(W_1 norm(x)))"""
-    normed, norm_cache = layer_norm_forward(x, p["mlp_norm.scale"], p["mlp_norm.bias"])
+    normed, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     hidden, hidden_cache = linear_forward(normed, p["mlp_hidden"])
     hidden = np.maximum(hidden, 0)  # (B, N, F)
     out, output_cache = linear_forward(hidden, p["mlp_output"])
@@ -455,7 +427,7 @@ def token_mlp_backward(dy, cache):
     dhidden, doutput = linear_backward(dropout_backward(dy, dropout_mask), output_cache)
     dnormed, dweight = linear_backward(dhidden * (hidden > 0), hidden_cache)
     dx, dnorm = layer_norm_backward(dnormed, norm_cache)
-    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | prefixed("mlp_norm.", dnorm)
+    return dy + dx, {"mlp_hidden": dweight, "mlp_output": doutput} | dnorm
 
 
 def split_heads(x, heads):
@@ -478,25 +450,24 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
 
 
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
+    normal, scale = centred * inverse, p[f"{name}.scale"]
+    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
+    name, normal, inverse, scale = cache
     dnormal = dy * scale
     dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
+    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
 
 def softmax_forward(scores):
@@ -560,8 +531,6 @@ def add_into(total, part):
 
 # ----------------------------------------------------------------------------
 # starting values: of all parameters; a first reading skips them
-
-
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params, d = {"embedding": rng.normal(0, 1, (config.vocabulary, config.width))}, config.width  # decision 12: tied with output
@@ -583,34 +552,23 @@ def init_layer(config, rng, layer):
     return p | {"mlp_hidden": init_linear(rng, config.feed_forward, d), "mlp_output": init_linear(rng, d, config.feed_forward)}
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
+def init_linear(rng, fan_out, fan_in, deviation=None):
+    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    draw = rng.standard_normal((fan_out, fan_in))
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
+    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------
 # checks: what Config refuses; a first reading skips them
-
-
 def check_config(config):
     """Raise ValueError, naming the field, for a config that cannot work."""
     for name in ("vocabulary", "width", "layers", "heads", "head_width", "feed_forward", "segment", "retrieved"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be at least 1")
-    layer, memory, buckets, rate, scale = (
-        config.memory_layer,
-        config.memory,
-        config.buckets,
-        config.dropout,
-        config.attention_scale,
-    )
+    layer, memory, buckets = config.memory_layer, config.memory, config.buckets
+    rate, scale = config.dropout, config.attention_scale
     refused = {
         f"memory_layer is {layer}; it must lie in 1..{config.layers}": not 1 <= layer <= config.layers,
         f"memory is {memory}; it must be at least 0": memory < 0,

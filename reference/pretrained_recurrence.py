@@ -24,16 +24,14 @@ Layers are counted from 1, as in the paper; in the names of parameters from 0. D
 import math
 import runpy
 import sys
-from collections import namedtuple
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+
 # ----------------------------------------------------------------------------
 # configuration: sizes and variants, and what a window hands to the next one
-
-
 @dataclass(frozen=True)
 class Config:
     """Sizes and variants of the model; impossible combinations raise ValueError naming the field.
@@ -92,8 +90,6 @@ class State(NamedTuple):
 
 # ----------------------------------------------------------------------------
 # the method: pool a window to z, make h_prev of it, attend to h_prev in the next window; start here
-
-
 def pool_forward(p, config, outputs):
     """Eq. 1: the outputs of all layers over a window, (L, B, N, D), as one vector z (B, D)."""
     length, rows = outputs.shape[2], pooled_rows(config, outputs.shape[2])
@@ -201,7 +197,7 @@ def window_projections_forward(p, config, x, inserted):
     """Query of x (B, N, D); key and value of x and inserted (B, S, D), if any: "301 inputs, 300 outputs" (3.1)."""
     # decision 4: before the norm, without position, query and residual
     source = x if inserted is None else np.concatenate([inserted, x], axis=1)  # (B, S + N, D)
-    normal, norm_cache = norm_forward(p, "norm", source)
+    normal, norm_cache = layer_norm_forward(p, "norm", source)
     query, query_cache = affine_forward(p, "query", normal[:, -x.shape[1] :])
     key, key_cache = affine_forward(p, "key", normal)
     value, value_cache = affine_forward(p, "value", normal)
@@ -218,7 +214,7 @@ def window_projections_backward(dquery, dkey, dvalue, cache):
     dvalues, dvalue_weights = affine_backward(merge_heads(dvalue), value_cache)
     dnormal = dkeys + dvalues
     dnormal[:, -dqueries.shape[1] :] += dqueries
-    dsource, dnorm = norm_backward(dnormal, norm_cache)
+    dsource, dnorm = layer_norm_backward(dnormal, norm_cache)
     return dsource, grads | dkey_weights | dvalue_weights | dnorm
 
 
@@ -244,8 +240,6 @@ def merge_heads(x):
 
 # ----------------------------------------------------------------------------
 # the model: GPT-2, with a vector more at one layer; read it next
-
-
 def initial_state(params, config, batch):
     """What a document starts with: nothing to insert."""
     if config.vectors == 0:
@@ -268,7 +262,7 @@ def forward(params, config, tokens, state, rng=None):
     x = params["embedding"][tokens] + params["positions"][: tokens.shape[1]]  # decision 1: positions from 0 in every window
     x, dropout_mask = dropout_forward(x, config.dropout, rng)
     outputs, caches = layers_forward(params, config, x, inserted, state.present, rng)
-    hidden, norm_cache = norm_forward(params, "final_norm", outputs[-1])
+    hidden, norm_cache = layer_norm_forward(params, "final_norm", outputs[-1])
     logits, output_cache = linear_forward(hidden, params["embedding"])  # (B, N, V)
     next_state, pool_cache = state, None
     if config.vectors:
@@ -289,7 +283,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
         if config.pool_final_norm:
             dhidden = dhidden + doutputs[-1]
             doutputs[-1] = 0
-    dlast, dnorm = norm_backward(dhidden, norm_cache)
+    dlast, dnorm = layer_norm_backward(dhidden, norm_cache)
     doutputs[-1] += dlast
     dx, dinserted, dlayers = layers_backward(config, doutputs, caches)
     dstate = initial_state(params, config, len(tokens))
@@ -342,7 +336,7 @@ def layer_backward(config, dx, cache):
 
 def gelu_mlp_forward(p, config, x, rng):
     """x + dropout(W_2 gelu(W_1 norm(x) + b_1) + b_2)"""
-    normal, norm_cache = norm_forward(p, "mlp_norm", x)
+    normal, norm_cache = layer_norm_forward(p, "mlp_norm", x)
     before, hidden_cache = affine_forward(p, "mlp_hidden", normal)
     hidden, gelu_cache = gelu_forward(before)  # (B, N, F)
     out, output_cache = affine_forward(p, "mlp_output", hidden)
@@ -354,14 +348,12 @@ def gelu_mlp_backward(dy, cache):
     norm_cache, hidden_cache, gelu_cache, output_cache, dropout_mask = cache
     dhidden, grads = affine_backward(dropout_backward(dy, dropout_mask), output_cache)
     dnormal, dweights = affine_backward(gelu_backward(dhidden, gelu_cache), hidden_cache)
-    dx, dnorm = norm_backward(dnormal, norm_cache)
+    dx, dnorm = layer_norm_backward(dnormal, norm_cache)
     return dy + dx, grads | dweights | dnorm
 
 
 # ----------------------------------------------------------------------------
 # through segments: a document in windows, its loss and gradients, and continuations
-
-
 class Window(NamedTuple):
     """A part of a document that is read at once; only the predictions at its scored positions count."""
 
@@ -446,21 +438,17 @@ def greedy_continuation(params, config, context, count):
 
 # ----------------------------------------------------------------------------
 # demonstration: the gradients checked, the windows computed again, a tiny text fitted
-
-
-def check_gradients(params, config, windows, rng):
-    """Print a row per parameter, its gradient along a random direction against finite differences; returns the largest error."""
-    _, grads, _ = loss_and_gradients(params, config, windows)
-    print(f"{'parameter':<34}{'shape':<10} analytic  numeric   relative error")
-    worst = 0.0
-    for name, value in params.items():
-        direction = rng.standard_normal(value.shape)
-        ends = [loss_and_gradients(params | {name: value + h * direction}, config, windows)[0] for h in (1e-5, -1e-5)]
-        numeric, analytic = (ends[0] - ends[1]) / 2e-5, (grads[name] * direction).sum()
-        error = abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6)
-        worst = max(worst, error)
-        print(f"{name:<34}{'x'.join(map(str, value.shape)):<10}{analytic:+.6f} {numeric:+.6f} {error:.1e}")
-    return worst
+def check_gradients(loss, params, grads, rng):
+    """Compare grads with finite differences of loss(params), along random directions; exits with an error if they differ."""
+    errors = []
+    for name, grad in grads.items():
+        direction = rng.standard_normal(grad.shape)
+        above, below = (loss(params | {name: params[name] + h * direction}) for h in (1e-6, -1e-6))
+        numeric, analytic = (above - below) / 2e-6, (grad * direction).sum()
+        errors.append(abs(numeric - analytic) / max(abs(numeric), abs(analytic), 1e-6))
+    print(f"Largest relative error {np.max(errors):.1e}: the hand-written backward pass is the forward pass's derivative.\n")
+    if not np.max(errors) < 1e-4:
+        raise SystemExit("gradients disagree with finite differences")
 
 
 def demonstrate():
@@ -470,24 +458,18 @@ def demonstrate():
     params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in init_params(config, rng).items()}
     windows = windows_of(config, rng.integers(config.vocabulary, size=(2, 19)))
     print("GPT-2 with recurrence,", len(windows), "windows of 6 tokens, each sharing 2 with the last.")
-    worst = check_gradients(params, config, windows, rng)
-    print(f"Largest relative error {worst:.1e}: the backward pass written by hand is the derivative of the forward pass.\n")
-    if not worst < 1e-4:
-        raise SystemExit("gradients disagree with finite differences")
+    _, grads, _ = loss_and_gradients(params, config, windows)
+    check_gradients(lambda moved: loss_and_gradients(moved, config, windows)[0], params, grads, rng)
     _, exact, _ = loss_and_gradients(params, replace(config, dropout=0.2), windows, seed=1)
     _, again = checkpointed(params, replace(config, dropout=0.2), windows, seed=1)
     apart = max(np.abs(exact[name] - again[name]).max() / np.abs(grad).max() for name, grad in exact.items() if grad.any())
     print(f"Windows computed again from the pooled vectors alone, with dropout: gradients at most {apart:.1e} apart.\n")
     if not apart < 1e-9:
         raise SystemExit("checkpointing disagrees with back-propagation through time")
-    print(f"Adam on these {count_scored(windows)} predictions of random tokens (there is nothing to learn but the text itself):")
-    moments = {name: (np.zeros_like(value), np.zeros_like(value)) for name, value in params.items()}
+    print("Fitting these 36 predictions of random tokens by the gradients' signs (there is nothing to learn but the text):")
     for step in range(1, 201):
         loss, grads, states = loss_and_gradients(params, config, windows)
-        for name, grad in grads.items():  # Adam
-            first, second = moments[name]
-            moments[name] = first, second = 0.9 * first + 0.1 * grad, 0.99 * second + 0.01 * grad**2
-            params[name] = params[name] - 0.01 * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-8)
+        params = {name: params[name] - 0.02 * 0.98**step * np.sign(grad) for name, grad in grads.items()}
         if step in (1, 10, 50, 200):
             print(f"  step {step:3d}: {loss / np.log(2):.3f} bits per token (uniform: {np.log2(config.vocabulary):.3f})")
     last, count = windows[-1], windows[-1].scored.sum()
@@ -499,8 +481,6 @@ def demonstrate():
 # ----------------------------------------------------------------------------
 # what every Transformer has: attention, softmax, linear, norm, dropout; a first reading takes it as known
 NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: as in GPT-2
-# query (B, H, N, E); key, value (B, H, K, E); weights before dropout, after it and its mask (B, H, N, K)
-AttentionCache = namedtuple("AttentionCache", "query key value weights dropped dropout_mask")
 
 
 def masked_attention_forward(query, key, value, mask, rate, rng):
@@ -508,13 +488,13 @@ def masked_attention_forward(query, key, value, mask, rate, rng):
     scores = np.where(mask, query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5, -np.inf)
     weights, _ = softmax_forward(scores)  # (B, H, N, K)
     dropped, dropout_mask = dropout_forward(weights, rate, rng)
-    return dropped @ value, AttentionCache(query, key, value, weights, dropped, dropout_mask)
+    return dropped @ value, ((query, key, value), (weights, dropped, dropout_mask))
 
 
 # s = q k^T / sqrt(E), y = softmax(s) v: dv = w^T dy, ds = softmax'(dy v^T), dq = ds k / sqrt(E), dk = ds^T q / sqrt(E)
 def masked_attention_backward(dout, cache):
     """Gradients of query, key and value, exactly zero for a key that nobody sees."""
-    query, key, value, weights, dropped, dropout_mask = cache
+    (query, key, value), (weights, dropped, dropout_mask) = cache
     dweights = dropout_backward(dout @ value.swapaxes(-1, -2), dropout_mask)
     dscores = softmax_backward(dweights, weights) * query.shape[-1] ** -0.5
     return dscores @ key, dscores.swapaxes(-1, -2) @ query, dropped.swapaxes(-1, -2) @ dout
@@ -540,8 +520,7 @@ def linear_forward(x, weight):
 # y = x W^T: dx = dy W, dW = dy^T x over all rows
 def linear_backward(dy, cache):
     x, weight = cache
-    dweight = dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (out, in)
-    return dy @ weight, dweight
+    return dy @ weight, dy.reshape(-1, dy.shape[-1]).T @ x.reshape(-1, x.shape[-1])  # (..., in) and (out, in)
 
 
 def affine_forward(p, name, x):
@@ -562,32 +541,21 @@ def affine_backward(dy, cache):
     return dx, {name: dweight} | ({f"{name}_bias": dbias} if biased else {})
 
 
-def layer_norm_forward(x, scale, bias):
-    """Zero mean and unit variance over the last axis, then scale and bias."""
+def layer_norm_forward(p, name, x):
+    """Zero mean and unit variance over the last axis of x, then scale and bias of that name."""
     centred = x - x.mean(-1, keepdims=True)
     inverse = 1 / np.sqrt((centred**2).mean(-1, keepdims=True) + NORM_EPSILON)
-    normal = centred * inverse
-    return normal * scale + bias, (normal, inverse, scale)
+    normal, scale = centred * inverse, p[f"{name}.scale"]
+    return normal * scale + p[f"{name}.bias"], (name, normal, inverse, scale)
 
 
 # n = (x - mean x) / deviation: dx = (dn - mean(dn) - n mean(n dn)) / deviation
 def layer_norm_backward(dy, cache):
-    normal, inverse, scale = cache
+    name, normal, inverse, scale = cache
     dnormal = dy * scale
     dx = inverse * (dnormal - dnormal.mean(-1, keepdims=True) - normal * (dnormal * normal).mean(-1, keepdims=True))
     sum_axes = tuple(range(dy.ndim - 1))
-    return dx, {"scale": (dy * normal).sum(sum_axes), "bias": dy.sum(sum_axes)}
-
-
-def norm_forward(p, name, x):
-    y, cache = layer_norm_forward(x, p[f"{name}.scale"], p[f"{name}.bias"])
-    return y, (name, cache)
-
-
-def norm_backward(dy, cache):
-    name, norm_cache = cache
-    dx, grads = layer_norm_backward(dy, norm_cache)
-    return dx, prefixed(f"{name}.", grads)
+    return dx, {f"{name}.scale": (dy * normal).sum(sum_axes), f"{name}.bias": dy.sum(sum_axes)}
 
 
 def dropout_forward(x, rate, rng):
@@ -635,8 +603,6 @@ def add_into(total, part):
 
 # ----------------------------------------------------------------------------
 # variants: other ways to make one vector of a window's positions; a first reading skips them
-
-
 def max_over_positions_forward(p, mixed):
     """The largest value of each of the D numbers, (B, rows, D) -> (B, D); decision 9: what else was tried."""
     largest = mixed.argmax(1)[:, None]  # (B, 1, D)
@@ -717,20 +683,16 @@ def init_affine(rng, name, fan_out, fan_in):
     return {name: init_linear(rng, fan_out, fan_in), f"{name}_bias": np.zeros(fan_out)}
 
 
-def init_linear(rng, fan_out, fan_in):
-    return truncated_normal(rng, (fan_out, fan_in), fan_in**-0.5)
+def init_linear(rng, fan_out, fan_in, deviation=None):
+    """(out, in) of a normal cut at two sigma; its deviation after the cut, 0.8796 of that before, is as given or 1 / sqrt(in)."""
+    draw = rng.standard_normal((fan_out, fan_in))
+    while (outside := np.abs(draw) > 2).any():
+        draw[outside] = rng.standard_normal(int(outside.sum()))
+    return draw * ((deviation or fan_in**-0.5) / 0.8796256610342398)
 
 
 def init_norm(width):
     return {"scale": np.ones(width), "bias": np.zeros(width)}
-
-
-def truncated_normal(rng, shape, deviation):
-    """Normal cut at two sigma, rescaled so that its standard deviation is `deviation` after the cut (0.8796 of the uncut)."""
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(int(outside.sum()))
-    return draw * (deviation / 0.8796256610342398)
 
 
 # ----------------------------------------------------------------------------

@@ -233,10 +233,7 @@ def test_state_update_equals_direct_attention():
     }
     rng = np.random.default_rng(3)
     states, (keys, values) = rng.standard_normal((1, 3, 6)), rng.standard_normal((2, 1, 2, 8, 5))
-    seen = [
-        ref.layer_norm_forward(c, p["norm.scale"], p["norm.bias"])[0] + identity
-        for c, identity in zip(states[0], p["ids"], strict=True)
-    ]
+    seen = [ref.layer_norm_forward(p, "norm", c)[0] + identity for c, identity in zip(states[0], p["ids"], strict=True)]
     head = lambda name, x, h: (p[name] @ x).reshape(2, 5)[h]  # noqa: E731
     unit = lambda x: x / math.sqrt((x**2).sum() + ref.NORM_EPSILON)  # noqa: E731
     expected = np.zeros((1, 3, 6))

@@ -34,7 +34,7 @@ def test_imports_are_numpy_and_the_standard_library(path):
 def test_functions_of_one_name_are_the_same_in_every_reference():
     """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
     own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
-    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "check_gradients", "demonstrate", "check_config", "stopped"}
+    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "demonstrate", "check_config", "stopped"}
     bodies = collections.defaultdict(dict)
     for path in EVERY:
         for node in ast.parse(path.read_text()).body:
@@ -58,17 +58,17 @@ def test_every_forward_stands_directly_before_its_backward(path):
 SECTIONS = ["configuration", "the method", "the model", "through segments", "demonstration"]  # a first reading's, in this order
 SECTIONS += ["what every Transformer has", "variants", "starting values", "checks"]
 LINES = {
-    "block_recurrent": 780,
-    "compressive": 850,
-    "memformer": 1012,
+    "block_recurrent": 811,
+    "compressive": 894,
+    "memformer": 967,
     "memorizing": 590,
-    "pretrained_recurrence": 700,
-    "roberta": 510,
+    "pretrained_recurrence": 732,
+    "roberta": 487,
 }
 FORMULAS = {  # backward functions with their mathematics above them
     "block_recurrent": 18,
     "compressive": 23,
-    "memformer": 14,
+    "memformer": 13,
     "memorizing": 13,
     "pretrained_recurrence": 13,
     "roberta": 7,

@@ -17,9 +17,9 @@ def test_linear_gradient():
 
 def test_layer_norm_gradient():
     check_operation(
-        ref.layer_norm_forward,
+        lambda x, **p: ref.layer_norm_forward(p, "own", x),
         lambda dout, cache: flat(ref.layer_norm_backward(dout, cache), ["x"]),
-        {"x": draw(2, 3, 5), "scale": draw(5), "bias": draw(5)},
+        {"x": draw(2, 3, 5), "own.scale": draw(5), "own.bias": draw(5)},
         "layer_norm",
     )
 
