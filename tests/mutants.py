@@ -266,12 +266,19 @@ def swapped(source, left, right, form="{}"):
         yield Edit(source.start(left), source.stop(right), b + middle + a)
 
 
-def planted_in(tree: ast.Module, end: int) -> Iterator[ast.AST]:
-    """The nodes of a module in which faults are planted, up to line `end`."""
+def planted_in(tree: ast.Module, skipped: range) -> Iterator[ast.AST]:
+    """The nodes of a module in which faults are planted: what does not begin in the skipped lines."""
     for node in tree.body:
         constant = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not isinstance(node.value, ast.Call)
-        if node.lineno < end and (constant or isinstance(node, ast.FunctionDef | ast.ClassDef)):
+        if node.lineno not in skipped and (constant or isinstance(node, ast.FunctionDef | ast.ClassDef)):
             yield from below(node)
+
+
+def demonstration_of(data: bytes) -> range:
+    """The lines of a reference's demonstration: from its heading to that of the next section."""
+    lines = data.splitlines()
+    first = next((i for i, line in enumerate(lines, 1) if line.startswith(b"# demonstration")), len(lines) + 1)
+    return range(first, next((i for i, line in enumerate(lines, 1) if i > first and line.startswith(b"# ---")), len(lines) + 1))
 
 
 def below(node, known=frozenset()):
@@ -317,8 +324,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Every fault of a file below root, in the order of its lines."""
     data = (root / file).read_bytes()
     source, found = Source(data), {}
-    demonstration = next((i for i, line in enumerate(data.splitlines(), 1) if line.startswith(b"# demonstration")), 10**9)
-    for node in planted_in(ast.parse(data), demonstration):
+    for node in planted_in(ast.parse(data), demonstration_of(data)):
         for kind, make in KINDS.items():
             for edit in make(source, node):
                 found.setdefault((edit.start, edit.stop, edit.text), described(source, file, kind, edit))

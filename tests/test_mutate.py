@@ -62,6 +62,19 @@ def test_a_fault_over_several_lines_keeps_the_lines_below_it(tmp_path):
     assert {changed(tmp_path, mutant).count("\n") for mutant in mutants_of(tmp_path, "lines.py")} == {7}
 
 
+def test_the_demonstration_alone_is_skipped():
+    """What every Transformer has, and all that a first reading skips, stands after it."""
+    papers = [file for file in FILES if file.startswith("reference/") and "# demonstration" in (ROOT / file).read_text()]
+    for file in papers:
+        lines = (ROOT / file).read_text().splitlines()
+        first = next(i for i, line in enumerate(lines, 1) if line.startswith("# demonstration"))
+        last = next(i for i, line in enumerate(lines, 1) if i > first and line.startswith("# ---"))
+        assert lines[last].startswith(("# what every Transformer has", "# variants"))
+        places = [mutant.line for mutant in mutants_of(ROOT, file)]
+        assert min(places) < first and max(places) > last and not [line for line in places if first <= line < last]
+    assert len(papers) == 6
+
+
 def test_a_draw_takes_every_file_and_kind_in_turn():
     found = [mutant for file in FILES[:2] for mutant in mutants_of(ROOT, file)]
     groups = {(mutant.file, mutant.kind) for mutant in found}
