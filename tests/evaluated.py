@@ -17,9 +17,13 @@ def trained_runs(folder):
     content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
     book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
     kinds = {
-        "recurrent": [*TINY, "--save-every", 1, "--keep", 2], "compressive": COMPRESSIVE, "memformer": MEMFORMER,
-        "memorizing": MEMORIZING, "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0],
-    }  # fmt: skip
+        "recurrent": [*TINY, "--save-every", 1, "--keep", 2],
+        "compressive": COMPRESSIVE,
+        "memformer": MEMFORMER,
+        "memorizing": MEMORIZING,
+        "windowed": [*WINDOWED, "--overlap", 2],
+        "plain": [*WINDOWED, "--vectors", 0],
+    }
     for name, options in kinds.items():
         train(*options, "--data", book, *BRIEF, "--out", folder / name)
     return SimpleNamespace(book=book, **{name: folder / name for name in kinds})

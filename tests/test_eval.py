@@ -62,17 +62,27 @@ def test_a_reports_help_lists_what_it_takes_and_nothing_else(name, capsys):
         evaluate(name, "--help")
     shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
     takers = {
-        "--tokens": "sample topics", "--contexts": "topics",
-        "--top-p": "sample", "--new-window": "sample", "--plot": "positions frequency curves",
-        "--clear-memory": "score overlap", "--overlaps": "overlap", "--segments": "range view", "--learning-rate": "dynamic",
-        "--sequences": "attention compression", "--against": "curves", "--json": name,
+        "--tokens": "sample topics",
+        "--contexts": "topics",
+        "--top-p": "sample",
+        "--new-window": "sample",
+        "--plot": "positions frequency curves",
+        "--clear-memory": "score overlap",
+        "--overlaps": "overlap",
+        "--segments": "range view",
+        "--learning-rate": "dynamic",
+        "--sequences": "attention compression",
+        "--against": "curves",
+        "--json": name,
         **dict.fromkeys(("--checkpoint", "--device"), name if name != "curves" else ""),
         "--pool": "score sample positions frequency overlap range dynamic",
         "--memory": "score sample positions frequency range attention compression dynamic",
         "--split": "score positions frequency overlap range attention compression topics dynamic view",
         "--carry-over-documents": "score positions frequency overlap range attention compression topics dynamic view",
-        "--out": "sample view", "--document": "view", "--from": "view",
-    }  # fmt: skip
+        "--out": "sample view",
+        "--document": "view",
+        "--from": "view",
+    }
     for option, reports in takers.items():
         assert (option in shown) == (name in reports.split()), option
 
@@ -155,7 +165,7 @@ def test_wrong_command_lines_are_refused_in_one_line(argv, words, runs, capsys, 
         (["score", "--clear-memory", "runs/a"], "--clear-memory runs/a: this model's state has states, keys, values"),
         (["sample", "--new-window"], "--new-window is for models that read windows, this is block_recurrent; leave it out"),
     ],
-)  # fmt: skip
+)
 def test_values_that_cannot_work_are_refused_before_data_is_touched(argv, words, runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
@@ -316,11 +326,15 @@ def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, c
     evaluate(name, getattr(runs, folder), *argv, "--json")
     out, err = capsys.readouterr()
     titles = {
-        "sample": ["reading the prompt"], "frequency": ["counting words of the training split", "evaluating"],
-        "positions": ["evaluating", "evaluating, memory cleared"], "dynamic": ["evaluating", "dynamic evaluation"],
-        "attention": ["segments with full memories"], "compression": ["segments with full memories"],
-        "view": ["evaluating", "evaluating, memory cleared", "segments of the page"], "topics": ["continuing contexts"],
-    }.get(name, ["evaluating"])  # fmt: skip
+        "sample": ["reading the prompt"],
+        "frequency": ["counting words of the training split", "evaluating"],
+        "positions": ["evaluating", "evaluating, memory cleared"],
+        "dynamic": ["evaluating", "dynamic evaluation"],
+        "attention": ["segments with full memories"],
+        "compression": ["segments with full memories"],
+        "view": ["evaluating", "evaluating, memory cleared", "segments of the page"],
+        "topics": ["continuing contexts"],
+    }.get(name, ["evaluating"])
     for title in titles:
         assert re.search(rf"^{title}: \S+ of \S+ (token|segment|context)s, \S+ so far, 00:00 left$", err, re.M), (
             f"{title} in {err}"
@@ -362,8 +376,12 @@ def test_counts_of_four_digits_have_commas_in_text_and_none_in_json(runs, tmp_pa
 
 def test_json_holds_what_is_printed(runs, capsys):
     lines, record = printed(capsys, runs.recurrent), as_json(capsys, "score", runs.recurrent)
-    for name, key, digits in (("bits per byte", "bits_per_byte", 4), ("per word", "word_perplexity", None),
-                              ("tokens scored", "tokens", 0), ("log-probability", "nats", 2)):  # fmt: skip
+    for name, key, digits in (
+        ("bits per byte", "bits_per_byte", 4),
+        ("per word", "word_perplexity", None),
+        ("tokens scored", "tokens", 0),
+        ("log-probability", "nats", 2),
+    ):
         shown = float(re.search(f"^{name} +(\\S+)", lines, re.M)[1].replace(",", ""))
         if digits is None:
             assert float(f"{record[key]:.5g}") == shown

@@ -29,10 +29,12 @@ REFERENCES = {
     for module in (block_recurrent, compressive, memformer, memorizing, pretrained_recurrence)
 }
 RUNS = {
-    "block_recurrent": TINY, "compressive": [*COMPRESSIVE, "--no-carry-over-documents"], "memformer": MEMFORMER,
+    "block_recurrent": TINY,
+    "compressive": [*COMPRESSIVE, "--no-carry-over-documents"],
+    "memformer": MEMFORMER,
     "memorizing": MEMORIZING,
     "pretrained_recurrence": [*WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
-}  # fmt: skip
+}
 SOURCE = Path(argparse.__file__).read_bytes()[:12_000]
 BRIEF = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
 

@@ -59,8 +59,10 @@ def test_positions_at_the_edges_of_ranges():
     nats = [10.0 ** np.arange(1, 10), np.zeros(4), np.zeros(0)]
     rows = by_position(nats, documents, BYTES, 4)
     assert [(row.start, row.stop, row.documents, row.nats, row.tokens) for row in rows] == [
-        (0, 4, 2, 1110.0, 6), (4, 8, 2, 11110000.0, 5), (8, 10, 1, 1100000000.0, 2),
-    ]  # fmt: skip
+        (0, 4, 2, 1110.0, 6),
+        (4, 8, 2, 11110000.0, 5),
+        (8, 10, 1, 1100000000.0, 2),
+    ]
     assert by_position([], [], BYTES, 4) == by_position(nats[2:], documents[2:], BYTES, 4) == []
 
 

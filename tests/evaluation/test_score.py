@@ -52,8 +52,11 @@ def nats_of_whole_documents(model, documents, clear=False):
 
 
 @examples(12)
-@given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 4),
-       clear=st.booleans())  # fmt: skip
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1),
+    lanes=st.integers(1, 4),
+    clear=st.booleans(),
+)
 def test_scores_equal_documents_read_one_by_one(lengths, lanes, clear):
     documents, model = documents_of(lengths), BlockRecurrent(CONFIG).eval()
     score = evaluate(model, documents, BYTES, lanes, clear_memory=clear)
@@ -88,9 +91,12 @@ def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
 
 
 @given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
-    size=st.integers(1, 8), independent=st.booleans(), data=st.data(),
-)  # fmt: skip
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1),
+    lanes=st.integers(1, 5),
+    size=st.integers(1, 8),
+    independent=st.booleans(),
+    data=st.data(),
+)
 def test_progress_counts_each_segment_once(lengths, lanes, size, independent, data):
     documents, overlap = documents_of(lengths), data.draw(st.integers(0, size - 1))
     count, lanes, batches = dealt(documents, lanes, size, overlap, independent)
@@ -176,9 +182,12 @@ def nats_window_by_window(model, documents):
 
 @examples(20)
 @given(
-    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1), lanes=st.integers(1, 5),
-    window=st.integers(1, 8), vectors=st.integers(0, 2), data=st.data(),
-)  # fmt: skip
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1),
+    lanes=st.integers(1, 5),
+    window=st.integers(1, 8),
+    vectors=st.integers(0, 2),
+    data=st.data(),
+)
 def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, vectors, data):
     """The summed log-probability equals windows read one by one: plain ones in any batch, recurrent ones in lanes."""
     overlap, documents = data.draw(st.integers(0, window - 1)), documents_of(lengths)

@@ -245,6 +245,15 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
     assert spellings and all(tokenizer.decode([token]) == text for token, text in spellings.items())
 
 
+def test_the_page_of_a_model_without_shares_says_nothing_of_attention(tmp_path):
+    run = run_of("block_recurrent", "fixed-skip", [document_from(TEXT, BYTES)])
+    _, _, data = page_of(run, tmp_path / "page.html")
+    _, _, other = page_of(run._replace(settings=SimpleNamespace(model="toy")), tmp_path / "other.html")
+    assert data["groups"] and other["groups"] == []
+    assert [part["losses"] for part in other["segments"]] == [part["losses"] for part in data["segments"]]
+    assert all(part["shares"] == [] for part in other["segments"])
+
+
 def test_shares_are_those_of_the_carried_memory(tmp_path):
     """In the first segment nothing is inserted; later windows look at the inserted vector."""
     _, _, data = page_of(run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)]), tmp_path / "page.html")

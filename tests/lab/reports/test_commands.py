@@ -65,9 +65,13 @@ def test_loss_by_segments_carried(runs, capsys):
 
 @pytest.mark.parametrize(
     "name,dtype,options",
-    [("score", torch.bfloat16, ()), ("attention", torch.float32, ()), ("compression", torch.float32, ()),
-     ("dynamic", torch.float32, ("--learning-rate", 1e-5))],
-)  # fmt: skip
+    [
+        ("score", torch.bfloat16, ()),
+        ("attention", torch.float32, ()),
+        ("compression", torch.float32, ()),
+        ("dynamic", torch.float32, ("--learning-rate", 1e-5)),
+    ],
+)
 def test_small_differences_are_not_measured_in_bfloat16(name, dtype, options, runs, capsys, tmp_path, monkeypatch):
     shutil.copytree(runs.compressive, tmp_path / "run")
     path = checkpoint_path(tmp_path / "run")
