@@ -91,13 +91,12 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
     if not (run.tokenizer.spells_text or Path(data).exists()):
         raise InputError(f"{run.path} has learned recordings, and --data {data} is text; give a .ulaw or a folder of them")
-    check_carry_over(data, carry_over := options.carry_over_documents)
-    if carry_over is None:
-        carry_over = trained.carry_over_documents and data != "recall"
-    asked = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
-    if asked and data != "recall":
-        raise InputError(f"--recall-{next(iter(asked))} is of --data recall, this is {data}; leave one of them out")
-    recall = changed(run.settings.recall, asked, "recall_")
+    check_carry_over(data, asked := options.carry_over_documents)
+    carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
+    given = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
+    if given and data != "recall":
+        raise InputError(f"--recall-{next(iter(given))} is of --data recall, this is {data}; leave one of them out")
+    recall = changed(run.settings.recall, given, "recall_")
     corpus = load_corpus(data_config(trained, data), run.tokenizer, recall, options.data_dir)
     if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
         print(f"warning: {data} is no longer what the run was trained on; its splits may differ", file=sys.stderr)
