@@ -11,10 +11,10 @@ import numpy as np
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Joined
 from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
+from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
-from accelerated.training.log import new_figure, save_figure
 
 # The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
 FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
