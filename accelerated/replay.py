@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.heads import at_least_float32
+from accelerated.attention.on_a_cpu import ChunkedNats
 from accelerated.protocol import detach, logits_by, replace_lanes, require_gradient
 
 IGNORED = -100  # the target of a token that is not scored, as torch's losses have it
@@ -80,34 +81,6 @@ def logits_in_chunks(
         yield own, at_least_float32(logits_by(own, matrix)), aims
 
 
-class ChunkedNats(torch.autograd.Function):
-    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D); keeps no logits (R, V).
-
-    Each chunk's logits give its gradients at once, so that they need not be made again; backward only scales the gradients.
-    """
-
-    @staticmethod
-    def forward(ctx, hidden, matrix, targets):
-        """The chunks' gradients of the matrix are added up in float32 or better."""
-        total, dhidden, dmatrix = 0.0, torch.empty_like(hidden), torch.zeros_like(at_least_float32(matrix))
-        rows = zip(logits_in_chunks(hidden, matrix, targets), dhidden.split(chunk_rows(matrix)), strict=True)
-        for (own, logits, aims), dchunk in rows:
-            logs = logits.log_softmax(-1)
-            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=IGNORED)
-            dlogits = logs.exp_().scatter_add_(1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0))
-            dlogits = dlogits.mul_((aims != IGNORED)[:, None]).to(hidden.dtype)  # (n, V)
-            torch.mm(dlogits, matrix, out=dchunk)
-            dmatrix += dlogits.T @ own
-        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dnats):
-        dhidden, dmatrix = ctx.saved_tensors
-        return dhidden * dnats, dmatrix * dnats, None
-
-
 def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor) -> torch.Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
 
@@ -121,7 +94,7 @@ def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, ta
     if isinstance(matrix, AdaptiveSoftmax):
         return matrix.summed_nats(hidden, targets, IGNORED)
     if len(hidden) > chunk_rows(matrix):
-        return ChunkedNats.apply(hidden, matrix, targets)
+        return ChunkedNats.apply(hidden, matrix, targets, chunk_rows(matrix), IGNORED)
     [(_, logits, aims)] = logits_in_chunks(hidden, matrix, targets)
     return functional.cross_entropy(logits, aims, reduction="sum", ignore_index=IGNORED)
 

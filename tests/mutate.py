@@ -41,15 +41,18 @@ FILES = (
     *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
     *("reference/roberta.py", "accelerated/lab/systems/roberta.py"),
     *("reference/rollout.py", "accelerated/protocol.py", "accelerated/replay.py"),
-    *(f"accelerated/attention/{name}.py" for name in ("adaptive", "content", "heads", "relative_shift", "retrieval")),
-    *(f"accelerated/attention/{name}.py" for name in ("signed_distance", "sliding_window")),
+    *(f"accelerated/attention/{name}.py" for name in ("content", "heads", "on_a_cpu", "relative_shift", "retrieval")),
+    *(f"accelerated/attention/{name}.py" for name in ("signed_distance", "sliding_window", "slots")),
+    "accelerated/adaptive.py",
     *("accelerated/data/windows.py", "accelerated/evaluation/score.py", "accelerated/training/optimization.py"),
 )
 TESTS = (
     *("tests/reference", "tests/attention", *(f"tests/test_{paper}.py" for paper in PAPERS)),
-    *(f"tests/test_{name}.py" for name in ("contract", "edges", "loss", "protocol", "reach", "replay", "streams", "types")),
+    *(f"tests/test_{name}.py" for name in ("adaptive", "contract", "edges", "loss", "protocol", "reach")),
+    *(f"tests/test_{name}.py" for name in ("replay", "streams", "types")),
     *(f"tests/data/test_{name}.py" for name in ("corpus", "lanes", "windows")),
-    *(f"tests/evaluation/test_{name}.py" for name in ("dynamic", "memories", "positions", "score")),
+    *(f"tests/evaluation/test_{name}.py" for name in ("positions", "score")),
+    *(f"tests/lab/reports/test_{name}.py" for name in ("dynamic", "memories")),
     *("tests/training/test_optimization.py", "tests/lab/systems/test_roberta.py"),
 )
 EQUIVALENT = ROOT / "tests" / "equivalent_mutants.txt"

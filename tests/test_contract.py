@@ -247,7 +247,7 @@ def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
             output = model(tokens.to(device), state)
             objective = output.logits.float().square().sum() + sum(output.auxiliary.values())
             _, stream = model.step(tokens[:, 0].to(device), output.state)
-            found = {"logits": output.logits, "step": model.step(tokens[:, 1].to(device), stream)[0]}
+            found = {"logits": output.logits, "step": model.step(tokens[:, -1].to(device), stream)[0]}
         objective.backward()
         found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         found |= {name: loss[None] for name, loss in output.auxiliary.items()}

@@ -174,7 +174,7 @@ import numpy as np, torch
 from accelerated.data.config import DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import ByteTokenizer
-from accelerated.evaluation.score import evaluate, read
+from accelerated.evaluation.score import carried_through, evaluate
 from accelerated.models import model_class, presets_of
 
 torch.set_num_threads(1)
@@ -195,7 +195,7 @@ for path in sys.argv[2:]:
         if name in ("compressive", "pretrained_recurrence"):
             tokens = evaluate(model, documents, tokenizer, 1).tokens
         else:
-            tokens = sum(segment.count_scored for segment, *_ in read(model, documents, 1, predict=False))
+            tokens = sum(segment.count_scored for segment, *_ in carried_through(model, documents, 1, predict=False))
         print(name, tokens, status.read_text().partition("VmHWM:")[2].split()[0])
 """
 

@@ -310,7 +310,9 @@ def test_a_gpu_does_tasks_and_replay_as_the_cpu_does(dropout):
     for device, method in (("cpu", "memory_replay"), ("cuda", "memory_replay"), ("cuda", "through_time")):
         model = Memformer(config, seed=9).to(device).train()
         segments = [
-            Segment(*(torch.tensor(field) for field in s[:4]), None if s.task is None else to_torch(s.task)).to(device)
+            Segment(*(torch.tensor(field) for field in s[:4]), None if s.task is None else to_torch(s.task)).to(
+                torch.device(device)
+            )
             for s in parts
         ]
         torch.manual_seed(3)

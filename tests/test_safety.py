@@ -19,7 +19,7 @@ from accelerated import replay
 from accelerated.data.lanes import Parts
 from accelerated.data.windows import lengths_of
 from accelerated.program.errors import InputError
-from accelerated.training import run as opening
+from accelerated.training import opening
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
@@ -224,7 +224,7 @@ def test_a_disk_that_may_not_be_written_is_not_said_to_be_full(trained, monkeypa
 
 
 def test_nan_before_the_first_checkpoint_says_that_nothing_was_saved(text, tmp_path, monkeypatch):
-    broken = lambda model, segments, state, **_: (torch.tensor(float("nan")), state)  # noqa: E731
+    broken = lambda model, segments, state, **_: (torch.tensor(float("nan")), {}, state)  # noqa: E731
     monkeypatch.setitem(replay.BACKPROP, "through_time", broken)
     line = refusal(train, *SAFE, "--data", text, "--steps", 2, "--out", tmp_path / "run")
     assert line == "the loss is nan at step 1; nothing was saved before; try a lower --learning-rate"

@@ -18,7 +18,7 @@ from accelerated.compressive import mean_square
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluating, predictions
 from accelerated.protocol import computing_in
-from accelerated.training import run as opening
+from accelerated.training import opening
 from accelerated.training.settings import preset_settings
 
 
@@ -221,8 +221,14 @@ def test_a_states_types_are_those_of_the_initial_state(paper, name):
 @pytest.mark.parametrize("options", [TINY, COMPRESSIVE, WINDOWED], ids=["tiny", "compressive", "windowed"])
 def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch, options):
     """A new run and a resumed one: rows of float32 would make the first segment compute in float32."""
-    opened, keep = [], opening.keep_auxiliary
-    monkeypatch.setattr(opening, "keep_auxiliary", lambda run: opened.append((run, run.state)) or keep(run))
+    opened, build = [], opening.build
+
+    def building(*given):
+        run = build(*given)
+        opened.append((run, run.state))
+        return run
+
+    monkeypatch.setattr(opening, "build", building)
     train(*options, "--data", text, "--dtype", "bfloat16", "--steps", 1, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 2)
     kinds = [[field.dtype for field in state] for run, first in opened for state in (first, run.state)]

@@ -70,9 +70,9 @@ Compressed memory lets a token count in later segments. (3.3)
 A trained model can be read with memories of other sizes. (Appendix B)
     test_compressive.py::test_memory_sizes_can_change_after_training
 Attention by age is the sum of the weights of those rows. (Figure 2)
-    evaluation/test_memories.py::test_attention_by_bucket_equals_summing_the_weights
+    lab/reports/test_memories.py::test_attention_by_bucket_equals_summing_the_weights
 The compression loss by layer is the mean over segments. (Figure 6)
-    evaluation/test_memories.py::test_compression_by_layer_weighs_segments_equally
+    lab/reports/test_memories.py::test_compression_by_layer_weighs_segments_equally
 The learning rate rises from 1e-6 to 3e-4 and falls by cosine. (section 5)
     training/test_optimization.py::test_the_compressive_papers_schedule = 1e-6
 After iteration 60,000 every fourth updates. (5.5.1)
@@ -224,11 +224,11 @@ The accelerated model is the reference. (4.6)
     test_contract.py::test_accelerated_equals_reference -k memorizing
 == pretrained_recurrence
 Logits are those of transformers' GPT-2. (section 5)
-    training/test_gpt2_weights.py::test_logits_are_those_of_transformers = 1e-5
+    presets/test_gpt2_weights.py::test_logits_are_those_of_transformers = 1e-5
 So are the gradients of a fine-tuning step. (section 5)
-    training/test_gpt2_weights.py::test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers = 1e-4
+    presets/test_gpt2_weights.py::test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers = 1e-4
 Recurrence added to the same weights leaves a first window as it was. (3.1)
-    training/test_gpt2_weights.py::test_recurrence_is_added_to_the_same_weights = 1e-4
+    presets/test_gpt2_weights.py::test_recurrence_is_added_to_the_same_weights = 1e-4
 z is Eq. 1, and the other poolings are as defined. (Eq. 1, 3.1)
     reference/test_pretrained_recurrence.py::test_pooling_is_equation_1
 Pooling's backward is its derivative. (Eq. 1)
@@ -292,35 +292,35 @@ So are they on a GPU's paths, run here on a CPU. (the same)
     attention/test_sdpa.py::test_a_model_on_a_gpus_paths_equals_its_reference
 Dropout acts where the reference has it. (the same)
     test_contract.py::test_dropout_acts_where_the_reference_has_it
-One seed gives both sides the same weights by name. (The protocol)
+One seed gives both sides the same weights by name. (One idea)
     test_contract.py::test_a_seed_gives_the_references_weights_by_name
-Token by token gives the logits of whole segments. (The protocol)
+Token by token gives the logits of whole segments. (One idea)
     test_contract.py::test_step_and_advance_equal_forward
 No later token changes an earlier logit. (One idea)
     test_contract.py::test_later_tokens_change_no_earlier_logit = 1e-12
-Every parameter is trained, but those that never can be. (Models and the protocol)
+Every parameter is trained, but those that never can be. (Models and back-propagation)
     test_contract.py::test_every_parameter_gets_gradient_from_a_rollout = exact
-Each loss reaches the parameters of the tables below, no others. (Models and the protocol)
+Each loss reaches the parameters of the tables below, no others. (Models and back-propagation)
     test_reach.py::test_each_loss_reaches_what_the_paper_says_and_nothing_else = exact
-The three ways agree, dropout and all. (Back-propagation through time)
+The three ways agree, dropout and all. (Models and back-propagation)
     test_contract.py::test_the_three_ways_of_back_propagation_agree
-No gradient leaves a rollout through its first state. (Back-propagation through time)
+No gradient leaves a rollout through its first state. (Models and back-propagation)
     test_replay.py::test_no_gradient_leaves_the_rollout_through_its_first_state = exact
-A loss in chunks is that of all logits. (Back-propagation through time)
+A loss in chunks is that of all logits. (Models and back-propagation)
     test_loss.py::test_a_loss_in_chunks_is_that_of_all_logits
-A layer computed again gives the same gradients. (Back-propagation through time)
+A layer computed again gives the same gradients. (Models and back-propagation)
     training/test_checkpoint_layers.py::test_the_gradients_are_the_same_with_dropout
-Every document is read once, in one lane. (Evaluation)
+Every document is read once, in one lane. (Evaluation and the laboratory)
     data/test_lanes.py::test_one_pass_reads_every_document_once_in_one_lane = exact
 No segment holds two documents; padding is never scored. (Data)
     data/test_lanes.py::test_no_segment_holds_two_documents_and_padding_is_never_scored = exact
-Dynamic evaluation is scoring and training by hand. (Evaluation)
-    evaluation/test_dynamic.py::test_one_lane_is_scored_and_trained_as_by_hand = 1e-10
-A resumed run goes on bit for bit. (Training)
+Dynamic evaluation is scoring and training by hand. (Evaluation and the laboratory)
+    lab/reports/test_dynamic.py::test_one_lane_is_scored_and_trained_as_by_hand = 1e-10
+A resumed run goes on bit for bit. (Training and programs)
     test_train.py::test_a_stopped_run_resumes_bit_for_bit = exact
-Two processes are one. (Training)
+Two processes are one. (Training and programs)
     test_train.py::test_two_processes_are_one = 1e-9
-Lanes in groups give the gradient of all at once. (Back-propagation through time)
+Lanes in groups give the gradient of all at once. (Models and back-propagation)
     test_train.py::test_lanes_in_groups_give_the_gradient_of_all_at_once = 1e-10
 """
 TITLES = {

@@ -265,3 +265,30 @@ class Copies(torch.autograd.Function):
         if converted:
             torch._foreach_copy_([*converted.values()], [gradient for _, gradient in arrived])
         return None, *(converted.get(number) for number in range(len(gradients)))
+
+
+class ChunkedNats(torch.autograd.Function):
+    """Summed -log p of targets (R,) from hidden (R, D) and the output matrix (V, D), some rows at a time; keeps no logits (R, V).
+
+    Each chunk's logits give its gradients at once, so that they need not be made again; backward only scales the gradients.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden, matrix, targets, rows, ignored):
+        exact = torch.promote_types(matrix.dtype, torch.float32)  # of sums over chunks
+        total, dhidden, dmatrix = 0.0, torch.empty_like(hidden), torch.zeros_like(matrix, dtype=exact)
+        for chunk, aims, dchunk in zip(*(each.split(rows) for each in (hidden, targets, dhidden)), strict=True):
+            logs = functional.linear(chunk, matrix).to(exact).log_softmax(-1)
+            total = total + functional.nll_loss(logs, aims, reduction="sum", ignore_index=ignored)
+            dlogits = logs.exp_().scatter_add_(1, aims.clamp(min=0)[:, None], logs.new_full((len(logs), 1), -1.0))
+            dlogits = dlogits.mul_((aims != ignored)[:, None]).to(hidden.dtype)  # (n, V)
+            torch.mm(dlogits, matrix, out=dchunk)
+            dmatrix += dlogits.T @ chunk
+        ctx.save_for_backward(dhidden, dmatrix.to(matrix.dtype))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dnats):
+        dhidden, dmatrix = ctx.saved_tensors
+        return dhidden * dnats, dmatrix * dnats, None, None, None

@@ -19,7 +19,6 @@ import numpy as np
 
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
 from accelerated.data.lanes import Parts
-from accelerated.data.named_sets import enwik8, pg19, table_source
 from accelerated.data.recall import RecallConfig, RecallDocuments
 from accelerated.data.sources import Source, Text, only_worker, read_bytes, read_errors, source_of_path, standard_library
 from accelerated.data.windows import SPLITS, Document, Documents, lengths_of
@@ -172,10 +171,11 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
 def open_source(data: DataConfig, data_dir: Path) -> Source:
     """The Source that --data names: a path, or any name except recall, which has no text."""
     check_data(data)
-    if data.data in (sets := {"enwik8": enwik8, "pg19": pg19}):
-        source = sets[data.data](Path(data_dir) / data.data)
-    elif is_opened_by_datasets(data.data):
-        source = table_source(data.data)
+    if data.data in ("enwik8", "pg19") or is_opened_by_datasets(data.data):
+        from accelerated.data import named_sets  # here: most runs need none of it
+
+        fetched = {"enwik8": named_sets.enwik8, "pg19": named_sets.pg19}.get(data.data)
+        source = fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
     else:
         source = standard_library() if data.data == "stdlib" else source_of_path(data)
     if not data.training_documents:

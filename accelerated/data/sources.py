@@ -20,7 +20,7 @@ from typing import NamedTuple
 from accelerated.data.config import HUB, MU_LAW, PACKED, RECORDING, TABLES, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, locked_in_turn
+from accelerated.program.files import DATA_ADVICE, disk_errors, locked
 
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", "")
 SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
@@ -194,4 +194,4 @@ def only_worker(folder: Path, doing: str) -> contextlib.AbstractContextManager:
     """Make a folder; inside, this process is the only one that works in it. Others wait, and say for what."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return locked_in_turn(folder / ".lock", f"another process is {doing} {folder}; waiting for it")
+    return locked(folder / ".lock", f"another process is {doing} {folder}; waiting for it", DATA_ADVICE, waits=True)

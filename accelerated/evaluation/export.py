@@ -14,11 +14,11 @@ import torch
 from accelerated.data.tokenizers import BpeTokenizer, merges_of, symbols_of, tokenizers_package
 from accelerated.evaluation.score import TrainedRun
 from accelerated.models import presets_of
+from accelerated.presets.gpt2_weights import described_gpt2, of_ours, safetensors_package
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, write_settings
-from accelerated.training.gpt2_weights import described_gpt2, of_ours, safetensors_package
-from accelerated.training.log import draw_curves, read_metrics, title_of
+from accelerated.training.log import read_metrics
 from accelerated.training.options import options_of
 from accelerated.training.settings import settings_contents
 
@@ -46,7 +46,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     write_tokenizer(folder, run)
     if has_gpt2:
         write_gpt2(folder / "gpt2", run)
-    card = model_card(run, has_gpt2, drawn=write_curves(folder / "curves.png", run))
+    card = model_card(run, has_gpt2)
     with written_whole(folder / "README.md", ADVICE) as path:
         path.write_text(card)
     about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint}
@@ -96,24 +96,12 @@ def write_gpt2(folder: Path, run: TrainedRun) -> None:
     write_settings(folder, described_gpt2(config), ADVICE)
 
 
-def write_curves(path: Path, run: TrainedRun) -> bool:
-    """Draw the run's curves if it has a log and matplotlib is installed; returns whether they were drawn."""
-    records = [record for record in read_metrics(run.path) if record["step"] <= run.checkpoint["step"]]
-    try:
-        if drawn := any("loss" in record for record in records):
-            draw_curves(records, path, title_of(run.settings))
-    except InputError:
-        return False
-    return drawn
-
-
-def model_card(run: TrainedRun, has_gpt2: bool, drawn: bool) -> str:
+def model_card(run: TrainedRun, has_gpt2: bool) -> str:
     """README.md: what the model is, how it was trained, what it scored, how to use it."""
     settings, step = run.settings, run.checkpoint["step"]
     size, file = sum(p.numel() for p in run.model.parameters()), settings.data.tokenizer_file
     measured = {name: value for record in read_metrics(run.path) if record["step"] == step for name, value in record.items()}
     scores = [row.format(measured[name]) for name, row in MEASURED.items() if name in measured] or ["| none at this step | |"]
-    curves = "\n![loss, learning rate and gradient norm by step](curves.png)\n" if drawn else ""
     gpt2 = "\n`gpt2/` is its GPT-2 part alone, without the recurrence: `GPT2LMHeadModel.from_pretrained` loads it.\n"
     tokenizer = f"of its own, in `{file}`" if file else f"`{run.tokenizer.name}`"
     return f"""# {settings.model}: {Path(run.path).resolve().name}
@@ -127,7 +115,7 @@ Trained on `{settings.data.data}` with
 | score | |
 | --- | --- |
 {chr(10).join(scores)}
-{curves}
+
 `{WEIGHTS}` holds the parameters by the names of `reference/{settings.model}.py`; matrices are (out, in).
 `{SETTINGS}` holds all settings. The tokenizer is {tokenizer}: {counted(run.tokenizer.vocabulary, "token")}.
 {gpt2 if has_gpt2 else ""}

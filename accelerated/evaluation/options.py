@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.config import DataConfig, check_data
+from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, option_name
 from accelerated.program.files import check_writable
-from accelerated.training.log import check_figure
 from accelerated.training.options import OptionParser, add_data_dir, field_help, layer_numbers, make_absolute
 from accelerated.training.settings import DEVICES
 
@@ -149,7 +149,7 @@ REPORTS = {
     "dynamic": Report("lab.reports.dynamic.report", (CONSTANT,), exact=True),  # bfloat16 would round small steps away
     "export": Report("evaluation.export.report", (FOLDER,), splits=(), exact=True, sizes=False),
     "view": Report("evaluation.view.report", PAGE, sizes=False, text=True),
-    "curves": Report("training.log.report_curves", (PLOT, AGAINST), splits=(), several=True, opens=False, sizes=False),
+    "curves": Report("lab.reports.curves.report", (PLOT, AGAINST), splits=(), several=True, opens=False, sizes=False),
 }
 
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from accelerated.data.windows import lengths_of
+from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, carries_nothing, token_nats
-from accelerated.training.log import new_figure, save_figure
 
 
 class PositionRow(NamedTuple):

@@ -285,6 +285,3 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     if run.data == "recall":
         lines.append(f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})")
     return score_record(score, words) | {"split_tokens": total}, lines
-
-
-read = carried_through  # until its other users have the new name

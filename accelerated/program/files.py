@@ -117,8 +117,3 @@ def locked(path: Path, busy: str, advice: str = "give another folder", waits: bo
         yield
     finally:
         lock.release()
-
-
-def locked_in_turn(path: Path, busy: str) -> contextlib.AbstractContextManager:
-    """Hold the lock file at path inside the block, after waiting for the process that holds it."""
-    return locked(path, busy, DATA_ADVICE, waits=True)

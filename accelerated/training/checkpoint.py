@@ -150,18 +150,11 @@ def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> No
         )
 
 
-def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path, unused: tuple[str, ...] = ()) -> None:
-    """Load a checkpoint's parameters into model; raises InputError that names the first name or shape that differs.
-
-    unused: the model may lack a checkpoint's parameters that have one of these in their names.
-    """
-    own = model.state_dict()
-    needless = {name for name in parameters.keys() - own.keys() if any(part in name for part in unused)}
-    parameters = {name: value for name, value in parameters.items() if name not in needless}
-    expected = {name: tuple(value.shape) for name, value in own.items()}
-    found = {name: tuple(value.shape) for name, value in parameters.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        ours, theirs = expected.get(name, "absent"), found.get(name, "absent")
+def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) -> None:
+    """Load a checkpoint's parameters into model; raises InputError that names the first name or shape that differs."""
+    expected, given = ({name: tuple(x.shape) for name, x in side.items()} for side in (model.state_dict(), parameters))
+    for name in sorted(expected.keys() | given.keys()):
+        ours, theirs = expected.get(name, "absent"), given.get(name, "absent")
         if ours != theirs:
             raise InputError(f"{path} does not fit the model: {name} should be {ours}, is {theirs}")
     model.load_state_dict(parameters)

@@ -52,7 +52,7 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 def check_machine(settings: Settings, start: Start) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings, or if a GPT-2 does not fit them."""
     if start.gpt2:
-        from accelerated.training.gpt2_weights import check_gpt2
+        from accelerated.presets.gpt2_weights import check_gpt2
 
         check_gpt2(start.gpt2, settings.model_config)
     if settings.data.train_bpe and not (start.resumed or start.initial):
@@ -219,7 +219,7 @@ def with_steps(settings: Settings, documents: Sequence, start: Start) -> Setting
 def take_weights(model: torch.nn.Module, start: Start) -> None:
     """Load the weights of the resumed run, of another run, or of a GPT-2; otherwise keep the initial ones."""
     if start.gpt2:
-        from accelerated.training.gpt2_weights import load_gpt2
+        from accelerated.presets.gpt2_weights import load_gpt2
 
         load_gpt2(model, start.gpt2)
     elif start.resumed:

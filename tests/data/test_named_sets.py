@@ -384,7 +384,8 @@ def pack(path, members):
 def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
     """Its documents are dealt to the splits by the table's name and their numbers."""
     texts = [f"row {number} é" for number in range(70)]
-    table = pytest.importorskip("datasets").Dataset.from_dict({"text": texts, "other": [3] * 70})
+    datasets = pytest.importorskip("datasets", reason="needs the extra datasets")
+    table = datasets.Dataset.from_dict({"text": texts, "other": [3] * 70})
     lines = "\n\n".join(json.dumps({"text": text, "other": 3}) for text in texts).encode()
     write = {
         ".jsonl": lambda path: path.write_bytes(lines),

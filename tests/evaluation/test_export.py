@@ -14,10 +14,10 @@ from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate
 
 from accelerated.data.tokenizers import merges_of, run_tokenizer, tokenizer_of_ranks
 from accelerated.models import model_class
+from accelerated.presets.gpt2_weights import load_gpt2, of_ours, renamed
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_exported
-from accelerated.training.gpt2_weights import load_gpt2, of_ours, renamed
 from accelerated.training.options import options_of, parse
 from accelerated.training.settings import settings_from
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
@@ -116,7 +116,7 @@ def test_the_cards_command_gives_the_settings_again(model, of_model, tmp_path):
     assert again == settings
     card = (folder / "README.md").read_text()
     assert "python train.py --model " + model in card and "validation, bits per byte" in card
-    assert "--steps 2" in card and ("![loss" in card) == (folder / "curves.png").exists()
+    assert "--steps 2" in card
 
 
 def test_a_learned_tokenizer_comes_along_in_both_forms(exported, tmp_path, text):

@@ -54,8 +54,8 @@ def word_counts(documents: Sequence, words: set[bytes], tokenizer: object) -> Co
     counts = Counter()
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
-            found = (match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))))
-            counts.update(filter(words.__contains__, found))
+            occurring = (match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))))
+            counts.update(filter(words.__contains__, occurring))
             bar.update(len(document.targets))
     return counts
 

@@ -18,10 +18,10 @@ def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes:
     A document's first clear_every segments are read but not scored. Each later segment counts in one Score.
     """
     scores = [Score()] * clear_every
-    for segment, number, _, found in carried_through(model, documents, lanes, clear_every=clear_every):
+    for segment, number, _, made in carried_through(model, documents, lanes, clear_every=clear_every):
         for carried in np.unique((number % clear_every)[number >= clear_every]).tolist():
-            own = (number >= clear_every) & (number % clear_every == carried)
-            scores[carried] = add_segment(scores[carried], found, segment, tokenizer, own)
+            rows = (number >= clear_every) & (number % clear_every == carried)
+            scores[carried] = add_segment(scores[carried], made, segment, tokenizer, rows)
     return scores
 
 

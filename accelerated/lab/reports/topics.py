@@ -62,14 +62,14 @@ def jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarray:
     """Greedy continuations (contexts, count) of contexts (contexts, T), each in a new window."""
-    device, found = next(run.model.parameters()).device, []
+    device, continued = next(run.model.parameters()).device, []
     with Progress("continuing contexts", len(contexts), "context") as bar:
         for first in range(0, len(contexts), LANES):
             prompts = torch.as_tensor(contexts[first : first + LANES].astype("int64"), device=device)
             tokens = continue_text(run.model, prompts, count, Sampling(temperature=0.0), new_window=True)
-            found.append(torch.stack(list(tokens), 1).cpu().numpy())
+            continued.append(torch.stack(list(tokens), 1).cpu().numpy())
             bar.update(len(prompts))
-    return np.concatenate(found)
+    return np.concatenate(continued)
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
@@ -82,8 +82,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     fitted = drawn_pieces(training, FITTED, PIECE * length, rng)
     model = topic_model([run.tokenizer.decode(piece) for piece in fitted], options.seed)
     pieces = (contexts, continuations(run, contexts, options.tokens))
-    found = jensen_shannon(*(model.transform([run.tokenizer.decode(piece) for piece in each]) for each in pieces))
-    mean, error = found.mean(), found.std(ddof=1) / len(found) ** 0.5
+    divergences = jensen_shannon(*(model.transform([run.tokenizer.decode(piece) for piece in each]) for each in pieces))
+    mean, error = divergences.mean(), divergences.std(ddof=1) / len(divergences) ** 0.5
     lines = [f"Jensen-Shannon divergence of topics, context to continuation: {mean:.4f} bits, standard error {error:.4f}"]
     lines.append(f"{options.contexts:,} contexts of {length} tokens, continued by {options.tokens}; {TOPICS} topics")
-    return {"mean": float(mean), "standard_error": float(error), "divergences": np.round(found, 3).tolist()}, lines
+    return {"mean": float(mean), "standard_error": float(error), "divergences": np.round(divergences, 3).tolist()}, lines

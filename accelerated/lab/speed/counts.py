@@ -173,9 +173,9 @@ def report(options: Namespace) -> None:
     rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
         for name, plain in ((model, False), ("its scores written out", True)):
-            found = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), plain)
-            sizes = (f"{found.saved_bytes / 1e6:,.0f}", f"{found.moved_bytes / 1e9:.1f}", f"{found.peak / 1e6:,.0f}")
-            rows.append((name, f"{len(found.names):,}", f"{found.casts:,}", *sizes, f"{found.flops / 1e12:.2f}"))
+            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), plain)
+            sizes = (f"{counts.saved_bytes / 1e6:,.0f}", f"{counts.moved_bytes / 1e9:.1f}", f"{counts.peak / 1e6:,.0f}")
+            rows.append((name, f"{len(counts.names):,}", f"{counts.casts:,}", *sizes, f"{counts.flops / 1e12:.2f}"))
     print_table(*rows)
     rows = [("preset", "type", "lanes", "accumulate", "horizon", "method", "GB held", "GB of a group", "GB")]
     for model in NAMES:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accelerated.evaluation.figures import figure_class, new_figure, save_figure
 from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import matching
@@ -24,7 +25,6 @@ from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
 from accelerated.protocol import Model, Reading
 from accelerated.replay import seeded
-from accelerated.training.log import figure_class, new_figure, save_figure
 from accelerated.training.optimization import average_and_clip, check_finite
 
 ACTIONS = len(matching.MOVES)

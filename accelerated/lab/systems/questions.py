@@ -20,6 +20,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import train_bpe
+from accelerated.evaluation.figures import figure_class, new_figure, save_figure
 from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import published, reader, two_hops
@@ -27,7 +28,6 @@ from accelerated.lab.systems.reader import Example, Task, Tokenizer
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.program.errors import run_program
-from accelerated.training.log import figure_class, new_figure, save_figure
 
 NAME = "pretrained_recurrence-3"
 ROWS = {"disjoint": False, "recurrent": True}  # {row: whether a vector goes from window to window}

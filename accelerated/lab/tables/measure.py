@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from accelerated.evaluation.figures import figure_class
 from accelerated.lab.speed.timing import time_in_turn
 from accelerated.lab.speed.variants import rollout_variant
 from accelerated.lab.systems.speech import read_aloud
@@ -18,7 +19,6 @@ from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import SEEDS, Trial, Workshop, join, machine, tuned
 from accelerated.models import model_class
 from accelerated.program.files import written_whole
-from accelerated.training.log import figure_class
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings

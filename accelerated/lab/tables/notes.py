@@ -6,9 +6,9 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from accelerated.evaluation.figures import figure_class, plain_axes, save_figure
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.tables.table import Panel, Table
-from accelerated.training.log import figure_class, plain_axes, save_figure
 
 WIDTH = 118  # of a page's prose
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
-from accelerated.program.errors import InputError
-from accelerated.training.gpt2_weights import (
+from accelerated.presets.gpt2_weights import (
     check_described,
     check_gpt2,
     load_gpt2,
     renamed,
 )
+from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
+from accelerated.program.errors import InputError
 from reference import pretrained_recurrence as ref
 
 safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")

@@ -16,7 +16,6 @@ import torch
 
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.program.errors import InputError, option_name, optional_package
-from accelerated.training.folder import SETTINGS, WEIGHTS
 from reference.pretrained_recurrence import Config
 
 BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
@@ -49,6 +48,7 @@ COMPUTED = {
     "add_cross_attention": (False,),
 }
 PUBLISHED = {size: name for name, size in GPT2_SIZES.items()}
+SETTINGS, WEIGHTS = "config.json", "model.safetensors"  # files of a published GPT-2
 DTYPES = ("F16", "BF16", "F32", "F64")
 EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
