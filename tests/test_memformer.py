@@ -309,12 +309,9 @@ def test_a_gpu_does_tasks_and_replay_as_the_cpu_does(dropout):
     state = state._replace(memory=state.memory.astype(np.float32))
     for device, method in (("cpu", "memory_replay"), ("cuda", "memory_replay"), ("cuda", "through_time")):
         model = Memformer(config, seed=9).to(device).train()
-        segments = [
-            Segment(*(torch.tensor(field) for field in s[:4]), None if s.task is None else to_torch(s.task)).to(
-                torch.device(device)
-            )
-            for s in parts
-        ]
+        tasks = [None if s.task is None else to_torch(s.task) for s in parts]
+        segments = [Segment(*map(torch.tensor, s[:4]), task) for s, task in zip(parts, tasks, strict=True)]
+        segments = [segment.to(torch.device(device)) for segment in segments]
         torch.manual_seed(3)
         loss, _, after = replay.BACKPROP[method](model, segments, fast.State(*(field.to(device) for field in to_torch(state))))
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import Module, functional
 
 from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
-from accelerated.data.named_sets import words_of_split
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
@@ -60,6 +59,8 @@ class TrainedRun(NamedTuple):
     def words(self, split: str | None = None) -> tuple[int, str]:
         """(Words in the original text of a split, how they were counted); of the only split if none is named."""
         split = split or self.split
+        from accelerated.data.named_sets import words_of_split  # here: train.py needs none of it
+
         return words_of_split(self.data, split, self.splits[split])
 
 
