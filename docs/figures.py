@@ -340,8 +340,12 @@ def memformer_slots(slots=4, tokens=8):
 def memformer_replay():
     """Memory replay over three segments, step by step: what is computed, what is kept, where gradients go."""
     figure, axes = new_figure(11.4, 6.4)
-    rows = [("1  memory path alone,\n    no gradient", None), ("2  segment 3: recompute,\n    one backward call", 2),
-            ("3  segment 2", 1), ("4  segment 1", 0)]  # fmt: skip
+    rows = [
+        ("1  memory path alone,\n    no gradient", None),
+        ("2  segment 3: recompute,\n    one backward call", 2),
+        ("3  segment 2", 1),
+        ("4  segment 1", 0),
+    ]
     for row, (name, replayed) in enumerate(rows):
         y = 5.4 - 1.8 * row
         label(axes, -0.5, y + 0.3, name, size=9, ha="right")
@@ -368,8 +372,15 @@ def memformer_replay():
         arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
         arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
         label(axes, x + 0.4, y - 0.28, f"$\\nabla M_{replayed}$", STATE, 10)
-    label(axes, 5.2, -0.75, "solid: computed; dashed: gradient. The graph of a segment is gone before the next one is built; "
-          "the orange boxes are all that is kept.", FAINT, 9)  # fmt: skip
+    label(
+        axes,
+        5.2,
+        -0.75,
+        "solid: computed; dashed: gradient. The graph of a segment is gone before the next one is built; "
+        "the orange boxes are all that is kept.",
+        FAINT,
+        9,
+    )
     axes.set_xlim(-3.4, 11.4)
     axes.set_ylim(-1.0, 6.9)
     save(figure, "memformer_replay")
@@ -478,9 +489,11 @@ def question_windows():
     for number, part in enumerate(parts):
         x = 4.6 * number
         for left, width, text, colour, top in (
-            (0, 0.62, "[CLS]", GATE, 5.35), (0.66, 0.56, "key?", STATE, 0), (1.26, 0.6, "[SEP]", FAINT, 0),
+            (0, 0.62, "[CLS]", GATE, 5.35),
+            (0.66, 0.56, "key?", STATE, 0),
+            (1.26, 0.6, "[SEP]", FAINT, 0),
             (1.9, 1.5, part, TOKEN, 4.55),
-        ):  # fmt: skip
+        ):
             box(axes, x + left, 0.2, width, 0.7, text, colour, size=7)
             if top:
                 arrow(axes, (x + left + width / 2, 3.5), (x + left + width / 2, top), GATE)

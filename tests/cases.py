@@ -20,33 +20,96 @@ def cases_of(small: object, variants: dict, tasks: dict | None = None) -> dict:
 
 
 BLOCK_RECURRENT = block_recurrent.Config(
-    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, window=4, segment=8, recurrent_layers=(1,), states=5,
-    buckets=4, max_distance=6, attention_scale=3.0, dropout=0.0,
-)  # fmt: skip
+    vocabulary=7,
+    width=4,
+    layers=2,
+    heads=2,
+    head_width=3,
+    feed_forward=5,
+    window=4,
+    segment=8,
+    recurrent_layers=(1,),
+    states=5,
+    buckets=4,
+    max_distance=6,
+    attention_scale=3.0,
+    dropout=0.0,
+)
 COMPRESSIVE = compressive.Config(
-    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, segment=4, memory=6, compressed_memory=3,
+    vocabulary=7,
+    width=4,
+    layers=2,
+    heads=2,
+    head_width=3,
+    feed_forward=5,
+    segment=4,
+    memory=6,
+    compressed_memory=3,
     compression_rate=2,
-)  # fmt: skip
+)
 MEMFORMER = memformer.Config(
-    vocabulary=7, width=4, encoder_layers=1, decoder_layers=1, heads=2, head_width=3, feed_forward=5, segment=6, slots=5,
-    max_distance=3, retention=0.5,
-)  # fmt: skip
+    vocabulary=7,
+    width=4,
+    encoder_layers=1,
+    decoder_layers=1,
+    heads=2,
+    head_width=3,
+    feed_forward=5,
+    segment=6,
+    slots=5,
+    max_distance=3,
+    retention=0.5,
+)
 MEMORIZING = memorizing.Config(
-    vocabulary=7, width=4, layers=2, heads=2, head_width=3, feed_forward=5, segment=4, memory_layer=2, memory=9, retrieved=3,
-    buckets=4, max_distance=6, attention_scale=3.0, dropout=0.0,
-)  # fmt: skip
+    vocabulary=7,
+    width=4,
+    layers=2,
+    heads=2,
+    head_width=3,
+    feed_forward=5,
+    segment=4,
+    memory_layer=2,
+    memory=9,
+    retrieved=3,
+    buckets=4,
+    max_distance=6,
+    attention_scale=3.0,
+    dropout=0.0,
+)
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
-    vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4,
-)  # fmt: skip
+    vocabulary=7,
+    width=6,
+    layers=2,
+    heads=2,
+    feed_forward=5,
+    max_positions=9,
+    segment=8,
+    insertion_layers=(1,),
+    module_width=4,
+)
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 ADAPTIVE = {  # small, as the next
-    "cutoffs": (3, 5), "div_value": 2, "layers": 1, "head_width": 2, "feed_forward": 2, "memory": 3, "compressed_memory": 2,
+    "cutoffs": (3, 5),
+    "div_value": 2,
+    "layers": 1,
+    "head_width": 2,
+    "feed_forward": 2,
+    "memory": 3,
+    "compressed_memory": 2,
     "compression": "mean_pooling",
-}  # fmt: skip
+}
 SIMPLIFIED = {  # small, because all files together may have 3,150,000 bytes
-    "positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3, "layers": 1, "head_width": 2, "feed_forward": 2,
-    "memory": 3, "compressed_memory": 2, "compression": "mean_pooling",
-}  # fmt: skip
+    "positions": "simplified",
+    "max_distance": 5,
+    "vocabulary": 3,
+    "width": 3,
+    "layers": 1,
+    "head_width": 2,
+    "feed_forward": 2,
+    "memory": 3,
+    "compressed_memory": 2,
+    "compression": "mean_pooling",
+}
 CASES = {
     "block_recurrent": cases_of(
         BLOCK_RECURRENT,
@@ -125,9 +188,14 @@ EVERY_CASE = [(paper, case) for paper in CASES for case in CASES[paper]]
 # or further down; [1] is the second call) in the first segment, {local variable: name}. "return" is what the function returns.
 SELF = ("encoder_layer_forward[0]", "self_attention_forward")
 WRITER = {
-    "normal": "normed_slots", "source": "normed_encodings", "query": "slot_query", "self_key": "slot_self_key", "key": "slot_key",
-    "value": "slot_value", "scores": "slot_scores",
-}  # fmt: skip
+    "normal": "normed_slots",
+    "source": "normed_encodings",
+    "query": "slot_query",
+    "self_key": "slot_self_key",
+    "key": "slot_key",
+    "value": "slot_value",
+    "scores": "slot_scores",
+}
 BLOCK_RECURRENT_INNER = [
     (("layer_forward[0]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
     (("layer_forward[0]",), {"keys": "keys", "values": "values"}),

@@ -13,28 +13,102 @@ from typing import NamedTuple
 
 OTHER_SIGN = {ast.Add: ("+", "-"), ast.Sub: ("-", "+")}
 OTHER_OPERATOR = {
-    ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"), ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.And: ("and", "or"), ast.Or: ("or", "and"),
-}  # fmt: skip
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "//"),
+    ast.Pow: ("**", "*"),
+    ast.BitAnd: ("&", "|"),
+    ast.BitOr: ("|", "&"),
+    ast.And: ("and", "or"),
+    ast.Or: ("or", "and"),
+}
 OTHER_COMPARISON = {
-    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
     ast.NotIn: ("not in", "in"),
-}  # fmt: skip
+}
 PAIRS = (
-    "max min", "maximum minimum", "amax amin", "argmax argmin", "floor ceil", "any all", "sin cos", "sigmoid tanh", "mean sum",
-    "ones zeros", "ones_like zeros_like", "new_ones new_zeros", "triu tril", "triu_ tril_", "logical_and logical_or",
-)  # fmt: skip
+    "max min",
+    "maximum minimum",
+    "amax amin",
+    "argmax argmin",
+    "floor ceil",
+    "any all",
+    "sin cos",
+    "sigmoid tanh",
+    "mean sum",
+    "ones zeros",
+    "ones_like zeros_like",
+    "new_ones new_zeros",
+    "triu tril",
+    "triu_ tril_",
+    "logical_and logical_or",
+)
 OTHER_FUNCTION = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split()))}
 COMMUTATIVE = {
-    "add", "getattr", "isinstance", "max", "maximum", "min", "minimum", "mul", "promote_types", "swapaxes", "transpose",
-}  # fmt: skip
+    "add",
+    "getattr",
+    "isinstance",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "mul",
+    "promote_types",
+    "swapaxes",
+    "transpose",
+}
 TAKES_AXIS = {
-    "all", "any", "amax", "amin", "argmax", "argmin", "argsort", "cat", "concatenate", "cumsum", "expand_dims", "flatten",
-    "flip", "gather", "index_copy_", "index_select", "log_softmax", "max", "mean", "min", "movedim", "permute", "put_along_axis",
-    "repeat", "roll", "scatter", "scatter_add_", "size", "softmax", "sort", "split", "squeeze", "stack", "sum", "swapaxes",
-    "take_along_axis", "transpose", "unbind", "unflatten", "unfold", "unsqueeze",
-}  # fmt: skip
+    "all",
+    "any",
+    "amax",
+    "amin",
+    "argmax",
+    "argmin",
+    "argsort",
+    "cat",
+    "concatenate",
+    "cumsum",
+    "expand_dims",
+    "flatten",
+    "flip",
+    "gather",
+    "index_copy_",
+    "index_select",
+    "log_softmax",
+    "max",
+    "mean",
+    "min",
+    "movedim",
+    "permute",
+    "put_along_axis",
+    "repeat",
+    "roll",
+    "scatter",
+    "scatter_add_",
+    "size",
+    "softmax",
+    "sort",
+    "split",
+    "squeeze",
+    "stack",
+    "sum",
+    "swapaxes",
+    "take_along_axis",
+    "transpose",
+    "unbind",
+    "unflatten",
+    "unfold",
+    "unsqueeze",
+}
 AXIS_NAMES = ("axis", "dim")
 REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_lines", "score_record")
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
@@ -221,10 +295,19 @@ def conditions(source, node):
 
 
 KINDS = {
-    "sign": signs, "operator": operators, "comparison": comparisons, "index": indices, "dropped term": dropped_terms,
-    "axis": axes, "detach": detachments, "constant": constants, "removed line": removed_lines, "function": functions,
-    "arguments": arguments, "condition": conditions,
-}  # fmt: skip
+    "sign": signs,
+    "operator": operators,
+    "comparison": comparisons,
+    "index": indices,
+    "dropped term": dropped_terms,
+    "axis": axes,
+    "detach": detachments,
+    "constant": constants,
+    "removed line": removed_lines,
+    "function": functions,
+    "arguments": arguments,
+    "condition": conditions,
+}
 
 
 def called(call):

@@ -5,8 +5,15 @@ import numpy as np
 from reference import roberta
 
 CONFIG = roberta.Config(
-    vocabulary=11, width=6, layers=3, heads=2, feed_forward=7, segment=8, module_width=5, dropout=0.0,
-)  # fmt: skip
+    vocabulary=11,
+    width=6,
+    layers=3,
+    heads=2,
+    feed_forward=7,
+    segment=8,
+    module_width=5,
+    dropout=0.0,
+)
 
 
 def shaken(config, rng):

@@ -75,8 +75,10 @@ def test_convolutions_equal_torchs(rate, parts, seed):
     """conv is Conv1d with kernel and stride c, its decoder ConvTranspose1d, a dilated layer Conv1d with kernel 2 and padding."""
     rng, d = np.random.default_rng(seed), 3
     evicted, weight, pair = (
-        rng.standard_normal((2, rate * parts, d)), rng.standard_normal((d, rate * d)), rng.standard_normal((d, 2 * d)),
-    )  # fmt: skip
+        rng.standard_normal((2, rate * parts, d)),
+        rng.standard_normal((d, rate * d)),
+        rng.standard_normal((d, 2 * d)),
+    )
     rows = torch.tensor(evicted).transpose(1, 2)  # (B, D, N)
     kernel = torch.tensor(weight).view(d, rate, d).transpose(1, 2)  # (out, in, c)
     expected = torch.nn.functional.conv1d(rows, kernel, stride=rate).transpose(1, 2)
@@ -104,9 +106,13 @@ def test_dilated_conv_is_its_layers_in_order():
 
 
 @given(
-    n=st.integers(1, 4), memory=st.integers(0, 9), compressed=st.integers(1, 6), rate=st.integers(1, 3),
-    name=st.sampled_from(sorted(ref.COMPRESSIONS)), seed=st.integers(0, 99),
-)  # fmt: skip
+    n=st.integers(1, 4),
+    memory=st.integers(0, 9),
+    compressed=st.integers(1, 6),
+    rate=st.integers(1, 3),
+    name=st.sampled_from(sorted(ref.COMPRESSIONS)),
+    seed=st.integers(0, 99),
+)
 def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, name, seed):
     """Compared with lists of all past rows: memory is the last M rows, compressed memory the last C compressed rows."""
     length = n * rate

@@ -18,9 +18,13 @@ aten = torch.ops.aten
 QUESTIONS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten._unique2}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 CASES = [
-    *ONE_OF_EACH, ("compressive", "most_used-none"), ("compressive", "conv-attention_reconstruction"),
-    ("memformer", "encoder-decoder-xl"), ("block_recurrent", "lstm-dual-feedback"), ("pretrained_recurrence", "plain"),
-]  # fmt: skip
+    *ONE_OF_EACH,
+    ("compressive", "most_used-none"),
+    ("compressive", "conv-attention_reconstruction"),
+    ("memformer", "encoder-decoder-xl"),
+    ("block_recurrent", "lstm-dual-feedback"),
+    ("pretrained_recurrence", "plain"),
+]
 SCRIPTS = {"tiny": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING, "windowed": WINDOWED}
 
 
@@ -38,11 +42,18 @@ class NoQuestions(TorchDispatchMode):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda x: bool((x > 0).any()), lambda x: x.sum().item(), lambda x: float(x[0]), lambda x: x[x > 0], lambda x: x.nonzero(),
-        lambda x: x.masked_select(x > 0), lambda x: torch.equal(x, x), lambda x: x.unique(), lambda x: 1 if x.sum() > 0 else 0,
+        lambda x: bool((x > 0).any()),
+        lambda x: x.sum().item(),
+        lambda x: float(x[0]),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.equal(x, x),
+        lambda x: x.unique(),
+        lambda x: 1 if x.sum() > 0 else 0,
         lambda x: x.index_put_((x > 0,), torch.zeros(())),
     ],
-)  # fmt: skip
+)
 def test_questions_are_refused(ask):
     with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
         ask(torch.randn(4))

@@ -74,7 +74,8 @@ def test_a_vocabulary_of_none_is_refused_by_name(paper):
 ONE = {"heads": 1, "feed_forward": 1, "segment": 1}
 LEAST = {  # {paper: configs that change the small one}; a layer norm of one number is zero, so widths are 2
     "block_recurrent": [
-        ONE | {"width": 2, "layers": 1, "head_width": 1, "window": 1, "recurrent_layers": (1,), "states": 1, "gate": gate}
+        ONE
+        | {"width": 2, "layers": 1, "head_width": 1, "window": 1, "recurrent_layers": (1,), "states": 1, "gate": gate}
         | {"configuration": configuration, "buckets": 2, "max_distance": 2}
         for gate, configuration in (("fixed", "skip"), ("lstm", "dual"), ("fixed", "single"))
     ],
@@ -100,7 +101,7 @@ LEAST = {  # {paper: configs that change the small one}; a layer norm of one num
         ONE | {"width": 2, "layers": 1, "max_positions": 1, "overlap": 0, "insertion_layers": (1,), "module_width": 1} | sizes
         for sizes in ({"vectors": 1}, {"vectors": 0}, {"vectors": 1, "pooling": "attention", "module_layers": 0})
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("paper,number", [(paper, number) for paper, sizes in LEAST.items() for number in range(len(sizes))])

@@ -189,13 +189,26 @@ def server(tmp_path_factory):
 @pytest.mark.parametrize(
     "model,kills,processes",
     [
-        ("block_recurrent", 6, 1), ("compressive", 6, 1), ("memformer", 6, 1), ("memorizing", 3, 1),
-        ("pretrained_recurrence", 5, 1), ("compressive", 2, 2),
-        *(pytest.param(model, TRIALS // 4, 1, marks=pytest.mark.skipif(
-            not TRIALS, reason="takes minutes; to run it, set PALIMPSEST_TRIALS to how many processes to kill, such as 200"
-        )) for model in MODELS),
+        ("block_recurrent", 6, 1),
+        ("compressive", 6, 1),
+        ("memformer", 6, 1),
+        ("memorizing", 3, 1),
+        ("pretrained_recurrence", 5, 1),
+        ("compressive", 2, 2),
+        *(
+            pytest.param(
+                model,
+                TRIALS // 4,
+                1,
+                marks=pytest.mark.skipif(
+                    not TRIALS,
+                    reason="takes minutes; to run it, set PALIMPSEST_TRIALS to how many processes to kill, such as 200",
+                ),
+            )
+            for model in MODELS
+        ),
     ],
-)  # fmt: skip
+)
 def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, server, model, kills, processes):
     options = [*MODELS[model], *OFTEN, *BRIEF, "--batch", 4, "--data", text, "--data-dir", tmp_path / "data"]
     began = time.perf_counter()

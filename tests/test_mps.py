@@ -19,18 +19,27 @@ from accelerated.program.errors import InputError
 from accelerated.training import process
 
 SCRIPTS = {
-    "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING,
+    "block_recurrent": TINY,
+    "compressive": COMPRESSIVE,
+    "memformer": MEMFORMER,
+    "memorizing": MEMORIZING,
     "pretrained_recurrence": WINDOWED,
-}  # fmt: skip
+}
 REPORTS_OF = {
-    "compression": ["compressive"], "overlap": ["pretrained_recurrence"], "attention": ["compressive"],
-    "dynamic": ["block_recurrent", "compressive"], "topics": ["pretrained_recurrence"],
-}  # fmt: skip
+    "compression": ["compressive"],
+    "overlap": ["pretrained_recurrence"],
+    "attention": ["compressive"],
+    "dynamic": ["block_recurrent", "compressive"],
+    "topics": ["pretrained_recurrence"],
+}
 OPTIONS_OF = {
-    "range": ["--segments", 2], "overlap": ["--overlaps", "0,2"], "dynamic": ["--learning-rate", 0.01],
-    "attention": ["--sequences", 3], "topics": ["--contexts", 4, "--tokens", 5],
+    "range": ["--segments", 2],
+    "overlap": ["--overlaps", "0,2"],
+    "dynamic": ["--learning-rate", 0.01],
+    "attention": ["--sequences", 3],
+    "topics": ["--contexts", 4, "--tokens", 5],
     "sample": ["--tokens", 20, "--top-p", 0.9, "--top-k", 5],
-}  # fmt: skip
+}
 
 
 class NoDoubles(TorchDispatchMode):
@@ -47,10 +56,14 @@ class NoDoubles(TorchDispatchMode):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda x: x.double(), lambda x: torch.tensor(0.5, dtype=torch.float64), lambda x: x.sum(dtype=torch.float64),
-        lambda x: x + torch.from_numpy(x.double().numpy()), lambda x: torch.zeros(2).double(), lambda x: x.to(torch.complex128),
+        lambda x: x.double(),
+        lambda x: torch.tensor(0.5, dtype=torch.float64),
+        lambda x: x.sum(dtype=torch.float64),
+        lambda x: x + torch.from_numpy(x.double().numpy()),
+        lambda x: torch.zeros(2).double(),
+        lambda x: x.to(torch.complex128),
     ],
-)  # fmt: skip
+)
 def test_doubles_are_refused(make):
     torch.set_default_dtype(torch.float32)
     with NoDoubles(), pytest.raises(AssertionError, match="takes or returns"):
@@ -81,8 +94,23 @@ def without_doubles(monkeypatch):
 
 
 def options_of(model, text, run):
-    return [*SCRIPTS[model], "--data", text, "--steps", 2, "--horizon", 2, "--dropout", 0.2, "--validation-segments", 2,
-            "--sample", 12, "--out", run]  # fmt: skip
+    return [
+        *SCRIPTS[model],
+        "--data",
+        text,
+        "--steps",
+        2,
+        "--horizon",
+        2,
+        "--dropout",
+        0.2,
+        "--validation-segments",
+        2,
+        "--sample",
+        12,
+        "--out",
+        run,
+    ]
 
 
 @pytest.mark.parametrize("model", SCRIPTS)
@@ -140,13 +168,17 @@ def on(monkeypatch, cuda=False, mps=False, processes=1):
 @pytest.mark.parametrize(
     "found,given,expected",
     [
-        ({}, ["auto"], "cpu"), ({"mps": True}, ["auto"], "mps"), ({"mps": True, "cuda": True}, ["auto"], "cuda"),
-        ({"mps": True}, ["cpu"], "cpu"), ({"mps": True, "cuda": True}, ["mps"], "mps"),
+        ({}, ["auto"], "cpu"),
+        ({"mps": True}, ["auto"], "mps"),
+        ({"mps": True, "cuda": True}, ["auto"], "cuda"),
+        ({"mps": True}, ["cpu"], "cpu"),
+        ({"mps": True, "cuda": True}, ["mps"], "mps"),
         ({"mps": True}, ["mps", "bfloat16"], "mps"),
-        ({"mps": True}, ["auto", "float64"], "cpu"), ({"mps": True, "processes": 2}, ["auto"], "cpu"),
+        ({"mps": True}, ["auto", "float64"], "cpu"),
+        ({"mps": True, "processes": 2}, ["auto"], "cpu"),
         ({"cuda": True}, ["auto", "float64"], "cuda"),
     ],
-)  # fmt: skip
+)
 def test_auto_takes_cuda_then_mps_then_the_cpu(monkeypatch, found, given, expected):
     on(monkeypatch, **found)
     assert process.choose_device(*given).type == expected

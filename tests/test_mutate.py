@@ -17,21 +17,35 @@ CHANGES = {  # kind: (a line, with each of its faults of the kind)
     "comparison": ("y = a <= b < c", ["y = a < b < c", "y = a <= b <= c"]),
     "index": ("y = x[-1][a : b + 1]", ["y = x[-2][a : b + 1]", "y = x[-1][(a + 1) : b + 1]", "y = x[-1][a : (b + 1 + 1)]"]),
     "dropped term": ("y = a + b * c", ["y = (a)", "y = (b * c)", "y = a + (b)", "y = a + (c)"]),
-    "axis": ('y = x.sum((0, 2)) + f("ab->ab", x, dim=-1)', [
-        'y = x.sum((1, 2)) + f("ab->ab", x, dim=-1)', 'y = x.sum((0, 1)) + f("ab->ab", x, dim=-1)',
-        'y = x.sum((0, 2)) + f("ab->ab", x, dim=-2)',
-    ]),
+    "axis": (
+        'y = x.sum((0, 2)) + f("ab->ab", x, dim=-1)',
+        [
+            'y = x.sum((1, 2)) + f("ab->ab", x, dim=-1)',
+            'y = x.sum((0, 1)) + f("ab->ab", x, dim=-1)',
+            'y = x.sum((0, 2)) + f("ab->ab", x, dim=-2)',
+        ],
+    ),
     "detach": ("y = x.a.detach() + x", ["y = x.a + x"]),
     "constant": ("y = f(2, -0.5, True)", ["y = f(3, -0.5, True)", "y = f(2, (-1.0), True)", "y = f(2, -0.5, False)"]),
-    "removed line": ("y = g(y); y += 1; y.append(z)", [
-        "pass; y += 1; y.append(z)", "y = g(y); pass; y.append(z)", "y = g(y); y += 1; pass",
-    ]),
-    "function": ("y = max(x.sum(), reversed(z))", [
-        "y = min(x.sum(), reversed(z))", "y = max(x.mean(), reversed(z))", "y = max(x.sum(), (z))",
-    ]),
+    "removed line": (
+        "y = g(y); y += 1; y.append(z)",
+        [
+            "pass; y += 1; y.append(z)",
+            "y = g(y); pass; y.append(z)",
+            "y = g(y); y += 1; pass",
+        ],
+    ),
+    "function": (
+        "y = max(x.sum(), reversed(z))",
+        [
+            "y = min(x.sum(), reversed(z))",
+            "y = max(x.mean(), reversed(z))",
+            "y = max(x.sum(), (z))",
+        ],
+    ),
     "arguments": ("y = f(a, b, c) @ d", ["y = (d) @ (f(a, b, c))", "y = f(b, a, c) @ d", "y = f(a, c, b) @ d"]),
     "condition": ("y = a if b or c else d", ["y = a if (not (b or c)) else d"]),
-}  # fmt: skip
+}
 SOURCE = '''"""Said only."""
 def distance(a: int, b: int = 1 + 1) -> int:
     """-1."""

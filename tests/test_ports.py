@@ -18,8 +18,12 @@ C, JAX = PORTS / "pretrained_recurrence.c", PORTS / "compressive_jax.py"
 COMPILER = shutil.which("cc")
 needs_a_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler called cc")
 JAX_CASES = (
-    "conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "transformer-xl-short", "simplified",
-)  # fmt: skip
+    "conv-attention_reconstruction",
+    "dilated_conv-auto_encoding",
+    "short-memory-bptt",
+    "transformer-xl-short",
+    "simplified",
+)
 
 
 def compiled(source, folder, options=("-O0",)):

@@ -182,9 +182,11 @@ def test_through_time_is_autograd_on_the_whole_rollout(name):
     for segment in segments:
         fresh = model.initial_state(3)
         carried = type(carried)(
-            *(torch.stack([(new if segment.starts[lane] else old)[lane] for lane in range(3)])
-              for new, old in zip(fresh, carried, strict=True))
-        )  # fmt: skip
+            *(
+                torch.stack([(new if segment.starts[lane] else old)[lane] for lane in range(3)])
+                for new, old in zip(fresh, carried, strict=True)
+            )
+        )
         output = model(segment.tokens, carried)
         carried = output.state
         auxiliary |= {loss: auxiliary.get(loss, 0.0) + value / 3 for loss, value in output.auxiliary.items()}
@@ -333,8 +335,11 @@ def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
         loss = loss - logits.log_softmax(-1).gather(-1, segment.targets[..., None])[segment.scored].sum() / scored
         auxiliary = auxiliary + extra["size"] / 3 + extra["rate"] / 3
     (loss + auxiliary).backward()
-    assert_agree({"loss": loss[None], "rate": model.rate.grad, "start": model.start.grad},
-                 {name: rows["through_time"][name] for name in ("loss", "rate", "start")}, TOLERANCE)  # fmt: skip
+    assert_agree(
+        {"loss": loss[None], "rate": model.rate.grad, "start": model.start.grad},
+        {name: rows["through_time"][name] for name in ("loss", "rate", "start")},
+        TOLERANCE,
+    )
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

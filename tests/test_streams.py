@@ -14,11 +14,18 @@ from accelerated.evaluation.generation import GraphedStep
 from accelerated.protocol import computing_in, repeat_lane
 
 MORE_KINDS = [  # variants whose tokens read or write other rows
-    *ONE_OF_EACH, ("block_recurrent", "slide"), ("block_recurrent", "lstm-dual-feedback"), ("compressive", "most_used-none"),
-    ("compressive", "transformer-xl"), ("compressive", "simplified-attention_reconstruction"),
-    ("compressive", "simplified-short-memory-most-used"), ("memformer", "encoder-decoder-xl"), ("memformer", "decoder-only-xl"),
-    ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "several-vectors"),
-]  # fmt: skip
+    *ONE_OF_EACH,
+    ("block_recurrent", "slide"),
+    ("block_recurrent", "lstm-dual-feedback"),
+    ("compressive", "most_used-none"),
+    ("compressive", "transformer-xl"),
+    ("compressive", "simplified-attention_reconstruction"),
+    ("compressive", "simplified-short-memory-most-used"),
+    ("memformer", "encoder-decoder-xl"),
+    ("memformer", "decoder-only-xl"),
+    ("pretrained_recurrence", "plain"),
+    ("pretrained_recurrence", "several-vectors"),
+]
 
 
 def text_of(config, rng, length, lanes=2):

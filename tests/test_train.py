@@ -25,10 +25,13 @@ from accelerated.training.log import read_metrics
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]
 MODELS = {
-    "block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": [*MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
-    "decoder-only": [*MEMFORMER, "--encoder-layers", 0], "memorizing": MEMORIZING,
+    "block_recurrent": TINY,
+    "compressive": COMPRESSIVE,
+    "memformer": [*MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
+    "decoder-only": [*MEMFORMER, "--encoder-layers", 0],
+    "memorizing": MEMORIZING,
     "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
-}  # fmt: skip
+}
 
 
 def losses(run):
@@ -82,10 +85,12 @@ def test_printed_commands_can_be_pasted_into_a_shell(tmp_path, capsys, stop_at):
 @pytest.mark.parametrize(
     "model,method",
     [
-        *((model, "memory_replay") for model in MODELS), ("block_recurrent", "through_time"), ("compressive", "checkpointed"),
+        *((model, "memory_replay") for model in MODELS),
+        ("block_recurrent", "through_time"),
+        ("compressive", "checkpointed"),
         ("pretrained_recurrence", "checkpointed"),
     ],
-)  # fmt: skip
+)
 def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, model, method, stop_at):
     """Stopped by a signal in the third of five steps: all that is saved at the end, and every loss, is that of a whole run."""
     options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
@@ -195,10 +200,12 @@ def test_gathered_updates_are_the_mean_over_their_iterations(text, tmp_path, mon
 @pytest.mark.parametrize(
     "model,method",
     [
-        ("block_recurrent", "memory_replay"), ("compressive", "through_time"), ("memformer", "memory_replay"),
+        ("block_recurrent", "memory_replay"),
+        ("compressive", "through_time"),
+        ("memformer", "memory_replay"),
         ("pretrained_recurrence", "checkpointed"),
     ],
-)  # fmt: skip
+)
 def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, model, method):
     """Three lanes at once and one after another: the same losses and, after updates, the same parameters to rounding."""
     options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", "--steps", 3]
@@ -216,18 +223,36 @@ def run_together(argv):
     """train.py in two processes under torchrun, as its help says."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*command, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment
-    )  # fmt: skip
+    return subprocess.run([*command, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
 
 
 @pytest.mark.parametrize("model,method", [("compressive", "through_time"), ("memformer", "memory_replay")])
 def test_two_processes_are_one(text, tmp_path, model, method):
     """The same losses, validation and parameters, in float64 to rounding; what one process began, two continue."""
     options = [
-        *MODELS[model], "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", "--dropout", 0,
-        *BRIEF, "--log-every", 1, "--clip", 0.5, "--validate-every", 4, "--schedule", "constant",
-    ]  # fmt: skip
+        *MODELS[model],
+        "--batch",
+        4,
+        "--data",
+        text,
+        "--backprop",
+        method,
+        "--horizon",
+        2,
+        "--dtype",
+        "float64",
+        "--dropout",
+        0,
+        *BRIEF,
+        "--log-every",
+        1,
+        "--clip",
+        0.5,
+        "--validate-every",
+        4,
+        "--schedule",
+        "constant",
+    ]
     train(*options, "--steps", 8, "--out", tmp_path / "one")
     train(*options, "--steps", 2, "--out", tmp_path / "two")
     done = run_together(["--resume", tmp_path / "two", "--steps", 8])
@@ -322,7 +347,7 @@ def test_a_run_that_ended_without_its_last_report_makes_it(text, tmp_path, score
         ([*TINY, "--data", "TEXTS", "--horizon", 1], 0.05, 4),
         ([*WINDOWED, "--overlap", 3, "--data", "TEXTS", "--carry-over-documents"], 0.04, None),
     ],
-)  # fmt: skip
+)
 def test_epochs_become_steps(texts, tmp_path, capsys, monkeypatch, options, epochs, expected):
     """As many as read that part of all windows; the schedule ends there, and a resumed run keeps the number."""
     read, run, lanes = [], tmp_path / "run", opening.Lanes
@@ -358,10 +383,12 @@ def test_a_best_checkpoint_is_not_forgotten_by_a_resumed_run(text, tmp_path):
 @pytest.mark.parametrize(
     "options,expected",
     [
-        (["--save-every", 2], [2, 3]), ([], [3]),
-        (["--validate-every", 2], [2, 3]), (["--validate-every", 3, "--update-every", 4, "--steps", 6], [4, 6]),
+        (["--save-every", 2], [2, 3]),
+        ([], [3]),
+        (["--validate-every", 2], [2, 3]),
+        (["--validate-every", 3, "--update-every", 4, "--steps", 6], [4, 6]),
     ],
-)  # fmt: skip
+)
 def test_checkpoints_come_as_often_as_asked(text, tmp_path, monkeypatch, options, expected):
     steps, keep = [], runs.save_in_run
     monkeypatch.setattr(runs, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or keep(run, c, *a))

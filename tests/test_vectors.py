@@ -52,14 +52,19 @@ def test_the_rules_are_what_their_command_writes():
 
 
 RULES = [
-    (block_recurrent, "tile_mask", lambda mask: ~mask), (block_recurrent, "tile_distance", lambda distance: -distance),
-    (block_recurrent, "position_bucket", lambda bucket: bucket // 2), (compressive, "causal_mask", lambda mask: mask[:, ::-1]),
-    (memformer, "distance_index", lambda index: index.T), (memformer.Config, "distances", lambda distances: distances + 1),
-    (memformer.Config, "special", lambda token: token + 1), (pretrained_recurrence, "window_mask", lambda mask: ~mask),
-    (pretrained_recurrence, "pooled_rows", lambda rows: rows + 1), (vectors, "cut", lambda windows: windows[:-1]),
+    (block_recurrent, "tile_mask", lambda mask: ~mask),
+    (block_recurrent, "tile_distance", lambda distance: -distance),
+    (block_recurrent, "position_bucket", lambda bucket: bucket // 2),
+    (compressive, "causal_mask", lambda mask: mask[:, ::-1]),
+    (memformer, "distance_index", lambda index: index.T),
+    (memformer.Config, "distances", lambda distances: distances + 1),
+    (memformer.Config, "special", lambda token: token + 1),
+    (pretrained_recurrence, "window_mask", lambda mask: ~mask),
+    (pretrained_recurrence, "pooled_rows", lambda rows: rows + 1),
+    (vectors, "cut", lambda windows: windows[:-1]),
     (vectors, "learning_rate", lambda rate: rate * 0.9),
     (vectors, "recall_document", lambda document: document._replace(scored=~document.scored)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("owner,name,wrong", RULES, ids=[name for _, name, _ in RULES])

@@ -36,9 +36,15 @@ def outputs_and_gradients(function, inputs, in_values=False):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(
-    batch=st.integers(1, 3), heads=st.integers(1, 3), length=st.integers(1, 9), before=st.integers(0, 7), width=st.integers(1, 6),
-    tile=st.integers(1, 10), clipped=st.integers(1, 16), in_values=st.booleans(),
-)  # fmt: skip
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    length=st.integers(1, 9),
+    before=st.integers(0, 7),
+    width=st.integers(1, 6),
+    tile=st.integers(1, 10),
+    clipped=st.integers(1, 16),
+    in_values=st.booleans(),
+)
 def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width, tile, clipped, in_values):
     inputs = attention_inputs(batch, heads, length, before, width, dtype, clipped=clipped)
     expected = outputs_and_gradients(module.relative_attention_plain, inputs, in_values)
@@ -54,9 +60,12 @@ def test_tiled_attention_equals_plain(dtype, batch, heads, length, before, width
 
 
 @given(
-    batch=st.integers(1, 3), heads=st.integers(1, 3), length=st.integers(1, 7), before=st.integers(0, 5),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    length=st.integers(1, 7),
+    before=st.integers(0, 5),
     reach=st.integers(1, 12),
-)  # fmt: skip
+)
 def test_clipped_positions_in_values_are_memformers(batch, heads, length, before, reach):
     """The plain path equals simplified attention, which looks up the row of every pair; a memory's keys have positions here."""
     query, key, value, _, bias, _ = attention_inputs(batch, heads, length, before, 4, torch.float64)

@@ -18,8 +18,10 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @examples(40)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
-    share=st.floats(0, 1), seed=st.integers(0, 2**31), path=st.sampled_from([retrieval_attention, retrieval_attention_plain]),
-)  # fmt: skip
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**31),
+    path=st.sampled_from([retrieval_attention, retrieval_attention_plain]),
+)
 def test_it_is_the_references(sizes, share, seed, path):
     """Outputs and gradients; the memory's rows need no order and get no gradient. Lanes have different numbers of empty rows."""
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)

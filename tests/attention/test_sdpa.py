@@ -55,9 +55,12 @@ def drawn(dtype, **shapes):
 def sliding_inputs(batch, heads, blocks, window, width, dtype=torch.float64):
     rows = (blocks + 1) * window
     inputs = drawn(
-        dtype, query=(batch, heads, blocks * window, width), keys=(batch, heads, rows, width), values=(batch, heads, rows, width),
+        dtype,
+        query=(batch, heads, blocks * window, width),
+        keys=(batch, heads, rows, width),
+        values=(batch, heads, rows, width),
         offset=(heads, window, 2 * window),
-    )  # fmt: skip
+    )
     mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
     inputs["offset"].masked_fill_(~mask, -math.inf)
     for name in ("keys", "values"):
@@ -68,9 +71,14 @@ def sliding_inputs(batch, heads, blocks, window, width, dtype=torch.float64):
 def relative_inputs(batch, heads, length, before, width, dtype=torch.float64):
     keys, total = (batch, heads, before + length, width), before + length
     return drawn(
-        dtype, query=(batch, heads, length, width), key=keys, value=keys, distance_key=(heads, total, width),
-        content_bias=(heads, width), distance_bias=(heads, width),
-    )  # fmt: skip
+        dtype,
+        query=(batch, heads, length, width),
+        key=keys,
+        value=keys,
+        distance_key=(heads, total, width),
+        content_bias=(heads, width),
+        distance_bias=(heads, width),
+    )
 
 
 sizes = st.integers(1, 3)
@@ -95,9 +103,14 @@ def test_relative_attention(dtype, batch, heads, length, before, width):
 
 
 @given(
-    batch=sizes, heads=sizes, n=st.integers(2, 6), before=st.integers(0, 3), width=st.integers(1, 6), reach=st.integers(1, 7),
+    batch=sizes,
+    heads=sizes,
+    n=st.integers(2, 6),
+    before=st.integers(0, 3),
+    width=st.integers(1, 6),
+    reach=st.integers(1, 7),
     kind=st.sampled_from(["causal", "padded", "whole"]),
-)  # fmt: skip
+)
 def test_transformer_xl_attention(batch, heads, n, before, width, reach, kind):
     inputs = relative_inputs(batch, heads, n, before, width)
     lowest = 0 if kind == "causal" else -reach
@@ -350,26 +363,36 @@ def on_a_gpu():
     positions = lambda function: lambda *a: function(*a, index.to(a[0].device))  # noqa: E731
     return {
         "sliding": (
-            sliding_window.sliding_attention_plain, sliding_window.sliding_attention,
-            sliding_inputs(2, 3, 4, 16, 32, torch.float32), "efficient",
+            sliding_window.sliding_attention_plain,
+            sliding_window.sliding_attention,
+            sliding_inputs(2, 3, 4, 16, 32, torch.float32),
+            "efficient",
         ),
         "relative": (
-            lambda *a: relative_shift.relative_attention_plain(*a)[0], lambda *a: relative_shift.relative_attention(*a)[0],
-            relative_inputs(2, 3, 64, 70, 32, torch.float32), "efficient",
+            lambda *a: relative_shift.relative_attention_plain(*a)[0],
+            lambda *a: relative_shift.relative_attention(*a)[0],
+            relative_inputs(2, 3, 64, 70, 32, torch.float32),
+            "efficient",
         ),
         "transformer-xl": (
-            positions(signed_distance.transformer_xl_attention_plain), positions(signed_distance.transformer_xl_attention),
-            xl, "efficient",
+            positions(signed_distance.transformer_xl_attention_plain),
+            positions(signed_distance.transformer_xl_attention),
+            xl,
+            "efficient",
         ),
         "causal": (
-            lambda *a: content.content_attention_plain(*a, causal=True), lambda *a: content.content_attention(*a, causal=True),
-            drawn(torch.float32, **rows), "flash",
+            lambda *a: content.content_attention_plain(*a, causal=True),
+            lambda *a: content.content_attention(*a, causal=True),
+            drawn(torch.float32, **rows),
+            "flash",
         ),
         "tokens to states": (
-            content.scaled_attention_plain, content.scaled_attention,
-            drawn(torch.float32, query=(2, 3, 4, 16, 32), key=(2, 3, 4, 8, 32), value=(2, 3, 4, 8, 32), scale=(3, 1)), "flash",
+            content.scaled_attention_plain,
+            content.scaled_attention,
+            drawn(torch.float32, query=(2, 3, 4, 16, 32), key=(2, 3, 4, 8, 32), value=(2, 3, 4, 8, 32), scale=(3, 1)),
+            "flash",
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -429,9 +452,17 @@ def test_what_relative_attention_saves(rate, share):
 def test_what_a_block_recurrent_layer_saves(number, megabytes, operations, share, monkeypatch):
     """Layers of the paper's size, forward and backward with dropout; the tenth is recurrent."""
     config = block_recurrent.Config(
-        width=1024, layers=12, heads=H, head_width=E, feed_forward=4096, window=512, segment=4096, recurrent_layers=(10,),
-        states=512, dropout=0.05,
-    )  # fmt: skip
+        width=1024,
+        layers=12,
+        heads=H,
+        head_width=E,
+        feed_forward=4096,
+        window=512,
+        segment=4096,
+        recurrent_layers=(10,),
+        states=512,
+        dropout=0.05,
+    )
     with torch.device("meta"):
         layer = block_recurrent.Layer(config, number).bfloat16().train()
         tile = (torch.zeros(512, 1024, dtype=torch.long), torch.zeros(512, 1024, dtype=torch.bool))

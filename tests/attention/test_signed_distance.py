@@ -18,9 +18,13 @@ from reference import memformer as ref
 
 
 @given(
-    n=st.integers(1, 6), before=st.integers(0, 3), reach=st.integers(1, 7), causal=st.booleans(), padded=st.booleans(),
+    n=st.integers(1, 6),
+    before=st.integers(0, 3),
+    reach=st.integers(1, 7),
+    causal=st.booleans(),
+    padded=st.booleans(),
     seed=st.integers(0, 99),
-)  # fmt: skip
+)
 def test_simplified_attention_equals_the_references(n, before, reach, causal, padded, seed):
     """Outputs and gradients in every shape."""
     rng = np.random.default_rng(seed)

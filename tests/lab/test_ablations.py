@@ -27,17 +27,37 @@ def pair(model_class, config, change):
 
 def compressive_pair():
     config = Compressive.Config(
-        vocabulary=7, width=8, layers=2, heads=2, head_width=4, feed_forward=8, segment=4, memory=4, compressed_memory=4,
-        compression_rate=2, compression="conv", compression_loss="attention_reconstruction", dropout=0.0,
-    )  # fmt: skip
+        vocabulary=7,
+        width=8,
+        layers=2,
+        heads=2,
+        head_width=4,
+        feed_forward=8,
+        segment=4,
+        memory=4,
+        compressed_memory=4,
+        compression_rate=2,
+        compression="conv",
+        compression_loss="attention_reconstruction",
+        dropout=0.0,
+    )
     return pair(Compressive, config, ablations.mix_losses)
 
 
 def block_recurrent_pair(change, **others):
     config = BlockRecurrent.Config(
-        vocabulary=7, width=8, layers=2, heads=2, head_width=4, feed_forward=8, window=4, segment=8, states=3, dropout=0.0,
+        vocabulary=7,
+        width=8,
+        layers=2,
+        heads=2,
+        head_width=4,
+        feed_forward=8,
+        window=4,
+        segment=8,
+        states=3,
+        dropout=0.0,
         **others,
-    )  # fmt: skip
+    )
     return pair(BlockRecurrent, config, change)
 
 

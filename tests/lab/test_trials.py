@@ -68,8 +68,10 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
     shop.evaluate(questions)
     shop.evaluate([(Trial("another row", "--width 9 --width 8"), "score")])
     asked = [call for call in shop.calls if call[0].endswith("eval.py")]
-    assert [call[1:] for call in asked] == [["score", str(shop.folder(trial)), "--split", "test", "--json"],
-                                            ["score", str(shop.folder(trial)), "--json"]]  # fmt: skip
+    assert [call[1:] for call in asked] == [
+        ["score", str(shop.folder(trial)), "--split", "test", "--json"],
+        ["score", str(shop.folder(trial)), "--json"],
+    ]
     assert shop.answer(trial, "score")["asked"] == asked[1][1:]
     assert [record["step"] for record in shop.answer(trial, LOG)] == [1, 5]
 

@@ -29,7 +29,7 @@ safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 nee
 SIZES = {"vocab_size": 97, "n_positions": 24, "n_embd": 32, "n_layer": 3, "n_head": 4}
 CONFIG = Config(
     vocabulary=97, width=32, layers=3, heads=4, feed_forward=128, max_positions=24, segment=24, vectors=0, module_width=16
-)  # fmt: skip
+)
 
 
 def gpt2_tensors(rng, layers=3, width=32, prefix=""):
@@ -37,11 +37,19 @@ def gpt2_tensors(rng, layers=3, width=32, prefix=""):
     shapes = {"wte.weight": (97, width), "wpe.weight": (24, width), "ln_f.weight": (width,), "ln_f.bias": (width,)}
     for i in range(layers):
         for name, shape in {
-            "ln_1.weight": (width,), "ln_1.bias": (width,), "ln_2.weight": (width,), "ln_2.bias": (width,),
-            "attn.c_attn.weight": (width, 3 * width), "attn.c_attn.bias": (3 * width,),
-            "attn.c_proj.weight": (width, width), "attn.c_proj.bias": (width,), "mlp.c_fc.weight": (width, 4 * width),
-            "mlp.c_fc.bias": (4 * width,), "mlp.c_proj.weight": (4 * width, width), "mlp.c_proj.bias": (width,),
-        }.items():  # fmt: skip
+            "ln_1.weight": (width,),
+            "ln_1.bias": (width,),
+            "ln_2.weight": (width,),
+            "ln_2.bias": (width,),
+            "attn.c_attn.weight": (width, 3 * width),
+            "attn.c_attn.bias": (3 * width,),
+            "attn.c_proj.weight": (width, width),
+            "attn.c_proj.bias": (width,),
+            "mlp.c_fc.weight": (width, 4 * width),
+            "mlp.c_fc.bias": (4 * width,),
+            "mlp.c_proj.weight": (4 * width, width),
+            "mlp.c_proj.bias": (width,),
+        }.items():
             shapes[f"h.{i}.{name}"] = shape
     return {prefix + name: torch.tensor(0.2 * rng.standard_normal(shape), dtype=torch.float32) for name, shape in shapes.items()}
 
@@ -85,13 +93,16 @@ def published(tmp_path_factory):
 
 NESTED = {"lists": b"[" * 10**5, "objects": b'{"a":' * 10**5 + b"1" + b"}" * 10**5}
 HEADERS = NESTED | {
-    "nested in metadata": b'{"__metadata__":' + NESTED["objects"] + b"}", "not UTF-8": b"\xff" * 64, "a number": b"1",
-    "nothing": b"{}", "no tensors": b'{"__metadata__":{"format":"pt"}}',
+    "nested in metadata": b'{"__metadata__":' + NESTED["objects"] + b"}",
+    "not UTF-8": b"\xff" * 64,
+    "a number": b"1",
+    "nothing": b"{}",
+    "no tensors": b'{"__metadata__":{"format":"pt"}}',
     "a size that overflows": b'{"wte.weight":{"dtype":"F32","shape":[97,4611686018427387904],"data_offsets":[0,0]}}',
     "a tensor without axes": b'{"wte.weight":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}',
     "a negative offset": b'{"wte.weight":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}',
     "an unknown type": b'{"wte.weight":{"dtype":"F1","shape":[1],"data_offsets":[0,4]}}',
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HEADERS)
@@ -291,10 +302,13 @@ def test_the_number_of_heads_is_compared_with_config_json(tmp_path, tensors):
 @pytest.mark.parametrize(
     "name,value",
     [
-        ("activation_function", "relu"), ("layer_norm_epsilon", 1e-6), ("scale_attn_by_inverse_layer_idx", True),
-        ("scale_attn_weights", False), ("add_cross_attention", True),
+        ("activation_function", "relu"),
+        ("layer_norm_epsilon", 1e-6),
+        ("scale_attn_by_inverse_layer_idx", True),
+        ("scale_attn_weights", False),
+        ("add_cross_attention", True),
     ],
-)  # fmt: skip
+)
 def test_a_gpt2_that_computes_something_else_is_refused(tmp_path, tensors, name, value):
     """The config.json beside it decides, since no shape shows these fields; the values of a usual GPT-2 pass."""
     path = saved(tmp_path / "model.safetensors", tensors)

@@ -92,10 +92,17 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, case):
     elif case == "bare":
         torch.save({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS, path)
     words = {
-        "missing": "no checkpoint at", "truncated": "truncated", "empty": "truncated", "html": "not a checkpoint",
-        "pickle": "not a checkpoint", "foreign": "not a palimpsest", "tensor": "not a palimpsest", "version": "version 99",
-        "fields": "lacks model, ", "bare": "its end is not a checksum",
-    }[case]  # fmt: skip
+        "missing": "no checkpoint at",
+        "truncated": "truncated",
+        "empty": "truncated",
+        "html": "not a checkpoint",
+        "pickle": "not a checkpoint",
+        "foreign": "not a palimpsest",
+        "tensor": "not a palimpsest",
+        "version": "version 99",
+        "fields": "lacks model, ",
+        "bare": "its end is not a checksum",
+    }[case]
     with pytest.raises(InputError, match=words) as caught:
         load_checkpoint(path)
     assert "\n" not in str(caught.value) and not (tmp_path / "executed").exists()
@@ -118,10 +125,20 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, part):
 @pytest.mark.parametrize(
     "field,value",
     [
-        ("model", 3), ("model_config", []), ("parameters", {"w": 1.0}), ("state", (torch.zeros(1), None)), ("step", 3.0),
-        ("step", True), ("random", 1), ("corpus", None), ("tokenizer", 1), ("best", "x"), ("validation_due", 1), ("lanes", 1),
+        ("model", 3),
+        ("model_config", []),
+        ("parameters", {"w": 1.0}),
+        ("state", (torch.zeros(1), None)),
+        ("step", 3.0),
+        ("step", True),
+        ("random", 1),
+        ("corpus", None),
+        ("tokenizer", 1),
+        ("best", "x"),
+        ("validation_due", 1),
+        ("lanes", 1),
     ],
-)  # fmt: skip
+)
 def test_fields_of_a_wrong_type_are_refused(tmp_path, field, value):
     save_checkpoint(tmp_path / "c.pt", CONTENTS | {field: value})
     with pytest.raises(InputError, match="of a wrong type; it is damaged"):

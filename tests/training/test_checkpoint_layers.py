@@ -19,10 +19,16 @@ from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
 CASES = [
-    *ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback"), ("block_recurrent", "adjacent-recurrent-lstm"),
-    ("compressive", "conv-attention_reconstruction"), ("compressive", "conv-auto_encoding"), ("compressive", "most_used-none"),
-    ("memformer", "encoder-decoder-xl"), ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "at-every-layer"),
-]  # fmt: skip
+    *ONE_OF_EACH,
+    ("block_recurrent", "lstm-dual-feedback"),
+    ("block_recurrent", "adjacent-recurrent-lstm"),
+    ("compressive", "conv-attention_reconstruction"),
+    ("compressive", "conv-auto_encoding"),
+    ("compressive", "most_used-none"),
+    ("memformer", "encoder-decoder-xl"),
+    ("pretrained_recurrence", "plain"),
+    ("pretrained_recurrence", "at-every-layer"),
+]
 SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED]
 cases = pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])
 
@@ -153,8 +159,23 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
 @pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "memorizing", "windowed"])
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
     """In groups of lanes; the parameters are those of a run without it."""
-    options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--sample", 0,
-               "--validation-segments", 1, "--schedule", "constant"]  # fmt: skip
+    options = [
+        *model,
+        "--data",
+        text,
+        "--dtype",
+        "float64",
+        "--dropout",
+        0.2,
+        "--accumulate",
+        3,
+        "--sample",
+        0,
+        "--validation-segments",
+        1,
+        "--schedule",
+        "constant",
+    ]
     changed, class_of = [], optimization.recomputed_class
     monkeypatch.setattr(optimization, "recomputed_class", lambda *given: changed.append(given) or class_of(*given))
     train(*options, "--steps", 4, "--out", tmp_path / "plain")

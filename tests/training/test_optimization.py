@@ -25,12 +25,21 @@ BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=
 @pytest.mark.parametrize(
     "schedule,step,expected",
     [
-        ("constant", 1, 0.005), ("constant", 50, 0.25), ("constant", 100, 0.5), ("constant", 900, 0.5),
-        ("cosine", 50, 0.25), ("cosine", 100, 0.5), ("cosine", 550, 0.5 * 0.55), ("cosine", 1000, 0.05), ("cosine", 2000, 0.05),
+        ("constant", 1, 0.005),
+        ("constant", 50, 0.25),
+        ("constant", 100, 0.5),
+        ("constant", 900, 0.5),
+        ("cosine", 50, 0.25),
+        ("cosine", 100, 0.5),
+        ("cosine", 550, 0.5 * 0.55),
+        ("cosine", 1000, 0.05),
+        ("cosine", 2000, 0.05),
         ("cosine", 325, 0.5 * (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)))),
-        ("inverse_square_root", 50, 0.25 / 10), ("inverse_square_root", 100, 0.05), ("inverse_square_root", 400, 0.025),
+        ("inverse_square_root", 50, 0.25 / 10),
+        ("inverse_square_root", 100, 0.05),
+        ("inverse_square_root", 400, 0.025),
     ],
-)  # fmt: skip
+)
 def test_schedules(schedule, step, expected):
     assert learning_rate(step, dataclasses.replace(BASE, schedule=schedule)) == pytest.approx(expected)
 

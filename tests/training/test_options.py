@@ -159,12 +159,16 @@ def test_a_preset_sets_recall_options():
         *(
             (["--data", "recall", *option], f"{option[0]} is an option of --data with texts")
             for option in (
-                ["--tokenizer", "gpt2"], ["--train-bpe", "300"], ["--train-words", "300"], ["--carry-over-documents"],
-                ["--training-documents", "9"], ["--documents", "folders"],
+                ["--tokenizer", "gpt2"],
+                ["--train-bpe", "300"],
+                ["--train-words", "300"],
+                ["--carry-over-documents"],
+                ["--training-documents", "9"],
+                ["--documents", "folders"],
             )
         ),
     ],
-)  # fmt: skip
+)
 def test_options_of_another_model_or_other_data_are_named(argv, words, capsys):
     with pytest.raises(SystemExit) as caught:
         parse_training(argv)
@@ -235,8 +239,15 @@ def test_resuming_keeps_model_and_data(tmp_path):
     resumed, start = parse_training(["--resume", run, "--steps", "20"])
     assert resumed == chosen._replace(training=dataclasses.replace(chosen.training, steps=20))
     assert str(start.folder) == run and start.resumed["step"] == 3
-    for argv in (["--gate", "fixed"], ["--data", "recall"], ["--preset", "tiny"], ["--batch", "2"], ["--weight-decay", "0.5"],
-                 ["--carry-over-documents"], ["--model", "compressive"]):  # fmt: skip
+    for argv in (
+        ["--gate", "fixed"],
+        ["--data", "recall"],
+        ["--preset", "tiny"],
+        ["--batch", "2"],
+        ["--weight-decay", "0.5"],
+        ["--carry-over-documents"],
+        ["--model", "compressive"],
+    ):
         with pytest.raises(InputError, match="--resume keeps"):
             parse_training(["--resume", run, *argv])
     with pytest.raises(InputError, match="continues in its own folder; leave --out out"):

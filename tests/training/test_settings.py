@@ -62,8 +62,13 @@ def test_the_papers_sizes():
     assert (c.window, c.states, c.segment, c.recurrent_layers, c.dropout, c.attention_scale) == (512, 512, 4096, (10,), 0.05, 1.0)
     assert (c.gate, c.configuration, c.buckets, c.max_distance) == ("fixed", "skip", 32, 128)
     assert (t.optimizer, t.schedule, t.warmup, t.learning_rate, t.steps, t.batch) == (
-        "adafactor", "inverse_square_root", 1000, 1.0, 500_000, 32,
-    )  # fmt: skip
+        "adafactor",
+        "inverse_square_root",
+        1000,
+        1.0,
+        500_000,
+        32,
+    )
     assert (t.clip, t.weight_decay) == (0.0, 0.0)
 
 
@@ -76,13 +81,14 @@ def test_the_block_recurrent_papers_other_settings():
         "large": ({"heads": 16, "feed_forward": 8192}, {"steps": 200_000, "batch": 128, "accumulate": 16}, {}),
         "arxiv": ({}, {"learning_rate": 0.5}, {"data": "stdlib"}),
         "github": (
-            {}, {"learning_rate": 0.25, "batch": 256, "steps": 250_000, "accumulate": 16},
+            {},
+            {"learning_rate": 0.25, "batch": 256, "steps": 250_000, "accumulate": 16},
             {"data": "stdlib", "documents": "folders"},
         ),
         "xl-512": ({"recurrent_layers": (), "window": 512, "segment": 512}, {"batch": 256}, {}),
         "xl-1024": ({"recurrent_layers": (), "window": 1024, "segment": 1024}, {"batch": 128}, {}),
         "xl-2048": ({"recurrent_layers": (), "window": 2048, "segment": 2048}, {"batch": 64}, {}),
-    }  # fmt: skip
+    }
     for name, changes in expected.items():
         chosen = preset_settings("block_recurrent", name)
         parts = [dataclasses.replace(part, **own) for part, own in zip((config, training, data), changes, strict=True)]
@@ -104,10 +110,11 @@ def test_training_config_names_the_field(field, value):
     "preset,expected",
     [
         # sections 5.1 to 5.3: L, N, M, C, c, and the Transformer-XL's M
-        ("enwik8", (24, 768, 768, 1152, 3, 2304)), ("wikitext-103", (18, 512, 512, 512, 4, 1024)),
+        ("enwik8", (24, 768, 768, 1152, 3, 2304)),
+        ("wikitext-103", (18, 512, 512, 512, 4, 1024)),
         ("pg19", (36, 512, 512, 512, 2, 1024)),
     ],
-)  # fmt: skip
+)
 def test_the_compressive_papers_sizes(preset, expected):
     model, longer = (preset_settings("compressive", name).model_config for name in (preset, f"{preset}-xl"))
     sizes = (model.layers, model.segment, model.memory, model.compressed_memory, model.compression_rate)

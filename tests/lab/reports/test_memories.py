@@ -29,10 +29,14 @@ def counting_documents(lengths):
 @pytest.mark.parametrize(
     "change,expected",
     [
-        ({}, 2 + 3), ({"memory": 16}, 2 + 3), ({"memory": 0}, 3), ({"compressed_memory": 0}, 2), ({"compressed_memory": 4}, 4),
+        ({}, 2 + 3),
+        ({"memory": 16}, 2 + 3),
+        ({"memory": 0}, 3),
+        ({"compressed_memory": 0}, 2),
+        ({"compressed_memory": 4}, 4),
         ({"memory": 0, "compressed_memory": 0}, 0),
     ],
-)  # fmt: skip
+)
 def test_segments_to_fill(change, expected, compression):
     """N 8, M 12, C 5, c 4: two segments fill memory; the five compressed rows come from three evicted segments."""
     config = dataclasses.replace(SMALL, compression=compression, **change)

@@ -209,12 +209,16 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
 
 
 METHOD_OF = {  # as choosing.md calls them
-    "compressive, 96 of 112 rows compressed": "compressive", "Transformer-XL, 112 rows": "Transformer-XL",
-    "block_recurrent, 16 states": "block-recurrent", "the same without states (Slide)": "Slide",
-    "memformer, 8 slots": "Memformer", "memorizing, 8 of 512 tokens": "Memorizing",
-    "pretrained_recurrence, one vector": "recurrent GPT-2", "the same without it (GPT-2)": "GPT-2",
+    "compressive, 96 of 112 rows compressed": "compressive",
+    "Transformer-XL, 112 rows": "Transformer-XL",
+    "block_recurrent, 16 states": "block-recurrent",
+    "the same without states (Slide)": "Slide",
+    "memformer, 8 slots": "Memformer",
+    "memorizing, 8 of 512 tokens": "Memorizing",
+    "pretrained_recurrence, one vector": "recurrent GPT-2",
+    "the same without it (GPT-2)": "GPT-2",
     "pretrained_recurrence, one vector, or without": "GPT-2",
-}  # fmt: skip
+}
 
 
 def chosen(heading):
