@@ -121,9 +121,8 @@ def test_memory_of_a_preset():
     recomputed = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, checkpoint_layers=True))
     assert recomputed[0] == held and recomputed[1] < 0.95 * whole
     exact = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, dtype="float32"))
-    assert (
-        exact[0] - held == training.batch * 2 * config.width and exact[1] < whole
-    )  # this small, copies take more than they save
+    assert exact[0] - held == training.batch * 2 * config.width
+    assert whole < exact[1] < 1.05 * whole, "this small, copies take almost as much as they save"
     adafactor = counts.training_bytes("pretrained_recurrence", config, dataclasses.replace(training, optimizer="adafactor"))
     assert held - 8 * parameters < adafactor[0] < held - 7.9 * parameters
 
