@@ -219,14 +219,22 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
+def of_vocabulary_and_merges(path: Path, merges: Path) -> bytes:
+    """The tokenizer.json of a byte-level BPE in two files, as GPT-2 and RoBERTa have them; raises ValueError if they are none."""
+    package = tokenizers_package("a vocab.json")
+    try:
+        return package.ByteLevelBPETokenizer(str(path), str(merges), add_prefix_space=False).to_str().encode()
+    except Exception as error:  # the package raises no other type
+        raise ValueError(f"with {merges.name} it is no byte-level BPE ({error})") from None
+
+
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenizer:
     """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
     path = Path(path)
     merges = path.with_name("merges.txt")
     try:
         if path.name == "vocab.json" and merges.exists():
-            package = tokenizers_package("a vocab.json")
-            content = package.ByteLevelBPETokenizer(str(path), str(merges), add_prefix_space=False).to_str().encode()
+            content = of_vocabulary_and_merges(path, merges)
         else:
             content = path.read_bytes()
         if path.suffix == ".json":

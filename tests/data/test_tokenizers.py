@@ -342,3 +342,12 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path, content):
     ) as caught:
         open_tokenizer(str(tmp_path / "a.json"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("vocabulary,merges", [('{"a": 0}', "a b c d"), ("[]", "a b"), ("{", "")])
+def test_a_damaged_vocab_json_or_merges_txt_is_one_line(tmp_path, vocabulary, merges):
+    pytest.importorskip("tokenizers", reason="needs the extra bpe")
+    (tmp_path / "vocab.json").write_text(vocabulary)
+    (tmp_path / "merges.txt").write_text(merges)
+    with pytest.raises(InputError, match="vocab.json cannot be used: "):
+        open_tokenizer(str(tmp_path / "vocab.json"))
