@@ -233,10 +233,8 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenize
     path = Path(path)
     merges = path.with_name("merges.txt")
     try:
-        if path.name == "vocab.json" and merges.exists():
-            content = of_vocabulary_and_merges(path, merges)
-        else:
-            content = path.read_bytes()
+        in_two_files = path.name == "vocab.json" and merges.exists()
+        content = of_vocabulary_and_merges(path, merges) if in_two_files else path.read_bytes()
         if path.suffix == ".json":
             return PackagedTokenizer(str(path), content)
         if path.suffix == ".words":
