@@ -58,8 +58,9 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
         else:
             parser.set_defaults(**{flag[2:]: how.get("default")})
     options = parser.parse([table, *rest])
-    if min(options.repeats, *(options.horizons or [1])) < 1:
-        raise InputError(f"--repeats {options.repeats} and --horizons {options.horizons} must be at least 1")
+    for name, numbers in (("repeats", [options.repeats]), ("horizons", options.horizons or [1])):
+        if min(numbers) < 1:
+            raise InputError(f"--{name} {min(numbers)}: it must be at least 1")
     return options
 
 
