@@ -101,7 +101,8 @@ class SelfAttention(Attention):
             slots = self.key_value(self.memory_norm(memory))
             key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
         mask = distances.mask if readable is None else ~readable[:, None, None]
-        return self.attend(query, key, value, self.project_distances(distances.sinusoids), distances.index, mask)
+        distance_key = self.project_distances(distances.sinusoids)
+        return self.output_rows(self.attend(query, key, value, distance_key, distances.index, mask))
 
     def project_distances(self, sinusoids: Tensor | None) -> Tensor | None:
         """W_r R: (H, R, E) of sinusoids (R, D); None with simplified positions."""
@@ -110,12 +111,12 @@ class SelfAttention(Attention):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor | None, index: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Attention with positions, then the output matrix; (B, n, D). index (n, K) is the row of distances of each pair."""
+        """Attention with positions, (B, H, n, E); index (n, K) is the row of distances of each pair."""
         rate = self.dropout if self.training else 0.0
         if distance_key is None:
-            return self.output_rows(simplified_attention(query, key, value, self.positions, index, mask, rate))
+            return simplified_attention(query, key, value, self.positions, index, mask, rate)
         biases = (self.content_bias, self.distance_bias)
-        return self.output_rows(transformer_xl_attention(query, key, value, distance_key, *biases, index, mask, rate))
+        return transformer_xl_attention(query, key, value, distance_key, *biases, index, mask, rate)
 
 
 class CrossAttention(Attention):
@@ -375,7 +376,8 @@ class Memformer(Model):
         normal, slots = attention.norm(x), rows.keys[number].shape[2] - index.shape[1]
         pairs = zip((rows.keys[number], rows.values[number]), attention.key_value(normal), strict=True)
         keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
-        return attention.attend(attention.project_query(normal), keys, values, distance_key, index, unread)
+        query = attention.project_query(normal)
+        return attention.output_rows(attention.attend(query, keys, values, distance_key, index, unread))
 
     def close(self, stream: Stream) -> State:
         """The State after a complete segment."""

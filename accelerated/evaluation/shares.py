@@ -1,7 +1,7 @@
-"""Where a model looked, for eval.py view: of each model NAME that can show it, a function NAME_shares.
+"""Where a model looked, for eval.py view. Each model NAME that can show it has a function NAME_shares.
 
-It takes the model and the calls of its modules in one segment, {module: [(what it was called with, what it returned)]}, and
-returns a list of Shares, which it computes by the layers' own parts.
+The function takes the model and the calls of its modules in one segment, {module: [(arguments, what it returned)]}. It returns
+a list of Shares, computed by the layers' own parts.
 """
 
 import contextlib
@@ -16,7 +16,6 @@ from torch.nn import Module, functional
 
 from accelerated.attention.content import content_attention, content_attention_plain
 from accelerated.attention.heads import at_least_float32, merge_heads
-from accelerated.attention.signed_distance import simplified_attention, transformer_xl_attention
 from accelerated.attention.sliding_window import score_offset, sliding_attention
 from accelerated.protocol import Reading
 
@@ -35,13 +34,10 @@ class Shares(NamedTuple):
 def read_watched(model: Module, name: str, tokens: Tensor, state: tuple) -> tuple[Reading, list[Shares]]:
     """The Reading of a segment of tokens (B, N), and the Shares of its predictions; [] for a model without a function."""
     calls = defaultdict(list)
-
-    def keep(module, given, out):
-        calls[module].append((given, out))
-
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            hooks.enter_context(module.register_forward_hook(keep))
+            keep = module.register_forward_hook(lambda module, given, out: calls[module].append((given, out)))
+            hooks.enter_context(keep)
         reading = model.read(tokens, state)
     shares = globals().get(f"{name}_shares")
     return reading, shares(model, calls) if shares else []
@@ -68,7 +64,7 @@ def attention_to(sizes: Iterable[int], attend: Callable, key: Tensor) -> Tensor:
 
 
 def by_length(*added: Tensor) -> Tensor:
-    """The shares (B, N, P) of vectors (B, N, D) that are added up, by their lengths; all of nothing is the last one's.
+    """The shares (B, N, P) of vectors (B, N, D) that are added up, by their lengths; the last has all if every one is zero.
 
     It is for parts with softmaxes of their own, which always sum to 1 and so say nothing of how much was taken.
     """
@@ -180,13 +176,7 @@ def memformer_shares(model: Module, calls: dict) -> list[Shares]:
 def slot_shares(attention: Module, x: Tensor, distances: Module, memory: Tensor) -> Tensor:
     """Attention (B, N, 2) of the decoder-only model to slots and segment, from what its self-attention is called with."""
     normal, slots = attention.norm(x), attention.memory_norm(memory)
-    query, distance_key = attention.project_query(normal), attention.project_distances(distances.sinusoids)
-    key = torch.cat([attention.key_value(slots)[0], attention.key_value(normal)[0]], 2)
-
-    def attend(values):
-        if distance_key is None:
-            return simplified_attention(query, key, values, attention.positions, distances.index, distances.mask)
-        biases = (attention.content_bias, attention.distance_bias)
-        return transformer_xl_attention(query, key, values, distance_key, *biases, distances.index, distances.mask)
-
-    return attention_to((memory.shape[1], x.shape[1]), attend, key)
+    query, key = attention.project_query(normal), torch.cat([attention.key_value(rows)[0] for rows in (slots, normal)], 2)
+    placed = {"index": distances.index, "mask": distances.mask}
+    placed["distance_key"] = attention.project_distances(distances.sinusoids)
+    return attention_to((memory.shape[1], x.shape[1]), functools.partial(attention.attend, query, key, **placed), key)

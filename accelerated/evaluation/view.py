@@ -47,19 +47,17 @@ def likeliest(model: Module, hidden: torch.Tensor) -> tuple[list, list]:
 
 @torch.no_grad()
 def segment_records(run: TrainedRun, document: Document, windows: list[Window], first: int) -> tuple[list[dict], list[Shares]]:
-    """What the page says of each of the document's windows from number `first` on except losses, and the last one's Shares."""
+    """What the page says, besides losses, of each of the document's windows from number `first` on; and the last one's Shares."""
     model, device, records = run.model, next(run.model.parameters()).device, []
-    with Progress("segments of the page", len(windows), "segment") as bar:
-        segments = carried_through(model, [document], 1, predict=False, show=False)
-        for window, (segment, [number], state, _) in zip(windows, segments, strict=False):
-            bar.update(1)
-            if number < first:
-                continue
-            tokens, rows = segment.tokens.to(device), slice(window.first - 1 - window.start, window.stop - window.start)
-            carried, groups = read_watched(model, run.settings.model, tokens, state)
-            both = carried, model.read(tokens, model.initial_state(1))
-            shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
-            records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both], "shares": shares})
+    pairs = zip(windows, carried_through(model, [document], 1, predict=False, show=False), strict=False)
+    for window, (segment, [number], state, _) in Progress("segments of the page", len(windows), "segment", over=pairs):
+        if number < first:
+            continue
+        tokens, rows = segment.tokens.to(device), slice(window.first - 1 - window.start, window.stop - window.start)
+        carried, groups = read_watched(model, run.settings.model, tokens, state)
+        both = carried, model.read(tokens, model.initial_state(1))
+        shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
+        records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both], "shares": shares})
     return records, groups
 
 
@@ -79,7 +77,7 @@ def shading_scale(gains: np.ndarray) -> float:
 
 
 def document_data(run: TrainedRun, document: Document, windows: list[Window], nats: list[np.ndarray], shown: range) -> dict:
-    """The losses of a document, and of its windows in `shown` all that the page says token by token.
+    """The page's data: the losses along the document, and of its windows in `shown` all that is said token by token.
 
     The text is what was read; but an answer of recall, which is never read, stands where it is asked for.
     """
@@ -91,11 +89,11 @@ def document_data(run: TrainedRun, document: Document, windows: list[Window], na
     before = np.asarray(document.inputs[start : start + 1])
     texts = spelled([tokenizer.decode([token]) for token in np.concatenate([before, targets[start:stop]])])
     for window, record in zip(windows[shown.start : shown.stop], records, strict=True):
-        own = slice(window.first - 1, window.stop)
-        record |= {"at": window.first, "tokens": targets[own].tolist(), "bytes": int(text_bytes[own].sum())}
+        predicted = slice(window.first - 1, window.stop)
+        record |= {"at": window.first, "tokens": targets[predicted].tolist(), "bytes": int(text_bytes[predicted].sum())}
         record |= {"texts": texts[window.first - start : window.stop + 1 - start]}
-        record |= {"losses": [in_bits(values[own]) for values in nats]}
-        record |= {"bits": [round(float(np.nansum(values[own])) / math.log(2), 4) for values in nats]}
+        record |= {"losses": [in_bits(values[predicted]) for values in nats]}
+        record |= {"bits": [round(float(np.nansum(values[predicted])) / math.log(2), 4) for values in nats]}
     used = {token for record in records for ids, _ in record["likely"] for row in [*ids, record["tokens"]] for token in row}
     vocabulary = {token: tokenizer.decode([token]).decode(errors="backslashreplace") for token in sorted(used)}
     scale, strip = shading_scale((nats[1] - nats[0])[start:stop]), overview(windows, nats, text_bytes)
