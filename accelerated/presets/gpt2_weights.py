@@ -1,4 +1,4 @@
-"""A published GPT-2, a safetensors file: checked and loaded into a pretrained_recurrence model for --init, and the way back.
+"""A published GPT-2, a safetensors file: checked and loaded into a pretrained_recurrence model for --init.
 
 The file's tensors are wte.weight (V, D), wpe.weight, and for each layer i h.{i}.ln_1, h.{i}.attn.c_attn (D, 3D: query, key
 and value), h.{i}.attn.c_proj, h.{i}.ln_2, h.{i}.mlp.c_fc and h.{i}.mlp.c_proj, then ln_f, each with weight and bias. The names
@@ -122,25 +122,6 @@ def renamed(tensors: dict[str, torch.Tensor], config: Config) -> dict[str, torch
             layer |= zip(names, tensors[f"h.{i}.attn.c_attn.{kind}"].t().chunk(3), strict=True)
         ours |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     return ours
-
-
-def of_ours(parameters: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
-    """Return {GPT-2's name: tensor} of a pretrained_recurrence model's parameters, without the module: the inverse of renamed."""
-    theirs = {name: parameters[ours] for ours, name in OF_MODEL.items()}
-    for i in range(config.layers):
-        theirs |= {f"h.{i}.{name}": parameters[f"layers.{i}.{ours}"].t() for ours, name in OF_LAYER.items()}
-        for kind, names in JOINED.items():
-            theirs[f"h.{i}.attn.c_attn.{kind}"] = torch.cat([parameters[f"layers.{i}.{name}"] for name in names]).t()
-    return {f"transformer.{name}": tensor for name, tensor in theirs.items()}
-
-
-def described_gpt2(config: Config) -> dict:
-    """The config.json of a GPT-2 of these sizes, for the package transformers."""
-    end = 50256 if config.vocabulary == 50257 else None
-    sizes = {"vocab_size": config.vocabulary, "n_positions": config.max_positions, "n_embd": config.width}
-    sizes |= {"n_layer": config.layers, "n_head": config.heads, "n_inner": config.feed_forward}
-    about = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "bos_token_id": end, "eos_token_id": end}
-    return about | sizes | {"tie_word_embeddings": True} | {name: values[0] for name, values in COMPUTED.items()}
 
 
 def check_described(file: Path, shapes: dict[str, tuple], config: Config) -> None:

@@ -230,25 +230,6 @@ def training_parser(defaults: Settings) -> OptionParser:
     return parser
 
 
-def options_of(settings: Settings) -> list[str]:
-    """The command line of train.py that gives these settings, without --out."""
-    of_recall = settings.data.data == RECALL
-    usual, words = preset_settings(settings.model, RECALL if of_recall else "tiny"), ["--model", settings.model]
-    for part, prefix in PREFIXES.items():
-        config, default = getattr(settings, part), getattr(usual, part)
-        for field in dataclasses.fields(config) if part != "recall" or of_recall else ():
-            value = getattr(config, field.name)
-            if value == getattr(default, field.name) or (field.name in NO_OPTIONS and part in ("model_config", "recall")):
-                continue
-            option = option_name(prefix + field.name)
-            if isinstance(value, bool):
-                words.append(option if value else f"--no-{option[2:]}")
-            else:
-                text = (",".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)
-                words += [f"{option}={text}"] if text.startswith("-") else [option, text]
-    return words
-
-
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)

@@ -13,7 +13,6 @@ from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from accelerated.training.options import options_of
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
 
@@ -297,18 +296,3 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert parse_training(["--data", "recall"])[1].folder.name == "block_recurrent-recall-2"
     with pytest.raises(InputError, match="already holds a run"):
         parse_training(["--data", "recall", "--out", str(start.folder)])
-
-
-def test_a_command_line_of_settings_says_no_to_what_the_preset_says_yes(monkeypatch):
-    usual = preset_settings("block_recurrent", "tiny")
-    other = usual._replace(training=dataclasses.replace(usual.training, checkpoint_layers=True))
-    assert options_of(usual) == ["--model", "block_recurrent"]
-    assert options_of(other) == ["--model", "block_recurrent", "--checkpoint-layers"]
-    monkeypatch.setattr("accelerated.training.options.preset_settings", lambda model, preset: other)
-    assert options_of(usual) == ["--model", "block_recurrent", "--no-checkpoint-layers"]
-
-
-@pytest.mark.parametrize("data", ["stdlib", "recall"])
-def test_a_command_line_of_settings_gives_them_again(data):
-    chosen, _ = parse_training(["--model", "memformer", "--data", data, "--slots", "3", "--learning-rate", "1e-3", "--seed", "5"])
-    assert parse_training(options_of(chosen))[0] == chosen
