@@ -107,7 +107,7 @@ def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
         (["score", "nowhere"], "no checkpoint at nowhere"),
         ([], "the following arguments are required: RUN"),
         (["RUN", "--colour"], "unknown option --colour; did you mean --pool"),
-        (["RUN", "--top-k", 3], "--top-k is an option of eval.py sample, not of score; leave it out"),
+        (["RUN", "--top-p", 0.5], "--top-p is an option of eval.py sample, not of score; leave it out"),
         (["RUN", "--plot=a.png"], "--plot is an option of eval.py positions, frequency, curves, not of score"),
         (["positions", "RUN", "--clear-memory"], "--clear-memory is an option of eval.py score, overlap, not of positions"),
         (["sample", "RUN", "--split", "test"], "not of sample; leave it out"),
@@ -142,7 +142,6 @@ def test_wrong_command_lines_are_refused_in_one_line(argv, words, runs, capsys, 
         (["sample", "--temperature", 0, "--top-p", 0.5], "--temperature 0 takes the most probable token; leave"),
         (["sample", "--top-p", 0], "--top-p: 0 was given; it must be above 0 and at most 1"),
         (["sample", "--top-p", 1.5], "above 0 and at most 1"),
-        (["sample", "--top-k", 0], "--top-k: 0 was given; it must be at least 1"),
         (["sample", "--seed", 2**32], f"--seed: {2**32} was given; it must be at least 0 and below 2.32"),
         (["sample", "--prompt", "a", "--prompt-file", __file__], "--prompt and --prompt-file are two prompts; give one of them"),
         (["sample", "--prompt", ""], "the prompt is empty, or has no token for the run's tokenizer; give another"),
@@ -396,7 +395,7 @@ def test_json_holds_what_is_printed(runs, capsys):
 
 def test_what_is_cleared_of_the_state_is_said(runs, joined, capsys):
     """All of it or the fields that are named; the score is another each time."""
-    found = {}
+    sums = {}
     for fields, said in (
         ([], "memory cleared at every segment\n"),
         (["states"], "states cleared at every segment, the rest carried through each document\n"),
@@ -405,8 +404,8 @@ def test_what_is_cleared_of_the_state_is_said(runs, joined, capsys):
         assert f", {said}" in printed(capsys, runs.recurrent, "--clear-memory", *fields)
         record = as_json(capsys, runs.recurrent, "--clear-memory", *fields)
         assert record["memory_cleared"] == ([name for text in fields for name in text.split(",")] or True)
-        found[said] = record["nats"]
-    assert len({*found.values(), as_json(capsys, runs.recurrent)["nats"]}) == 4
+        sums[said] = record["nats"]
+    assert len({*sums.values(), as_json(capsys, runs.recurrent)["nats"]}) == 4
     lines = printed(capsys, joined.compressive, "--clear-memory", "compressed")
     assert ", compressed cleared at every segment, the rest carried over documents\n" in lines
     assert ", no memory\n" in printed(capsys, runs.plain, "--clear-memory", "pooled")
@@ -540,9 +539,9 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
     assert "no memory, documents joined\n" in printed(capsys, joined.plain)
     assert "memory carried through each document\n" in printed(capsys, joined.compressive, "--no-carry-over-documents")
     asked = as_json(capsys, runs.compressive, "--data", joined.texts, "--carry-over-documents")
-    own = as_json(capsys, runs.compressive, "--data", joined.texts)
-    assert asked["carry_over_documents"] and not own["carry_over_documents"] and asked["nats"] != own["nats"]
-    assert asked["tokens"] == own["tokens"]
+    trained = as_json(capsys, runs.compressive, "--data", joined.texts)
+    assert asked["carry_over_documents"] and not trained["carry_over_documents"] and asked["nats"] != trained["nats"]
+    assert asked["tokens"] == trained["tokens"]
 
 
 def test_every_report_reads_joined_documents(joined, capsys):
@@ -697,8 +696,7 @@ def test_where_the_prompt_ends_is_shown(runs, capsys, monkeypatch, terminal, no_
 def test_seed_and_sampling_reach_the_sample(runs, capsys):
     argv = ["sample", runs.recurrent, "--tokens", 20]
     greedy = as_json(capsys, *argv, "--temperature", 0)
-    for option in (["--top-k", 1], ["--top-p", 1e-9]):
-        assert as_json(capsys, *argv, "--temperature", 1, *option) == greedy
+    assert as_json(capsys, *argv, "--temperature", 1, "--top-p", 1e-9) == greedy
     drawn = [as_json(capsys, *argv, "--seed", seed) for seed in (3, 3, 4)]
     assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != greedy
 
@@ -793,8 +791,8 @@ def test_the_table_of_overlaps(runs, capsys):
     score = printed(capsys, runs.plain)
     assert re.search(r"bits per byte +(\S+)", score)[1] == rows[0][5]
     assert re.search(r"log-probability +(\S+)", score)[1].startswith(rows[0][6][:-2])
-    own = printed(capsys, "overlap", runs.windowed, "--split", "test").splitlines()[-1].split()
-    assert own[3] == "2" and own[4:6] == rows[4][7:9]
+    cells = printed(capsys, "overlap", runs.windowed, "--split", "test").splitlines()[-1].split()
+    assert cells[3] == "2" and cells[4:6] == rows[4][7:9]
     rows = as_json(capsys, "overlap", runs.windowed, "--overlaps", "0,2,0")["rows"]
     assert [row["config"]["overlap"] for row in rows] == [0, 2] and rows[0]["notes"] == ["trained with overlap 2"]
     assert rows[1]["splits"]["valid"]["nats"] == pytest.approx(as_json(capsys, runs.windowed)["nats"], rel=1e-9)

@@ -38,7 +38,7 @@ OPTIONS_OF = {
     "dynamic": ["--learning-rate", 0.01],
     "attention": ["--sequences", 3],
     "topics": ["--contexts", 4, "--tokens", 5],
-    "sample": ["--tokens", 20, "--top-p", 0.9, "--top-k", 5],
+    "sample": ["--tokens", 20, "--top-p", 0.9],
 }
 
 

@@ -26,10 +26,9 @@ Step = Callable | None  # (token, state) -> (logits, Stream), such as model.step
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn: from softmax(logits / temperature), limited to the top k tokens, then to their nucleus."""
+    """How the next token is drawn: from softmax(logits / temperature), limited to its nucleus."""
 
-    temperature: float = 1.0  # 0 takes the most probable token; top_k and top_p then have no effect
-    top_k: int = 0  # how many of the most probable tokens; 0 for all
+    temperature: float = 1.0  # 0 takes the most probable token; top_p then has no effect
     top_p: float = 1.0  # total probability of the nucleus; 1 for all tokens
 
 
@@ -77,13 +76,11 @@ def step_of(model: Module) -> Callable:
 
 
 @torch.no_grad()
-def read_prompt(
-    model: Module, prompt: Tensor, new_window: bool = False, step: Step = None, show: bool = False
-) -> tuple[Tensor, tuple]:
+def read_prompt(model: Module, prompt: Tensor, new_window: bool = False, step: Step = None) -> tuple[Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
-    Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. With `show`,
-    the progress of a prompt of more than a segment is shown.
+    Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. If there is
+    more than a segment, its progress is shown.
 
     new_window is for models that read windows (Adding Recurrence, section 5.3): all windows go through `advance`, and a new one
     begins with the prompt's last token, or its last o if windows overlap. It sees earlier text only through the inserted
@@ -91,7 +88,7 @@ def read_prompt(
     """
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
-    with Progress("reading the prompt", length, show=show and length > segment) as bar:
+    with Progress("reading the prompt", length, show=length > segment) as bar:
         while at < length - (overlap if new_window else segment):
             state = model.advance(prompt[:, at : at + segment], state)
             at += segment - overlap
@@ -101,12 +98,6 @@ def read_prompt(
             logits, state = step(token, state)
             bar.update()
     return logits, state
-
-
-def most_probable(probabilities: Tensor, count: int) -> Tensor:
-    """Keep the `count` most probable tokens of each row of probabilities (B, V), with the others at 0; not normalised again."""
-    values, tokens = probabilities.topk(count, -1)  # (B, k)
-    return torch.zeros_like(probabilities).scatter_(-1, tokens, values)
 
 
 def nucleus(probabilities: Tensor, mass: float) -> Tensor:
@@ -123,8 +114,6 @@ def draw(logits: Tensor, sampling: Sampling, generator: Random) -> Tensor:
     if sampling.temperature == 0:
         return logits.argmax(-1)
     probabilities = torch.softmax(at_least_float32(logits) / sampling.temperature, -1)
-    if 0 < sampling.top_k < logits.shape[-1]:
-        probabilities = most_probable(probabilities, sampling.top_k)
     if sampling.top_p < 1:
         probabilities = nucleus(probabilities, sampling.top_p)
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
@@ -155,7 +144,7 @@ def continue_text(
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
-        yield from generate(model, *read_prompt(model, prompt, new_window, step, show=True), count, sampling, generator, step)
+        yield from generate(model, *read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
 
 
 def prompt_from(document: Document, length: int = 32) -> Tensor:
@@ -191,8 +180,8 @@ def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
 
 def prompt_of(run: TrainedRun, options: argparse.Namespace) -> bytes:
     """What to continue; raises InputError if the options do not fit together or do not fit the run."""
-    if options.temperature == 0 and (options.top_k or options.top_p):
-        raise InputError("--temperature 0 takes the most probable token; leave --top-k and --top-p out")
+    if options.temperature == 0 and options.top_p:
+        raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")
     if options.new_window and not hasattr(run.model.config, "overlap"):
@@ -210,7 +199,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     prompt = tokenizer.encode(prompt_of(run, options)).astype("int64").tolist()
     if not prompt:
         raise InputError("the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file")
-    sampling = Sampling(options.temperature, options.top_k or 0, options.top_p or 1.0)
+    sampling = Sampling(options.temperature, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     given = torch.tensor([prompt], device=device)
     tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)

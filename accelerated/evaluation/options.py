@@ -92,7 +92,6 @@ SAMPLING = (
     option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),
     option("--prompt-file", "file to continue, of any length: text, or mu-law bytes", lambda p: Path(p).read_bytes(), "FILE"),
     option("--temperature", "below 1 favours probable tokens; 0 takes the most probable (default 0.8)", TEMPERATURE, default=0.8),
-    option("--top-k", "sample from the K most probable tokens (default all)", at_least(1), "K"),
     option("--top-p", "sample from the fewest tokens with total probability P (default 1: all)", PROBABILITY, "P"),
     option("--seed", "seed of the random numbers (default 0)", SEED, "N", default=0),
     option("--new-window", NEW, action="store_true"),
@@ -182,12 +181,10 @@ def report_parser(name: str) -> OptionParser:
     return parser
 
 
-def refuse_options_of_other_reports(name: str, words: list[str]) -> None:
-    """Raise InputError for an option that only other reports have; it names them."""
-    for word in (word.partition("=")[0] for word in words if word.startswith("--")):
-        takers = [report for report in REPORTS if word in report_parser(report)._option_string_actions]
-        if takers and name not in takers:
-            raise InputError(f"{word} is an option of eval.py {', '.join(takers)}, not of {name}; leave it out")
+def places_of(option: str, name: str) -> str:
+    """The reports that have an option which the report `name` lacks, in words; "" if none has it."""
+    takers = [report for report in REPORTS if option in report_parser(report)._option_string_actions]
+    return f"eval.py {', '.join(takers)}, not of {name}" if takers else ""
 
 
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
@@ -197,12 +194,11 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
         raise SystemExit
     named = bool(argv) and argv[0] in REPORTS
     name, rest = (argv[0], argv[1:]) if named else ("score", argv)
-    refuse_options_of_other_reports(name, rest)
     if not named and argv and not argv[0].startswith("-") and not Path(argv[0]).exists():
         nearest = difflib.get_close_matches(argv[0], REPORTS, n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"the reports are {', '.join(REPORTS)}"
         raise InputError(f"{argv[0]} is neither a run's folder nor a report; {advice}")
-    options = report_parser(name).parse(rest)
+    options = report_parser(name).parse(rest, lambda option: places_of(option, name))
     if len(options.runs) > 1 and not REPORTS[name].several:
         several = " and ".join(name for name, report in REPORTS.items() if report.several)
         raise InputError(f"{len(options.runs)} runs were given; only eval.py {several} take more than one")

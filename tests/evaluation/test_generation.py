@@ -22,7 +22,6 @@ from accelerated.evaluation.generation import (
     Sampling,
     continue_text,
     draw,
-    most_probable,
     nucleus,
     prompt_from,
     read_prompt,
@@ -118,7 +117,7 @@ class FakeGraph(TorchDispatchMode):
 def fake_cuda(monkeypatch):
     """torch.cuda's graphs, recorded on a CPU; generation takes them."""
     queue = SimpleNamespace(wait_stream=lambda other: None)
-    fakes = {"Stream": lambda: queue, "current_stream": lambda: queue, "stream": lambda own: contextlib.nullcontext()}
+    fakes = {"Stream": lambda: queue, "current_stream": lambda: queue, "stream": lambda stream: contextlib.nullcontext()}
     for name, fake in (fakes | {"CUDAGraph": FakeGraph, "graph": lambda graph: graph}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(generation, "step_of", GraphedStep)
@@ -146,17 +145,17 @@ def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
     """Also if it goes on with another document's state, in the middle of a segment; no logits or streams are overwritten."""
     config, rng = variant(paper, name), np.random.default_rng(3)
     model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
-    graphed, found, given = GraphedStep(model), [], PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    graphed, pairs, given = GraphedStep(model), [], PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
     tokens = torch.tensor(rng.integers(11, size=(2 * config.segment + 1, 2)))
     before = [field.clone() for field in given]
     for state in (given, model.initial_state(2), given):
         plain = state
         for token in tokens:
             (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
-            found.append((expected, logits))
+            pairs.append((expected, logits))
             assert state.read == plain.read
             assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
-    assert all(torch.equal(*pair) for pair in found) and len(FakeGraph.made) == 1
+    assert all(torch.equal(*pair) for pair in pairs) and len(FakeGraph.made) == 1
     assert all(map(torch.equal, before, given))
 
 
@@ -190,7 +189,7 @@ class NoFloat64(TorchDispatchMode):
 def test_drawing_takes_no_float64(dtype):
     """Apple's GPU has none. Logits in bfloat16 are drawn from as their values in float32."""
     logits = torch.randn(5, 300, dtype=torch.float32).to(dtype)
-    for sampling in (Sampling(), Sampling(0.7, 20, 0.9), GREEDY):
+    for sampling in (Sampling(), Sampling(0.7, 0.9), GREEDY):
         with NoFloat64():
             tokens = draw(logits, sampling, torch.Generator().manual_seed(3))
         assert torch.equal(tokens, draw(logits.float(), sampling, torch.Generator().manual_seed(3)))
@@ -215,24 +214,19 @@ def test_temperature_sharpens():
     "sampling, expected",
     [
         (Sampling(), [0.1, 0.4, 0.2, 0.3]),
-        (Sampling(1.0, 4, 1.0), [0.1, 0.4, 0.2, 0.3]),
-        (Sampling(1.0, 99, 1.0), [0.1, 0.4, 0.2, 0.3]),
-        (Sampling(top_k=2), [0, 4 / 7, 0, 3 / 7]),
-        (Sampling(top_k=1), [0, 1, 0, 0]),
         (Sampling(top_p=0.65), [0, 4 / 7, 0, 3 / 7]),
         (Sampling(top_p=0.75), [0, 4 / 9, 2 / 9, 3 / 9]),
         (Sampling(top_p=0.95), [0.1, 0.4, 0.2, 0.3]),
         (Sampling(top_p=0.01), [0, 1, 0, 0]),
         (Sampling(top_p=0.0), [0, 1, 0, 0]),
-        (Sampling(top_k=2, top_p=0.55), [0, 1, 0, 0]),  # the first of the two has probability 0.57
         (Sampling(temperature=0.5, top_p=0.5), [0, 1, 0, 0]),  # sharpened, the first has 0.53
         (Sampling(temperature=2.0, top_p=0.63), [0, 0.4**0.5, 0.2**0.5, 0.3**0.5]),  # flattened, two have 0.61
-        (Sampling(0, 3, 0.9), [0, 1, 0, 0]),
+        (Sampling(0, 0.9), [0, 1, 0, 0]),
         (Sampling(temperature=0.5), [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
     ],
 )
 def test_what_is_drawn(sampling, expected):
-    """Temperature first, then the top k, then the nucleus of the renormalised rest."""
+    """Temperature first, then the nucleus."""
     shares, total = shares_of([0.1, 0.4, 0.2, 0.3], sampling), sum(expected)
     for share, probability in zip(shares, expected, strict=True):
         assert share == pytest.approx(probability / total, abs=0.03 if probability else 0)
@@ -241,24 +235,16 @@ def test_what_is_drawn(sampling, expected):
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 
 
-@given(rows=st.lists(st.permutations([0, 1, 1, 3, 5, 9]), min_size=1, max_size=3), count=st.integers(1, 6))
-def test_the_top_k_are_the_largest_in_their_places(rows, count):
-    kept = most_probable(torch.tensor(rows, dtype=torch.float64), count)
-    for row, own in zip(rows, kept.tolist(), strict=True):
-        assert all(value in (0, before) for value, before in zip(own, row, strict=True))
-        assert sorted(own, reverse=True) == sorted(row, reverse=True)[:count] + [0] * (6 - count)
-
-
 @example(row=[4, 2, 1, 1], other=[1, 2, 1], share=4)
 @given(row=weights, other=weights, share=st.integers(0, 8))
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share):
     """Compared with all sets of tokens, in exact numbers; rows do not depend on each other."""
     size = max(len(row), len(other))
-    rows = [own + [0] * (size - len(own)) for own in (row, other)]
+    rows = [some + [0] * (size - len(some)) for some in (row, other)]
     kept = nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
-    for weights, own in zip(rows, kept, strict=True):
-        chosen = [value for value in own if value]
-        assert all(value in (0, before) for value, before in zip(own, weights, strict=True))
+    for weights, row in zip(rows, kept, strict=True):
+        chosen = [value for value in row if value]
+        assert all(value in (0, before) for value, before in zip(row, weights, strict=True))
         sets = [some for count in range(1, size + 1) for some in itertools.combinations(weights, count)]
         fewest = min(len(some) for some in sets if 8 * sum(some) >= share * sum(weights))
         assert len(chosen) == fewest and sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
@@ -266,16 +252,15 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
 
 def test_each_row_is_drawn_from_its_own_tokens():
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 1.0]]).repeat(500, 1)
-    for sampling in (Sampling(top_k=1), Sampling(top_p=0.5), Sampling(0)):
+    for sampling in (Sampling(top_p=0.5), Sampling(0)):
         assert draw(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
 
 
 def test_without_limits_tokens_are_drawn_from_the_whole_softmax():
     logits = torch.randn(50, 300, dtype=torch.float32)
     expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
-    for sampling in (Sampling(), Sampling(top_k=300), Sampling(top_k=301)):
-        assert torch.equal(draw(logits, sampling, torch.Generator().manual_seed(3)), expected)
-    assert Sampling() == (1.0, 0, 1.0) and GREEDY.temperature == 0
+    assert torch.equal(draw(logits, Sampling(), torch.Generator().manual_seed(3)), expected)
+    assert Sampling() == (1.0, 1.0) and GREEDY.temperature == 0
 
 
 @pytest.mark.parametrize("new_window", [False, True])
@@ -288,7 +273,7 @@ def test_sampling_is_passed_on(new_window):
         return [token.item() for token in continue_text(model, prompt, 20, sampling, new_window=new_window)]
 
     greedy = drawn(GREEDY)
-    assert drawn(Sampling(5.0, 1, 1.0)) == drawn(Sampling(5.0, 0, 1e-9)) == greedy != drawn(Sampling(5.0))
+    assert drawn(Sampling(5.0, 1e-9)) == greedy != drawn(Sampling(5.0))
 
 
 STREAMS = WHOLE_SEGMENTS | {"BlockRecurrent": (BlockRecurrent, SMALL), "PretrainedRecurrence": (PretrainedRecurrence, WINDOWED)}
@@ -323,7 +308,7 @@ def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
     period = 2 * config.segment
     gc.collect()
     gc.freeze()  # what is there already need not be looked through each time
-    for number, token in enumerate(continue_text(model, torch.randint(11, (1, 1)), 4 * period + 1, Sampling(1.0, 5, 0.9))):
+    for number, token in enumerate(continue_text(model, torch.randint(11, (1, 1)), 4 * period + 1, Sampling(1.0, 0.9))):
         assert not token.requires_grad and len(sizes) == number + 1
         if number and number % period == 0:
             alive.append(tensors_alive())
@@ -337,7 +322,7 @@ def test_a_very_long_continuation_begins_at_once():
     assert next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), GREEDY, Sampling(top_k=3), Sampling(top_p=0.5)])
+@pytest.mark.parametrize("sampling", [Sampling(), GREEDY, Sampling(top_p=0.5)])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_numbers_are_refused_with_their_token(sampling, value, monkeypatch):
     model, steps = BlockRecurrent(SMALL).eval(), []
