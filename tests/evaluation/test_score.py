@@ -307,8 +307,8 @@ def test_every_token_has_the_loss_of_documents_read_one_by_one(corpus, kind, lan
         assert actual.dtype == np.float64
         np.testing.assert_allclose(actual, nats_one_by_one(model, document, clear), rtol=1e-9)
     score = evaluate(model, documents, tokenizer, lanes, clear)
-    assert sum(np.nansum(own) for own in nats) == pytest.approx(score.nats, rel=1e-12)
-    assert sum(np.isfinite(own).sum() for own in nats) == score.tokens
+    assert sum(np.nansum(losses) for losses in nats) == pytest.approx(score.nats, rel=1e-12)
+    assert sum(np.isfinite(losses).sum() for losses in nats) == score.tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -318,10 +318,10 @@ def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
     documents = [document_from("the baa\n" * n + "é", MERGED) for n in (0, 6, 1, 0, 8, 5)] + [document_from("", MERGED)]
     model = model_for(kind, MERGED)
     expected = [nats_one_by_one(model, document, clear) for document in documents]
-    assert [len(own) for own in expected] == [0, *(len(MERGED.encode("the baa\n" * n + "é")) - 1 for n in (6, 1, 0, 8, 5)), 0]
+    assert list(map(len, expected)) == [0, *(len(MERGED.encode("the baa\n" * n + "é")) - 1 for n in (6, 1, 0, 8, 5)), 0]
     for lanes in (1, 2, 3, 8):
-        for actual, own in zip(token_nats(model, documents, lanes, clear), expected, strict=True):
-            np.testing.assert_allclose(actual, own, rtol=1e-9)
+        for actual, losses in zip(token_nats(model, documents, lanes, clear), expected, strict=True):
+            np.testing.assert_allclose(actual, losses, rtol=1e-9)
 
 
 def test_token_losses_have_no_dropout_and_the_mode_is_restored():
@@ -359,7 +359,7 @@ def joined_by_hand(documents):
     """The documents' text as one Document; the first token of each is not predicted."""
     documents = [document for document in documents if len(document.inputs)]
     tokens = [int(token) for document in documents for token in (*document.inputs, document.targets[-1])]
-    scored = [own for document in documents for own in (*document.scored, False)]
+    scored = [flag for document in documents for flag in (*document.scored, False)]
     return Document("all", np.array(tokens[:-1]), np.array(tokens[1:]), np.array(scored[:-1]))
 
 
@@ -375,11 +375,11 @@ def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(pape
     for lanes, parts in ((1, [text]), (3, thirds)):
         joined = joined_for_lanes(lanes, documents)
         expected = [nats_one_by_one(model, part, clear) for part in parts]
-        for actual, own in zip(token_nats(model, joined, lanes, clear), expected, strict=True):
-            np.testing.assert_allclose(actual, own, rtol=1e-9)
+        for actual, losses in zip(token_nats(model, joined, lanes, clear), expected, strict=True):
+            np.testing.assert_allclose(actual, losses, rtol=1e-9)
         score = evaluate(model, joined, BYTES, lanes, clear)
-        assert score.tokens == 78 and score.nats == pytest.approx(sum(np.nansum(own) for own in expected), rel=1e-12)
+        assert score.tokens == 78 and score.nats == pytest.approx(sum(np.nansum(losses) for losses in expected), rel=1e-12)
     apart = evaluate(model, documents, BYTES, 3, clear)
     assert apart.tokens == 78 and abs(apart.nats / score.nats - 1) > 1e-9, "which is not that of each document alone"
     by_document = Joined(documents).by_document(token_nats(model, joined, 3, clear))
-    assert [np.isfinite(own).sum() for own in by_document] == [len(document.inputs) for document in documents]
+    assert [np.isfinite(losses).sum() for losses in by_document] == [len(document.inputs) for document in documents]

@@ -41,7 +41,7 @@ TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 def watch(monkeypatch, reference):
     """(softmaxes, [(matrix, the rows that it is multiplied with)]) of a reference from now on, in order.
 
-    Among the latter (bias, (near, found)) of a Memorizing Transformer's gate.
+    Among the latter (bias, (near, retrieved)) of a Memorizing Transformer's gate.
     """
     softmaxes, products, softmax, linear = [], [], reference.softmax_forward, reference.linear_forward
 
@@ -58,9 +58,9 @@ def watch(monkeypatch, reference):
     if hasattr(reference, "memory_gate_forward"):
         gate = reference.memory_gate_forward
 
-        def watched_gate(near, found, bias):
-            products.append((bias, (near, found)))
-            return gate(near, found, bias)
+        def watched_gate(near, retrieved, bias):
+            products.append((bias, (near, retrieved)))
+            return gate(near, retrieved, bias)
 
         monkeypatch.setattr(reference, "memory_gate_forward", watched_gate)
     return softmaxes, products
@@ -95,9 +95,9 @@ def of_block_recurrent(config, params, softmaxes, products):
     tiles = [weights for weights in softmaxes if weights.shape[2:] == (w, 2 * w)]
     looked = []
     for block in range(blocks):
-        own = tiles[block * config.layers :][: config.layers] if config.feedback else tiles[block::blocks]  # of each layer
-        own = np.mean([summed(tile, w, w) for tile in own], 0)
-        looked.append(own if block == 0 else np.stack([0 * own[..., 0], own.sum(-1)], -1))
+        of_block = tiles[block * config.layers :][: config.layers] if config.feedback else tiles[block::blocks]  # of each layer
+        tile_sums = np.mean([summed(tile, w, w) for tile in of_block], 0)
+        looked.append(tile_sums if block == 0 else np.stack([0 * tile_sums[..., 0], tile_sums.sum(-1)], -1))
     added = []
     for layer in range(config.layers):
         matrix = params[f"layers.{layer}.output"]
@@ -116,9 +116,9 @@ def of_memorizing(config, params, softmaxes, products):
     groups = [np.mean([summed(tile, n, n) for tile in tiles], 0)]
     if config.memory:
         name = f"layers.{config.memory_layer - 1}"
-        [(near, found)] = [pair for bias, pair in products if bias is params[f"{name}.memory_gate"]]
+        [(near, retrieved)] = [pair for bias, pair in products if bias is params[f"{name}.memory_gate"]]
         g = (1 / (1 + np.exp(-params[f"{name}.memory_gate"])))[:, None, None]
-        groups.append(lengths(*(merge_heads(part) @ params[f"{name}.output"].T for part in (found * g, near * (1 - g)))))
+        groups.append(lengths(*(merge_heads(part) @ params[f"{name}.output"].T for part in (retrieved * g, near * (1 - g)))))
     return groups, len(tiles) == config.layers
 
 
@@ -383,11 +383,11 @@ def contrast(first, second):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_on_every_shade(scheme):
-    found = colours_of(scheme)
-    hexed = {name: tuple(bytes.fromhex(value[1:])) for name, value in found.items() if value.startswith("#")}
-    share = float(found["strength"])
+    colours = colours_of(scheme)
+    hexed = {name: tuple(bytes.fromhex(value[1:])) for name, value in colours.items() if value.startswith("#")}
+    share = float(colours["strength"])
     for shade in ("helps", "hurts"):
-        mixed = [share * a + (1 - share) * b for a, b in zip(map(int, found[shade].split()), hexed["paper"], strict=True)]
+        mixed = [share * a + (1 - share) * b for a, b in zip(map(int, colours[shade].split()), hexed["paper"], strict=True)]
         assert contrast(hexed["ink"], mixed) > 4.5 and contrast(mixed, hexed["paper"]) > 1.3
     for ground in ("paper", "panel"):
         assert contrast(hexed["ink"], hexed[ground]) > 7 and contrast(hexed["quiet"], hexed[ground]) > 4.5
@@ -420,56 +420,56 @@ class Hostile(ByteTokenizer):
 HOSTILE = [*b"it's ", 256, 257, *b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & ", *b"ab " * 25]
 # Does what a reader does, and writes down what then stands on the page
 SCRIPT = r"""
-const found = {}, all = selector => [...document.querySelectorAll(selector)], one = selector => document.querySelector(selector);
+const seen = {}, all = selector => [...document.querySelectorAll(selector)], one = selector => document.querySelector(selector);
 const tokens = () => all("#text [data-token]"), texts = () => tokens().map(token => token.textContent);
 const panel = () => one("#detail").innerText, headings = () => all("#text h2").map(heading => heading.innerText);
 const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 const place = () => [headings().map(text => parseInt(text.split(" ")[1])), document.activeElement.dataset?.token || null];
-found.begins = { texts: texts(), panel: panel(), about: one("header").innerText, hash: location.hash, headings: headings() };
-found.before = one("#text .unscored").textContent;
+seen.begins = { texts: texts(), panel: panel(), about: one("header").innerText, hash: location.hash, headings: headings() };
+seen.before = one("#text .unscored").textContent;
 key(document.body, "ArrowRight");
-found.shades = tokens().map(token => [token.className, token.style.getPropertyValue("--share")]);
+seen.shades = tokens().map(token => [token.className, token.style.getPropertyValue("--share")]);
 tokens()[3].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-found.pointed = panel();
+seen.pointed = panel();
 tokens()[5].focus();
-found.focused = panel();
+seen.focused = panel();
 one("#text").dispatchEvent(new PointerEvent("pointerleave"));
-found.left = panel();
+seen.left = panel();
 key(tokens()[5], "ArrowRight");
-found.next = [place(), panel()];
+seen.next = [place(), panel()];
 tokens()[11].focus();
 key(document.activeElement, "ArrowRight");
-found.over = place();
+seen.over = place();
 key(document.activeElement, "ArrowLeft");
-found.back = place();
+seen.back = place();
 key(document.activeElement, "ArrowUp");
-found.up = place();
+seen.up = place();
 key(document.activeElement, "ArrowDown");
-found.down = [place(), location.hash];
+seen.down = [place(), location.hash];
 key(document.activeElement, "Escape");
-found.escaped = [place(), location.hash, panel()];
+seen.escaped = [place(), location.hash, panel()];
 key(document.body, "ArrowRight");
-found.right = place();
+seen.right = place();
 for (let k = 0; k < 99; k++) key(document.body, "ArrowRight");
-found.end = place();
+seen.end = place();
 one("#slider").value = 1;
 one("#slider").dispatchEvent(new Event("input"));
-found.slid = [place(), one("#place").textContent];
+seen.slid = [place(), one("#place").textContent];
 one("#at-a-time").value = 4;
 one("#at-a-time").dispatchEvent(new Event("change"));
-found.four = [place(), one("#place").textContent, texts().length];
+seen.four = [place(), one("#place").textContent, texts().length];
 one("#back").click();
 one("#back").click();
-found.first = place();
+seen.first = place();
 const strip = one("#strip").getBoundingClientRect();
 one("#strip").dispatchEvent(new MouseEvent("click", { clientX: strip.left + strip.width * 0.54 }));
-found.clicked = place();
-found.bars = all("#strip .helps, #strip .hurts").map(bar => bar.getAttribute("class"));
-found.hacked = [typeof hacked, all("#b").length, document.scripts.length];
+seen.clicked = place();
+seen.bars = all("#strip .helps, #strip .hurts").map(bar => bar.getAttribute("class"));
+seen.hacked = [typeof hacked, all("#b").length, document.scripts.length];
 location.hash = "#segment=3&at-a-time=2&token=4&of=4";
 addEventListener("hashchange", () => {
-  found.recalled = [place(), one(".chosen").dataset.token];
-  document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) }));
+  seen.recalled = [place(), one(".chosen").dataset.token];
+  document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
 });
 """
 
@@ -477,14 +477,14 @@ COLOURS = r"""
 const colour = (element, property = "backgroundColor") => getComputedStyle(element)[property];
 document.querySelector("#text [data-token]").focus();
 const bars = [...document.querySelectorAll("#detail .bar")].map(bar => [...bar.children].map(piece => colour(piece)));
-const found = [[colour(document.body), colour(document.body, "color"), colour(document.querySelector("#detail"))], bars];
-document.body.append(Object.assign(document.createElement("pre"), { id: "found", textContent: JSON.stringify(found) }));
+const seen = [[colour(document.body), colour(document.body, "color"), colour(document.querySelector("#detail"))], bars];
+document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
 """
 
 
 @pytest.fixture(scope="module")
 def browser():
-    """browser(page, script, scheme) -> what the script finds on it; skips without a Chromium."""
+    """browser(page, script, scheme) -> what the script sees on it; skips without a Chromium."""
     known = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     program = next(filter(None, map(shutil.which, known)), None)
     if program is None:
@@ -497,7 +497,7 @@ def browser():
         flags += [f"user-data-dir={path.parent}", f"blink-settings=preferredColorScheme={int(scheme == 'light')}"]
         command = [program, *(f"--{flag}" for flag in flags), f"{played.as_uri()}#segment=1&at-a-time=1"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
+        match = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
         assert match, f"the page's script ended early: {done.stderr[-2000:]}"
         return json.loads(html.unescape(match[1]))
 
@@ -510,14 +510,14 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
     document = Document("some", ids[:-1], ids[1:], np.arange(len(ids) - 1) % 31 < 30)
     run = run_of("block_recurrent", "fixed-skip", [document], Hostile())._replace(data=Hostile.html[0])
     _, _, data = page_of(run, tmp_path / "page.html")
-    found, segments = browser(tmp_path / "page.html", SCRIPT), data["segments"]
+    seen, segments = browser(tmp_path / "page.html", SCRIPT), data["segments"]
     count, second = len(segments), segments[1]
-    assert count > 8 and found["hacked"] == ["undefined", 0, 3]
-    assert found["before"] == "i"
-    assert found["begins"]["texts"] == [*"t's ", *Hostile.html, "↵\n", "\\xff", " ", "", "é", "\\x00"]
-    assert f"{data['bits'][0] / data['bytes']:.4f}" in found["begins"]["about"]
+    assert count > 8 and seen["hacked"] == ["undefined", 0, 3]
+    assert seen["before"] == "i"
+    assert seen["begins"]["texts"] == [*"t's ", *Hostile.html, "↵\n", "\\xff", " ", "", "é", "\\x00"]
+    assert f"{data['bits'][0] / data['bytes']:.4f}" in seen["begins"]["about"]
     for which, words in ((0, "bits per byte carried"), (1, "cleared")):
-        assert f"{fixed(segments[0]['bits'][which] / segments[0]['bytes'], 3)} {words}" in found["begins"]["headings"][0]
+        assert f"{fixed(segments[0]['bits'][which] / segments[0]['bytes'], 3)} {words}" in seen["begins"]["headings"][0]
 
     def missing(panel, token):
         """What the panel should have said about a token of the second segment, and did not."""
@@ -533,25 +533,25 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
             words += [f"{part}\t{fixed(share / 10, 1)} %" for part, share in zip(group["parts"], shares[token], strict=True)]
         return [part for part in words if part not in panel]
 
-    assert "Point at a token" in found["begins"]["panel"]
+    assert "Point at a token" in seen["begins"]["panel"]
     for name, place in (("pointed", 3), ("focused", 5), ("left", 5)):
-        assert not missing(found[name], place)
-    assert found["next"][0] == [[2], "1,6"] and not missing(found["next"][1], 6)
+        assert not missing(seen[name], place)
+    assert seen["next"][0] == [[2], "1,6"] and not missing(seen["next"][1], 6)
     gains = [b - a for a, b in zip(*second["losses"], strict=True)]
     kinds = ["part " * (not text) + ("helps" if gain > 0 else "hurts") for text, gain in zip(second["texts"], gains, strict=True)]
-    assert [kind for kind, _ in found["shades"]] == kinds and all(gains)
-    shares = [float(share or 0) for _, share in found["shades"]]
+    assert [kind for kind, _ in seen["shades"]] == kinds and all(gains)
+    shares = [float(share or 0) for _, share in seen["shades"]]
     assert shares == pytest.approx([min(1, abs(gain) / data["scale"]) for gain in gains], abs=1e-3) and max(shares) > 0.1
-    assert found["over"] == [[3], "2,0"] and found["back"] == [[2], "1,11"] and found["up"] == [[1], "0,0"]
-    assert found["down"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
-    assert found["escaped"][:2] == [[[2], None], "#segment=2&at-a-time=1"] and "Point at a token" in found["escaped"][2]
-    assert found["right"] == [[3], None] and found["end"] == [[count], None]
-    assert found["slid"] == [[[2], None], f"segment 2 of {count}"]
-    assert found["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
-    assert found["first"][0] == [1, 2, 3, 4] and found["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
-    assert found["recalled"] == [[[3, 4], None], "3,3"]
+    assert seen["over"] == [[3], "2,0"] and seen["back"] == [[2], "1,11"] and seen["up"] == [[1], "0,0"]
+    assert seen["down"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
+    assert seen["escaped"][:2] == [[[2], None], "#segment=2&at-a-time=1"] and "Point at a token" in seen["escaped"][2]
+    assert seen["right"] == [[3], None] and seen["end"] == [[count], None]
+    assert seen["slid"] == [[[2], None], f"segment 2 of {count}"]
+    assert seen["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
+    assert seen["first"][0] == [1, 2, 3, 4] and seen["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
+    assert seen["recalled"] == [[[3, 4], None], "3,3"]
     sums = [(cleared - carried) / max(size, 1) for carried, cleared, size in data["overview"]["bars"]]
-    assert found["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
+    assert seen["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
