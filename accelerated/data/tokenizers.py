@@ -85,8 +85,9 @@ class SpelledTokenizer:
 
     def last_cut(self, text: bytes) -> int:
         """The end of the last whole word."""
-        known = text.decode(errors="surrogateescape")
-        match = self.end_of_word and self.end_of_word.match(known)
+        if not self.end_of_word:
+            return 0
+        match = self.end_of_word.match(text.decode(errors="surrogateescape"))
         return len(match[0].encode(errors="surrogateescape")) if match else 0
 
     def save(self, run: Path) -> None:
@@ -139,7 +140,7 @@ class PackagedTokenizer(SpelledTokenizer):
         self.model.no_padding()
         self.model.no_truncation()
         symbols = byte_of_symbol() if "'ByteLevel'" in str((described.get("pre_tokenizer"), described.get("decoder"))) else {}
-        with_blanks = described["model"].get("type") in ("WordPiece", "WordLevel")
+        with_blanks = type(self.model.model).__name__ in ("WordPiece", "WordLevel")  # a .json may leave its model's type out
         tokens = {number: token for token, number in self.model.get_vocab().items()}
         spellings = [spelling_of(tokens.get(number, ""), symbols, with_blanks) for number in range(1 + max(tokens))]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
@@ -231,10 +232,10 @@ def of_vocabulary_and_merges(path: Path, merges: Path) -> bytes:
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenizer:
     """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
     path = Path(path)
-    merges = path.with_name("merges.txt")
     try:
-        in_two_files = path.name == "vocab.json" and merges.exists()
-        content = of_vocabulary_and_merges(path, merges) if in_two_files else path.read_bytes()
+        content = path.read_bytes()
+        if path.name == "vocab.json" and (merges := path.with_name("merges.txt")).exists():
+            content = of_vocabulary_and_merges(path, merges)
         if path.suffix == ".json":
             return PackagedTokenizer(str(path), content)
         if path.suffix == ".words":

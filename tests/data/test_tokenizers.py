@@ -143,6 +143,8 @@ def test_ranks_need_every_byte(tmp_path):
         open_tokenizer(str(tmp_path / "ranks"))
     with pytest.raises(InputError, match=r"cannot read cl100k: No such file .*; give a file .* or one of bytes, mu-law, gpt2, "):
         open_tokenizer("cl100k")
+    with pytest.raises(InputError, match=r"cannot read .*: Is a directory; give a file "):
+        open_tokenizer("")
 
 
 def test_encodings_have_as_many_ids_as_our_table_says():
@@ -152,9 +154,9 @@ def test_encodings_have_as_many_ids_as_our_table_says():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(tiktoken_ext.openai_public, "load_tiktoken_bpe", lambda *a, **k: {})
                 patch.setattr(tiktoken_ext.openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *a, **k: {})
-                found = constructor()
-            special = max(found["special_tokens"].values())
-            assert ENCODINGS[name] == found.get("explicit_n_vocab", special + 1), name
+                described = constructor()
+            special = max(described["special_tokens"].values())
+            assert ENCODINGS[name] == described.get("explicit_n_vocab", special + 1), name
     assert ENCODINGS.keys() - {"bytes", "mu-law"} == tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS.keys()
 
 
@@ -276,6 +278,13 @@ def test_other_tokenizers_spell_the_text_as_they_normalise_it(kind, expected):
     assert model.token_bytes.tolist() == [len(text) for text in model.spellings]
 
 
+def test_a_tokenizer_whose_file_leaves_out_the_models_type_is_spelled_the_same():
+    """As older ones that are published, such as BERT's."""
+    described = json.loads(packaged("like BERT"))
+    del described["model"]["type"]
+    assert tokenizer.PackagedTokenizer("older.json", json.dumps(described).encode()).spellings == model_of("like BERT").spellings
+
+
 def test_bytes_without_a_token_of_their_own_are_spelled():
     model = model_of("like Llama")
     assert model.decode(model.encode("é漢")).endswith("é漢".encode()) and model.vocabulary == 700
@@ -286,9 +295,9 @@ def test_bytes_without_a_token_of_their_own_are_spelled():
 )
 def test_text_is_cut_only_where_tokens_begin(kind, cut):
     model = model_of(kind)
-    found = {at: model.last_cut(TEXT[:at]) for at in range(100, 3000, 7)}
-    assert any(found.values()) == cut and all(end < at for at, end in found.items())
-    for end in set(found.values()):
+    cuts = {at: model.last_cut(TEXT[:at]) for at in range(100, 3000, 7)}
+    assert any(cuts.values()) == cut and all(end < at for at, end in cuts.items())
+    for end in set(cuts.values()):
         assert [*model.encode(TEXT[:end]), *model.encode(TEXT[end:])] == model.encode(TEXT).tolist()
 
 
