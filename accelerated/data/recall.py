@@ -69,10 +69,8 @@ class RecallConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {number}")
         needed = self.pairs + self.values * (1 if self.shared_values else self.pairs)  # bytes for the keys and values of facts
         if self.task == "facts" and needed > len(SYMBOLS):
-            advice = "give fewer --recall-values, or --recall-shared-values"
-            raise ValueError(
-                f"pairs is {self.pairs}: with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; {advice}"
-            )
+            words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
+            raise ValueError(f"pairs is {self.pairs}: {words}")
         if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values or self.vary_pairs):
             raise ValueError(f"task {self.task} has ten values for all questions; leave values, rewrites and vary_pairs out")
         if self.task == "two_facts" and self.pairs < 4:

@@ -146,10 +146,10 @@ def test_everything_that_can_be_told_is_told_and_asked(task):
         return
     statements = [told(document.inputs.tolist()) for document in documents]
     if task != "copying":
-        people = [person for found in statements for person, *_ in found]
+        people = [person for told_once in statements for person, *_ in told_once]
         assert all(people.count(person) > 500 for person in PEOPLE.tolist())
     if task == "two_facts":
-        again = [len([1 for who, mark, _ in found if mark == GOES and who == found[0][0]]) for found in statements]
+        again = [len([1 for who, mark, _ in told_once if mark == GOES and who == told_once[0][0]]) for told_once in statements]
         assert sum(count > 1 for count in again) > 100, "who took something may go on"
 
 
@@ -162,8 +162,8 @@ def test_pieces_in_the_filler_do_not_overlap(count, width, more, seed):
 
 def test_pieces_stand_everywhere_in_the_filler():
     rng = np.random.default_rng(0)
-    found = np.concatenate([places_in_filler(2, 3, 12, rng) for _ in range(300)])
-    assert set(found.tolist()) == set(range(10))
+    places = np.concatenate([places_in_filler(2, 3, 12, rng) for _ in range(300)])
+    assert set(places.tolist()) == set(range(10))
 
 
 @given(configs("facts", st.integers(1, 20)) | configs("one_fact", st.integers(1, 9)), seeds)
@@ -182,7 +182,9 @@ def test_a_varied_distance_is_drawn_and_the_rest_is_filler(config, seed):
 def test_only_training_documents_vary_their_distance_over_all_of_it():
     config = RecallConfig(vary_distance=True, distance=9, questions=3, documents=200)
     of_split = {split: RecallDocuments(config, split) for split in SPLITS}
-    first = {split: {int(np.flatnonzero(d.scored)[0]) - 1 - config.opening for d in found} for split, found in of_split.items()}
+    first = {
+        split: {int(np.flatnonzero(d.scored)[0]) - 1 - config.opening for d in documents} for split, documents in of_split.items()
+    }
     assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
     fixed = RecallDocuments(dataclasses.replace(config, vary_distance=False), "train")
     assert {int(np.flatnonzero(document.scored)[0]) for document in fixed} == {config.opening + 9 + 1}
@@ -290,6 +292,7 @@ def test_what_just_fits_is_a_task(change):
 @pytest.mark.parametrize(
     ("task", "change", "words"),
     [
+        ("facts", {"pairs": 22}, "pairs is 22: with 10 values they need 242 of 2.. bytes; give fewer of either$"),
         ("facts", {"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
         ("copying", {"questions": 4, "pairs": 89}, "distance is 88"),
         ("one_fact", {"pairs": 30}, "distance is 88"),
