@@ -9,8 +9,7 @@ from pathlib import Path
 
 from accelerated.program.errors import InputError, check_choice, option_name
 
-DATASETS = ("enwik8", "wikitext-103", "wikitext-103-raw", "pg19")  # named_sets.py opens them
-CORPORA = ("stdlib", "recall", *DATASETS)
+CORPORA = ("stdlib", "recall", "enwik8", "wikitext-103", "wikitext-103-raw", "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
 TABLES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # the package datasets reads them; {suffix: its reader}
 PACKED = (".gz", ".zip")  # it unpacks these
@@ -30,7 +29,6 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
 RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
 PACKAGED = "tokenizer.json"  # the same of a tokenizer of the package tokenizers
 VOCABULARY = "tokenizer.words"  # the same of a closed vocabulary of words
-OF_TEXTS = ("training_documents", "validation_tokens")  # options that read a part of the texts
 
 
 @dataclass(frozen=True)
@@ -149,7 +147,7 @@ def check_data(config: DataConfig) -> None:
         )
     if config.documents == "folders" and not os.path.isdir(data):
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
-    for name in OF_TEXTS if data == "recall" else ():
+    for name in ("training_documents", "validation_tokens") if data == "recall" else ():
         if getattr(config, name):
             raise InputError(f"{option_name(name)} is for texts, and --data recall is made as it is read; leave it out")
 

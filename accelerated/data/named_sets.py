@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from accelerated.data.config import HUB, PACKED, TABLES
-from accelerated.data.sources import SPLIT_NAMES, Source, Text, only_worker, with_missing_splits
+from accelerated.data.config import HUB, PACKED, TABLES, DataConfig
+from accelerated.data.sources import SPLIT_NAMES, Source, Text, only_worker, source_of_path, with_missing_splits
 from accelerated.data.windows import SPLITS, count_words
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, file_checksum, written_whole
@@ -36,8 +36,7 @@ WIKITEXT = "Salesforce/wikitext"  # on the hub; both forms are its configuration
 HEADING = re.compile(rb" = [^=].* = \n")  # of an article; a section's heading has several =
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
-PG19_FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
-PG19_COUNTS = {"train": 28_602, "valid": 50, "test": 100}  # Compressive Transformers, Table 2
+PG19_COUNTS = {"train": 28_602, "validation": 50, "test": 100}  # books; Compressive Transformers, Table 2
 TIMEOUT = 60  # seconds without a byte
 # PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word; raw has
 # as many, because <unk> is a word
@@ -125,23 +124,22 @@ def enwik8(folder: Path) -> Source:
 
 def pg19(folder: Path) -> Source:
     """Project Gutenberg's books published before 1919; each is one document."""
-    folders = {split: folder / name for split, name in PG19_FOLDERS.items()}
-    if any(len(list(books.glob("*.txt"))) < PG19_COUNTS[split] for split, books in folders.items()):
+    if any(len(list((folder / name).glob("*.txt"))) < count for name, count in PG19_COUNTS.items()):
         with only_worker(folder, "fetching"):
             fetch_books(folder)
-    paths = [(split, path) for split, books in folders.items() for path in sorted(books.glob("*.txt"))]
-    for split, count in Counter(split for split, _ in paths).items():
-        if count != PG19_COUNTS[split]:
-            raise InputError(f"{folders[split]} has {count} books, PG-19 has {PG19_COUNTS[split]}; keep exactly those there")
-    texts = [(split, Text(path.name, (partial(open, path, "rb"),))) for split, path in paths]
-    return Source("pg19", tuple(path for _, path in paths), lambda: texts)
+    source = source_of_path(DataConfig(str(folder)))
+    books = Counter(path.relative_to(folder).parts[0] for path in source.files)
+    for name, count in PG19_COUNTS.items():
+        if books[name] != count:
+            raise InputError(f"{folder / name} has {books[name]} books, PG-19 has {count}; keep exactly those there")
+    return source._replace(name="pg19")
 
 
 def fetch_books(folder: Path) -> None:
     """Fetch PG-19's missing books, several at a time; the server lists names and MD5, page by page."""
     by_hand, pool, work = f"put the books of {PG19_BOOKS} into {folder}/train, /validation and /test", ThreadPoolExecutor(8), []
     try:
-        for name in PG19_FOLDERS.values():
+        for name in PG19_COUNTS:
             token = ""
             while token is not None:
                 query = {"prefix": f"{name}/", "fields": "items(name,md5Hash),nextPageToken", "pageToken": token}

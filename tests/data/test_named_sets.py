@@ -7,7 +7,6 @@ import json
 import logging
 import threading
 import time
-import zipfile
 from itertools import pairwise
 
 import numpy as np
@@ -50,16 +49,16 @@ def server(monkeypatch):
         monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
         monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
         monkeypatch.setattr(named_sets, "PG19_BOOKS", server.address + "/")
-        monkeypatch.setattr(named_sets, "PG19_COUNTS", {"train": 5, "valid": 3, "test": 2})
+        monkeypatch.setattr(named_sets, "PG19_COUNTS", {"train": 5, "validation": 3, "test": 2})
         yield server
 
 
 def texts_of(source):
     """Return {split: [bytes]} of a source, in order."""
-    found = {split: [] for split in SPLITS}
+    by_split = {split: [] for split in SPLITS}
     for split, text in source.texts():
-        found[split].append(content(text))
-    return found
+        by_split[split].append(content(text))
+    return by_split
 
 
 def read(name, tmp_path):
@@ -106,20 +105,20 @@ def test_an_article_begins_between_blank_lines():
         (b" \n = A = \n words \n", [0]),
         (b" \n = = A = = \n \n", [0]),
     ):
-        found = list(articles(text.splitlines(keepends=True)))
-        assert found == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
+        cut = list(articles(text.splitlines(keepends=True)))
+        assert cut == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
 
 
 def test_pg19s_books_are_documents(server, tmp_path):
-    found = read("pg19", tmp_path)
-    assert found == {
+    by_split = read("pg19", tmp_path)
+    assert by_split == {
         "train": [f"train {i}".encode() for i in range(5)],
         "valid": [f"validation {i}".encode() for i in range(3)],
         "test": [b"test 0", b"test 1"],
     }
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
-    assert read("pg19", tmp_path) == found
+    assert read("pg19", tmp_path) == by_split
     assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
 
 
@@ -131,8 +130,8 @@ def test_the_first_books_and_the_beginnings_of_those_to_validate_on(server, tmp_
     texts = {split: [bytes([*d.inputs[:1], *d.targets]).decode() for d in documents] for split, documents in splits.items()}
     assert texts == {"train": ["train 0", "train 1"], "valid": ["validati"] * 3, "test": ["test 0", "test 1"]}
     words = {split: words_of_split("pg19", split, documents) for split, documents in splits.items()}
-    own = "counted between white space"
-    assert words == {"train": (4, own), "valid": (3, own), "test": (4, "official count")}, "official counts are of whole splits"
+    counted = "counted between white space"
+    assert words == {"train": (4, counted), "valid": (3, counted), "test": (4, "official count")}, "those are of whole splits"
     whole = load_corpus(DataConfig("pg19"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
     assert [len(whole[split]) for split in SPLITS] == [5, 3, 2] and all(whole[split].whole for split in SPLITS)
 
@@ -142,15 +141,15 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
     monkeypatch.setattr(
         named_sets, "OFFICIAL_WORDS", {name: {"test": 9} for name in ("pg19", "wikitext-103", "wikitext-103-raw")}
     )
-    own, official = "counted between white space", "official count"
+    counted, official = "counted between white space", "official count"
     for data, words, line_ends, expected in (
         ("pg19", 9, 4, (9, official)),
-        ("pg19", 8, 1, (8, own)),
-        ("pg19", 0, 0, (0, own)),
+        ("pg19", 8, 1, (8, counted)),
+        ("pg19", 0, 0, (0, counted)),
         ("wikitext-103", 6, 3, (9, official)),
         ("wikitext-103-raw", 7, 2, (9, official)),
-        ("wikitext-103", 9, 3, (9, own)),
-        ("book.txt", 9, 0, (9, own)),
+        ("wikitext-103", 9, 3, (9, counted)),
+        ("book.txt", 9, 0, (9, counted)),
     ):
         documents = TextDocuments(np.zeros(40, np.uint8), np.array([[20, words, 0], [20, 0, line_ends]]))
         assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
@@ -198,7 +197,7 @@ def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path):
 def test_official_sizes_and_addresses():
     """The papers' numbers: a typing error would change them unnoticed."""
     assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
-    assert named_sets.PG19_COUNTS == {"train": 28_602, "valid": 50, "test": 100}
+    assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
     assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
     assert named_sets.OFFICIAL_WORDS["wikitext-103"] == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
     assert named_sets.OFFICIAL_WORDS["wikitext-103-raw"] == named_sets.OFFICIAL_WORDS["wikitext-103"]
@@ -294,8 +293,8 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
     assert [(split, text.name, content(text)) for split, text in table_source(data).texts() if split == "train"] == [
         ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
     ]
-    found = rows_of(data, tmp_path)
-    assert found["valid"] == [b"three"] and found["test"] == [b"four", b"five"] and len(found["train"]) == 4
+    by_split = rows_of(data, tmp_path)
+    assert by_split["valid"] == [b"three"] and by_split["test"] == [b"four", b"five"] and len(by_split["train"]) == 4
 
 
 def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
@@ -338,9 +337,9 @@ def test_a_hub_set_is_read_again_when_it_changes(hub, tmp_path):
 
 def test_a_hub_set_with_train_alone_is_split(hub, tmp_path):
     rows = [{"text": f"row {i}", "other": i} for i in range(80)]
-    found = rows_of(hub({"train.jsonl": rows}), tmp_path)
-    assert sorted(row for split in found.values() for row in split) == sorted(row["text"].encode() for row in rows)
-    assert all(found.values()) and len(found["train"]) > 60
+    by_split = rows_of(hub({"train.jsonl": rows}), tmp_path)
+    assert sorted(row for split in by_split.values() for row in split) == sorted(row["text"].encode() for row in rows)
+    assert all(by_split.values()) and len(by_split["train"]) > 60
 
 
 @pytest.mark.parametrize(
@@ -368,18 +367,6 @@ def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
     assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
 
 
-def test_hub_sets_without_their_package_are_refused(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"--data hf:a/b needs the package datasets; install the extra: .*datasets"):
-        check_data(DataConfig("hf:a/b"))
-
-
-def pack(path, members):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "A.JSONL"])
 def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
     """Its documents are dealt to the splits by the table's name and their numbers."""
@@ -396,26 +383,26 @@ def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
     path = tmp_path / name
     write[path.suffix.lower()](path)
     check_data(DataConfig(str(path)))
-    found = texts_of(table_source(str(path)))
+    by_split = texts_of(table_source(str(path)))
     expected = {split: [] for split in SPLITS}
     for number, text in enumerate(texts, start=1):
         expected[split_of(f"{name}:{number}")].append(text.encode())
-    assert found == expected and all(found.values())
+    assert by_split == expected and all(by_split.values())
 
 
 def test_a_packed_text_is_a_document(hub, tmp_path):
     """One text is cut by position; of a .zip each member is a document."""
     text = "a line, é\n\n" * 40
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
-    found = texts_of(table_source(str(tmp_path / "a.txt.gz")))
-    assert b"".join(b"".join(found[split]) for split in SPLITS) == text.encode() and all(
-        len(found[split]) == 1 for split in SPLITS
+    by_split = texts_of(table_source(str(tmp_path / "a.txt.gz")))
+    assert b"".join(b"".join(by_split[split]) for split in SPLITS) == text.encode() and all(
+        len(by_split[split]) == 1 for split in SPLITS
     )
-    pack(tmp_path / "b.zip", {f"in/{number}.txt": f"text {number}" for number in range(80)})
-    found = texts_of(open_source(DataConfig(str(tmp_path / "b.zip")), tmp_path))
-    assert sorted(text for split in SPLITS for text in found[split]) == sorted(
+    (tmp_path / "b.zip").write_bytes(as_zip({f"in/{number}.txt": f"text {number}" for number in range(80)}))
+    by_split = texts_of(open_source(DataConfig(str(tmp_path / "b.zip")), tmp_path))
+    assert sorted(text for split in SPLITS for text in by_split[split]) == sorted(
         f"text {number}".encode() for number in range(80)
-    ) and all(found.values())
+    ) and all(by_split.values())
 
 
 @pytest.mark.parametrize(
@@ -437,9 +424,9 @@ def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name,
     assert str(caught.value).startswith(f"--data {tmp_path / name}")
 
 
-def test_tables_without_their_package_are_refused(monkeypatch, tmp_path):
+def test_what_the_package_opens_is_refused_without_it(monkeypatch, tmp_path):
     (tmp_path / "a.jsonl").write_text("")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for data in ("wikitext-103", str(tmp_path / "a.jsonl")):
-        with pytest.raises(InputError, match="needs the package datasets; install the extra"):
+    for data in ("hf:a/b", "wikitext-103", str(tmp_path / "a.jsonl")):
+        with pytest.raises(InputError, match=f"--data {data} needs the package datasets; install the extra: .*datasets"):
             check_data(DataConfig(data))
