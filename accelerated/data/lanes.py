@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.windows import Document, Documents, Window, check_overlap, count_windows, cut, lengths_of, window_at
+from accelerated.data.windows import Document, Documents, Window, count_windows, cut, lengths_of, window_at
 from accelerated.program.errors import InputError
 
 
@@ -46,7 +46,7 @@ def equal_spans(lengths: list[int], parts_of: list[int]) -> list[tuple[int, int,
 def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
     """The documents; if there are fewer than lanes, the longest are cut into equal parts until every lane has one of its own.
 
-    So no two lanes read the same text, as with a single book. A part has at least one prediction.
+    Otherwise several lanes would read the same text, such as a single book. A part has at least one prediction.
     """
     lengths = lengths_of(documents).tolist()
     parts_of = [min(length, 1) for length in lengths]  # an empty document has none
@@ -59,8 +59,8 @@ def cut_for_lanes(lanes: int, documents: Sequence) -> Sequence:
 def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
     """The documents, or if they have more predictions than `tokens`, about so many of them from all over the documents.
 
-    Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter ones stay whole. Of these
-    pieces every so many is taken, always the same ones.
+    Documents of more than `longest` predictions are cut into equal pieces of at most that; shorter ones stay whole. The pieces
+    are taken at even distances, always the same ones.
     """
     lengths = lengths_of(documents)
     if lengths.sum() <= tokens:
@@ -225,7 +225,6 @@ class Lanes:
     """
 
     def __init__(self, documents: Sequence, lanes: int, length: int, seed: int | None = None, overlap: int = 0):
-        check_overlap(length, overlap)
         self.lengths = lengths_of(documents)
         if not self.lengths.any():
             raise InputError("no document has two tokens or more, so there is nothing to predict; give more text")

@@ -27,7 +27,7 @@ class Documents(Sequence):
 
     lengths: np.ndarray  # (documents,) predictions in each
     words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
-    line_ends: np.ndarray | int = 0  # (documents,) the same of line ends
+    line_ends: np.ndarray | int = 0  # (documents,) line ends of each document's text
     whole: bool = True  # whether they are all documents of their split, and all of each
 
     def __len__(self):
@@ -64,14 +64,6 @@ class Window(NamedTuple):
         return self.stop + 1 - self.first
 
 
-def check_overlap(window: int, overlap: int) -> None:
-    """Raise ValueError unless window >= 1 and 0 <= overlap < window."""
-    if window < 1:
-        raise ValueError(f"window is {window}; it must be at least 1")
-    if not 0 <= overlap < window:
-        raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
-
-
 def count_windows(length: int, window: int, overlap: int = 0) -> int:
     """Number of windows in a document of n tokens: 1 + max(0, ceil((n - 1 - T) / (T - o))), or 0 if n < 2."""
     if length < 2:
@@ -90,7 +82,10 @@ def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
 
     Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
     """
-    check_overlap(window, overlap)
+    if window < 1:
+        raise ValueError(f"window is {window}; it must be at least 1")
+    if not 0 <= overlap < window:
+        raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
     return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
 
 

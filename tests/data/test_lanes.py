@@ -41,15 +41,6 @@ def read_lanes(segments, lanes):
 lengths = st.lists(st.integers(0, 23), min_size=1, max_size=6).filter(lambda ns: max(ns) > 1)
 
 
-@given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7))
-def test_one_pass_reads_every_document_once_in_one_lane(ns, lanes, length):
-    documents = documents_of(ns)
-    read = read_lanes(Lanes(documents, lanes, length), lanes)
-    seen = sorted(tuple(map(tuple, document)) for lane in read for document in lane)
-    expected = sorted((tuple(d.inputs.tolist()), tuple(d.targets.tolist())) for d in documents if len(d.inputs))
-    assert seen == expected
-
-
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), seed=st.integers(0, 9))
 def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, length, seed):
     documents = documents_of(ns)
@@ -66,8 +57,8 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, lanes, l
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), length=st.integers(1, 7), data=st.data())
-def test_overlapping_segments_score_every_token_once(ns, lanes, length, data):
-    """In each lane a segment begins with the last tokens of the previous one, which are not scored again."""
+def test_one_pass_reads_every_document_once_in_one_lane(ns, lanes, length, data):
+    """With an overlap a segment begins with the last tokens of the previous one, which are not scored again."""
     overlap, documents = data.draw(st.integers(0, length - 1)), documents_of(ns)
     read = read_lanes(Lanes(documents, lanes, length, overlap=overlap), lanes)
     seen = sorted(tuple(map(tuple, document)) for lane in read for document in lane)
@@ -303,7 +294,7 @@ def test_in_joined_documents_every_token_is_scored_once_in_order_and_state_start
             assert not segment.scored[row, size:].any()
             met[at[segment.scored[row, :size].numpy()]] += 1
             read[number] = first + size
-    assert read == parts.lengths.tolist() and met.tolist() == [int(own) for own in scored]
+    assert read == parts.lengths.tolist() and met.astype(bool).tolist() == scored and met.max() <= 1
     assert met.sum() == sum(int(document.scored.sum()) for document in documents)
 
 
@@ -337,7 +328,7 @@ def test_values_of_parts_are_split_into_their_documents(ns, lanes, seed):
     documents = documents_of(ns)
     values = [part.targets for part in joined_for_lanes(lanes, documents, seed)]
     split = Joined(documents, seed).by_document(values)
-    assert [own.tolist() for own in split] == [document.targets.tolist() for document in documents]
+    assert [targets.tolist() for targets in split] == [document.targets.tolist() for document in documents]
 
 
 def test_nothing_to_join_is_nothing_to_predict():

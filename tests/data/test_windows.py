@@ -36,15 +36,6 @@ def test_windows_stand_on_their_grid(size):
     assert all(w.stop - w.start == window for w in windows[:-1])
 
 
-@given(sizes())
-def test_windows_read_the_overlaps_twice(size):
-    """They read (n - 1) + (windows - 1) * overlap inputs in all."""
-    length, window, overlap = size
-    windows = cut(length, window, overlap)
-    if windows:
-        assert sum(w.stop - w.start for w in windows) == length - 1 + (len(windows) - 1) * overlap
-
-
 def test_the_papers_example():
     """T = 10, o = 3: inputs 1:10, 8:17, 15:24; targets 2:11, 12:18, 19:25 (counted from 1)."""
     assert cut(25, 10, 3) == [Window(0, 10, 1), Window(7, 17, 11), Window(14, 24, 18)]
@@ -84,16 +75,6 @@ def test_every_prediction_has_at_least_the_overlap_and_at_most_the_window_before
         contexts = [target - w.start for target in range(w.first, w.stop + 1)]
         assert contexts[0] == (overlap + 1 if index else 1) and contexts[-1] <= window
         assert contexts == list(range(contexts[0], contexts[0] + w.scored))
-
-
-@given(length=st.integers(0, 60), window=st.integers(1, 12))
-def test_smallest_and_largest_overlap(length, window):
-    """Overlap 0 is disjoint execution; overlap T - 1 predicts token by token, with the full context (Figure 3a, 3b)."""
-    disjoint = cut(length, window, 0)
-    assert [w.start for w in disjoint] == list(range(0, max(length - 1, 0), window))
-    assert all(w.first == w.start + 1 for w in disjoint)
-    full = cut(length, window, window - 1)
-    assert all(w.scored == 1 and w.stop - w.start == window for w in full[1:])
 
 
 def rolling_windows(tokens, window, context):
