@@ -39,7 +39,7 @@ class Corpus(NamedTuple):
 
 
 class TextDocuments(Documents):
-    """The documents of one split: the tokens of all (n,), and of each its tokens, words and line ends, table (documents, 3)."""
+    """The documents of one split, from the tokens of all (n,) and a table (documents, 3) of their tokens, words and line ends."""
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
         self.tokens, (self.sizes, self.words, self.line_ends) = tokens, table.T
@@ -52,7 +52,7 @@ class TextDocuments(Documents):
 
 
 def truncated(documents: Sequence, tokens: int, tokenizer: object) -> Parts:
-    """The first `tokens` tokens of each of the documents, read as a document, with the words that begin in them."""
+    """The documents cut to their first `tokens` tokens; their words are those that begin there."""
     parts = Parts(
         documents, [(number, 0, min(length, tokens - 1)) for number, length in enumerate(lengths_of(documents).tolist())]
     )
@@ -68,11 +68,8 @@ def fingerprint(*parts: object) -> str:
 
 def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
     """The folder that holds the tokens of a source, whose files are in a certain state, by this tokenizer."""
-    state = []
-    for path in source.files:
-        with read_errors(path):
-            stat = path.stat()
-        state.append((str(path.absolute()), stat.st_size, stat.st_mtime_ns))
+    with read_errors(source.name):
+        state = [(str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in source.files]
     stem = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(source.name).name)[:40]
     return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
 

@@ -20,11 +20,10 @@ from typing import NamedTuple
 from accelerated.data.config import HUB, MU_LAW, PACKED, RECORDING, TABLES, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import DATA_ADVICE, disk_errors, locked
+from accelerated.program.files import DATA_ADVICE, READ_SIZE, disk_errors, locked
 
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", "")
 SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
-READ_SIZE = 1 << 20  # bytes read at a time
 say_once = functools.cache(print)  # says a line once in a program
 CONTINUING = bytes(range(0x80, 0xC0))  # bytes of a UTF-8 character after its first
 
@@ -105,11 +104,10 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
     for split in SPLITS[1:]:
         yield from ((split, text) for text in given.get(split, tuple)())
     becomes = {split: "train" if split in given else split for split in SPLITS}  # {split_of(name): split that the text goes to}
-    found, wanted = set(), set(becomes.values())
-    by_name = len(wanted) == 1  # none is missing
-    for text in () if by_name else given["train"]():
-        found.add(becomes[split_of(text.name)])
-        if by_name := found == wanted:
+    by_name, filled = False, set()
+    for text in given["train"]():
+        filled.add(becomes[split_of(text.name)])
+        if by_name := filled == {*becomes.values()}:
             break
     for text in given["train"]():
         for split, part in [(split_of(text.name), text)] if by_name else parts_by_position(text):
@@ -118,9 +116,9 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
 
 def files_below(folder: Path, suffixes: tuple) -> list[Path]:
     """The files below a folder that have one of the suffixes and are not hidden, sorted; raises InputError if there are none."""
-    found = (path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    shown = (path for path in folder.rglob("*") if not any(part.startswith(".") for part in path.relative_to(folder).parts))
     with read_errors(folder):
-        files = sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+        files = sorted(path for path in shown if path.suffix.lower() in suffixes and path.is_file())
     if not files:
         known = " ".join(filter(None, suffixes)) + " or have no dot" * ("" in suffixes)
         raise InputError(

@@ -81,11 +81,11 @@ def test_a_file_that_vanishes_is_refused(tmp_path):
     folder.mkdir()
     for name in "abc":
         (folder / f"{name}.txt").write_text("words " * 99)
-    found = source_of_path(DataConfig(str(folder)))
+    source = source_of_path(DataConfig(str(folder)))
     (folder / "b.txt").unlink()
     message = f"cannot read {folder}/b.txt: No such file or directory; give another --data"
-    assert refusal(tokenised, found, BYTES, tmp_path / "cache") == message
-    assert refusal(lambda: [content(text) for _, text in found.texts()]) == message
+    assert refusal(tokenised, source, BYTES, tmp_path / "cache") == message
+    assert refusal(lambda: [content(text) for _, text in source.texts()]) == message
 
 
 @pytest.mark.parametrize("size", [1, 3, 1 << 20])

@@ -22,10 +22,10 @@ def source(path, **options):
 
 def read(path, **options):
     """Return {split: [(name, bytes)]} of a source."""
-    found = {split: [] for split in SPLITS}
+    by_split = {split: [] for split in SPLITS}
     for split, text in source(path, **options).texts():
-        found[split].append((text.name, content(text)))
-    return found
+        by_split[split].append((text.name, content(text)))
+    return by_split
 
 
 def write(folder, texts):
@@ -72,8 +72,8 @@ def test_start_and_stop_count_the_joined_files_bytes(sizes, start, length):
 def test_a_file_is_split_90_5_5_by_position(tmp_path):
     text = bytes(range(97, 117)) * 10
     (tmp_path / "book.txt").write_bytes(text)
-    found = read(tmp_path / "book.txt")
-    assert found == {
+    by_split = read(tmp_path / "book.txt")
+    assert by_split == {
         "train": [("book.txt:train", text[:180])],
         "valid": [("book.txt:valid", text[180:190])],
         "test": [("book.txt:test", text[190:])],
@@ -87,19 +87,19 @@ def test_a_folder_is_split_by_names_or_if_small_by_position(tmp_path):
     for i, name in enumerate(names):
         (folder / name).write_text(f"some words {i} " * 9)
     (folder / "picture.png").write_bytes(b"\x89PNG")
-    found = read(folder)
-    assert {name: split for split in found for name, _ in found[split]} == {name: split_of(name) for name in names}
+    by_split = read(folder)
+    assert {name: split for split in by_split for name, _ in by_split[split]} == {name: split_of(name) for name in names}
     for name in names[2:]:
         (folder / name).unlink()
-    found = read(folder)
-    assert [name for name, _ in found["test"]] == ["0.txt:test", "1.txt:test"] and all(len(found[s]) == 2 for s in SPLITS)
+    by_split = read(folder)
+    assert [name for name, _ in by_split["test"]] == ["0.txt:test", "1.txt:test"] and all(len(by_split[s]) == 2 for s in SPLITS)
 
 
 def test_no_character_is_cut_in_two(tmp_path):
     for count in range(60, 80):
         text = ("x" + "中é😀" * count).encode()
         (tmp_path / "book.txt").write_bytes(text)
-        parts = [found[0][1] for found in read(tmp_path / "book.txt").values()]
+        parts = [text for [(_, text)] in read(tmp_path / "book.txt").values()]
         assert b"".join(parts) == text and all(part.decode() for part in parts)
         assert 0 <= len(parts[0]) - len(text) * 90 // 100 <= 3
 
@@ -118,7 +118,7 @@ def test_hidden_files_and_files_without_text_are_skipped(tmp_path):
 
 def test_raw_and_tokens_files_are_text(tmp_path):
     write(tmp_path / "in", {"wiki.train.tokens": "one " * 20, "wiki.test.raw": "two " * 20, "wiki.bin": "no"})
-    assert {name.partition(":")[0] for found in read(tmp_path / "in").values() for name, _ in found} == {
+    assert {name.partition(":")[0] for parts in read(tmp_path / "in").values() for name, _ in parts} == {
         "wiki.train.tokens",
         "wiki.test.raw",
     }
@@ -140,10 +140,10 @@ def test_a_missing_split_is_taken_from_train(tmp_path):
     """By names if that gives it a text, otherwise the last part of every text; the other splits do not change."""
     names = [f"train/{i}.txt" for i in range(80)]
     write(tmp_path / "in", {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"})
-    found = read(tmp_path / "in")
-    assert found["test"] == [("test/0.txt", b"its own")]
-    assert [name for name, _ in found["valid"]] == [name for name in sorted(names) if split_of(name) == "valid"] != []
-    assert sorted(name for split in ("train", "valid") for name, _ in found[split]) == sorted(names)
+    by_split = read(tmp_path / "in")
+    assert by_split["test"] == [("test/0.txt", b"its own")]
+    assert [name for name, _ in by_split["valid"]] == [name for name in sorted(names) if split_of(name) == "valid"] != []
+    assert sorted(name for split in ("train", "valid") for name, _ in by_split[split]) == sorted(names)
     write(tmp_path / "few", {"train/a.txt": "abcdefghij" * 10, "val/b.txt": "its own"})
     assert read(tmp_path / "few") == {
         "train": [("train/a.txt:train", b"abcdefghij" * 9), ("train/a.txt:valid", b"abcde")],
@@ -187,8 +187,8 @@ def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
         }
     else:
         texts = {}
-        for found in read(tmp_path / "in", documents="folders").values():
-            for name, text in found:
+        for parts in read(tmp_path / "in", documents="folders").values():
+            for name, text in parts:
                 texts[name.partition(":")[0]] = texts.get(name.partition(":")[0], b"") + text
         assert texts == expected
     assert not any(text.must_be_utf8 for _, text in source(tmp_path / "in", documents="folders").texts())
@@ -229,9 +229,9 @@ def test_one_recording_is_split_by_position(tmp_path):
     """A recording has no byte-order mark and no characters."""
     values = b"\xef\xbb\xbf" + np.random.default_rng(0).integers(0, 256, 3997).astype(np.uint8).tobytes()
     (tmp_path / "a.ulaw").write_bytes(values)
-    found = read(tmp_path / "a.ulaw", tokenizer="mu-law")
-    assert b"".join(text for split in SPLITS for _, text in found[split]) == values
-    assert [len(text) // 20 for split in SPLITS for _, text in found[split]] == [180, 10, 10]
+    by_split = read(tmp_path / "a.ulaw", tokenizer="mu-law")
+    assert b"".join(text for split in SPLITS for _, text in by_split[split]) == values
+    assert [len(text) // 20 for split in SPLITS for _, text in by_split[split]] == [180, 10, 10]
 
 
 def test_recordings_and_text_are_not_mixed_up(recordings, tmp_path):
