@@ -25,7 +25,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.evaluation.score import evaluate
-from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
@@ -264,9 +264,8 @@ def page(record: dict) -> str:
 
 def main(argv: list[str]) -> None:
     """Train what is missing, and write what came out."""
-    options = parsed(experiment_parser("ablations", __doc__, list(ROWS)), argv, list(ROWS))
     settings = {name: ablation.options for name, ablation in ABLATIONS.items()}
-    conduct(Experiment("ablations", list(ROWS), settings, trained, said, page), options)
+    conduct(Experiment("ablations", __doc__, "ablations", list(ROWS), settings, trained, said, page), argv)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ trained begins anew. The page is written at the end.
 
 import argparse
 import datetime
+import itertools
 import json
 import signal
 import textwrap
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from accelerated.evaluation.figures import figure_class
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
@@ -27,6 +29,8 @@ ADVICE = "give another --out"
 class Experiment(NamedTuple):
     """What a command trains; a run is whatever `train` returns, and goes to the record as JSON."""
 
+    program: str  # the command is python -m accelerated.lab.PROGRAM
+    about: str  # its help
     name: str  # of the record and its pages
     rows: Sequence[str]
     settings: dict  # that all runs of a record have in common
@@ -36,22 +40,18 @@ class Experiment(NamedTuple):
     draw: Callable[[dict, Path], None] | None = None  # a record's picture
 
 
-def experiment_parser(program: str, about: str, rows: Sequence[str]) -> OptionParser:
-    """A parser with the options of every experiment: its rows, the seeds and the folder."""
-    names = textwrap.fill(", ".join(rows), 118, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
-    parser = OptionParser(prog=f"python -m accelerated.lab.{program}", allow_abbrev=False)
-    parser.description, parser.formatter_class = f"{about}\nRows are\n\n{names}", argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--rows", nargs="+", default=list(rows), metavar="NAME", help="(default all)")
+def parse_options(experiment: Experiment, argv: list[str]) -> argparse.Namespace:
+    """The rows, seeds and folder of a command line; raises InputError if one cannot be."""
+    rows = textwrap.fill(", ".join(experiment.rows), 114, break_on_hyphens=False)
+    parser = OptionParser(prog=f"python -m accelerated.lab.{experiment.program}", allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = f"{experiment.about}\nRows are\n\n{textwrap.indent(rows, '    ')}"
+    parser.add_argument("--rows", nargs="+", default=list(experiment.rows), metavar="NAME", help="(default all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), metavar="N", help="(default 0 1 2)")
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="FOLDER", help="(default docs/results)")
-    return parser
-
-
-def parsed(parser: OptionParser, argv: list[str], rows: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line; raises InputError for a row or a seed that cannot be, or an --out that cannot be written."""
     options = parser.parse(argv)
     for row in options.rows:
-        check_choice("--rows", row, rows, InputError)
+        check_choice("--rows", row, experiment.rows, InputError)
     if min(options.seeds) < 0:
         raise InputError(f"--seeds {min(options.seeds)} must be at least 0")
     with disk_errors(options.out, ADVICE):
@@ -72,17 +72,17 @@ def read_record(path: Path, settings: dict) -> dict:
     raise InputError(f"{path} has runs of other settings, {others} and not {settings}; {ADVICE}, or the same options")
 
 
-def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[str], folder: Path) -> None:
+def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     """Train the runs that the record lacks; write the record after each, and at the end the picture and the page."""
-    paths = {kind: folder / f"{experiment.name}.{kind}" for kind in ("json", "md", "svg")}
+    paths = {kind: options.out / f"{experiment.name}.{kind}" for kind in ("json", "md", "svg")}
     record = read_record(paths["json"], experiment.settings)
-    for seed, row in ((seed, row) for seed in seeds for row in rows):
-        runs = record["runs"]
+    runs = record["runs"]
+    for seed, row in itertools.product(options.seeds, options.rows):
         if str(seed) in runs.get(row, {}):
             continue
         run = experiment.train(row, seed)
         runs[row] = dict(sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0])))
-        record["runs"] = {name: runs[name] for name in experiment.rows if name in runs}
+        record["runs"] = runs = {name: runs[name] for name in experiment.rows if name in runs}
         record["date"] = datetime.date.today().isoformat()
         if machine() not in record["machine"]:
             record["machine"] += f" and {machine()}"
@@ -95,14 +95,17 @@ def train_missing(experiment: Experiment, seeds: Sequence[int], rows: Sequence[s
         path.write_text(experiment.page(record))
 
 
-def conduct(experiment: Experiment, options: argparse.Namespace) -> None:
-    """Train what is missing, and write what came out; one process at a time for a folder."""
+def conduct(experiment: Experiment, argv: list[str]) -> None:
+    """Train what a command line asks for and is missing, and write what came out; one process at a time for a folder."""
+    options = parse_options(experiment, argv)
+    if experiment.draw:
+        figure_class()  # says now if matplotlib is missing
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     torch.set_num_threads(1)  # models so small are slower with more
     said = f"another process trains for {options.out / experiment.name}.md; wait until it ends, or {ADVICE}"
     try:
         with locked(options.out / f"{experiment.name}.lock", said):
-            train_missing(experiment, options.seeds, options.rows, options.out)
+            train_missing(experiment, options)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was trained is kept; continue with the same command") from None
     print(f"wrote {options.out / experiment.name}.md and .json")

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.evaluation.figures import figure_class, new_figure, save_figure
-from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.systems import matching
 from accelerated.lab.tables.page import mean_and_spread, wrapped
@@ -42,14 +42,7 @@ ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1,
     "memorizing": DECODER | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
     "lstm": {"width": 32, "layers": 1},
 }
-SETTINGS = {
-    "lanes": 128,
-    "learning_rate": 0.002,
-    "discount": 0.9,
-    "entropy": 0.0005,
-    "clip": 1.0,
-    "updates": 500,
-}  # entropy's weight
+SETTINGS = {"lanes": 128, "learning_rate": 0.002, "discount": 0.9, "entropy": 0.0005, "clip": 1.0, "updates": 500}
 POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
 
 
@@ -235,12 +228,14 @@ def draw(record: dict, path: Path) -> None:
     save_figure(figure, path)
 
 
+def said(run: dict) -> str:
+    """What came out of a run, in a line."""
+    return f"{final(run):.1f}% right at the end, {run['seconds']:.0f} s"
+
+
 def main(argv: list[str]) -> None:
     """Train what is missing, and write what came out."""
-    options = parsed(experiment_parser("systems.agent", __doc__, list(ROWS)), argv, list(ROWS))
-    figure_class()  # says now if matplotlib is missing
-    said = lambda run: f"{final(run):.1f}% right at the end, {run['seconds']:.0f} s"  # noqa: E731
-    conduct(Experiment("compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw), options)
+    conduct(Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw), argv)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The command `python -m accelerated.lab.systems.questions`: answers over several windows, Table 3 of Adding Recurrence.
 
 A small RoBERTa is pretrained on the standard library, then fine-tuned on generated questions of two hops, with disjoint windows
-and with recurrence. With --published it is RoBERTa itself on HotpotQA's files, with the paper's settings.
+and with recurrence.
 """
 
 import functools
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +20,12 @@ import torch
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
-from accelerated.data.tokenizers import train_bpe
-from accelerated.evaluation.figures import figure_class, new_figure, save_figure
-from accelerated.lab.experiment import Experiment, conduct, experiment_parser, parsed
+from accelerated.data.tokenizers import SpelledTokenizer, train_bpe
+from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.markdown import markdown_table
-from accelerated.lab.systems import published, reader, two_hops
-from accelerated.lab.systems.reader import Example, Task, Tokenizer
+from accelerated.lab.systems import reader, two_hops
+from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.program.errors import run_program
@@ -58,50 +59,63 @@ def small_model(vocabulary: int, recurrent: bool, seed: int) -> Roberta:
     return model
 
 
-def task_examples(count: int, lines: Sequence[str], tokenizer: Tokenizer, seed: int) -> list[Example]:
+class Task(NamedTuple):
+    """What the rows are trained and asked on."""
+
+    model: Callable[[bool, int], Roberta]  # (recurrent, seed) to a pretrained model
+    stages: list[tuple[list[Example], int]]  # training questions and updates, one after another
+    asked: list[Example]
+
+
+def task_examples(count: int, lines: Sequence[str], bpe: SpelledTokenizer, seed: int) -> list[Example]:
     """Questions of two hops whose texts have as many windows as the task's."""
     least, most = SMALL["windows"]
-    examples = (reader.cut(question, tokenizer, SIZES["segment"]) for question in two_hops.drawn(2 * count, lines, seed))
+    examples = (reader.cut(question, bpe, SIZES["segment"]) for question in two_hops.drawn(2 * count, lines, seed))
     return list(islice((example for example in examples if least <= len(example.tokens) <= most), count))
 
 
-def generated() -> Task:
-    """The small task and its pretrained model."""
+@functools.cache
+def task() -> Task:
+    """The task and its pretrained model; a process makes them once."""
     source, (lines, unseen), (count, asked) = standard_library(), two_hops.prose(), SMALL["questions"]
     bpe = train_bpe(source, SMALL["vocabulary"])
-    tokenizer = Tokenizer(bpe, 3, cls=0, pad=1, sep=2, mask=3 + bpe.vocabulary)  # special tokens as in RoBERTa's vocabulary
-    first = small_model(4 + bpe.vocabulary, False, 0)
-    reader.pretrain(first, tokenised(source, bpe, default_data_dir()).splits["train"].tokens, tokenizer, *SMALL["pretraining"])
+    vocabulary = reader.FIRST + bpe.vocabulary + 1
+    first = small_model(vocabulary, False, 0)
+    reader.pretrain(first, tokenised(source, bpe, default_data_dir()).splits["train"].tokens, *SMALL["pretraining"])
 
     def model(recurrent: bool, seed: int) -> Roberta:
         """The pretrained weights; the seed draws those of the recurrence alone."""
-        copy = small_model(4 + bpe.vocabulary, recurrent, seed)
+        copy = small_model(vocabulary, recurrent, seed)
         copy.load_state_dict(first.state_dict(), strict=False)
         return copy
 
-    short = [reader.cut(question, tokenizer, SIZES["segment"]) for question in two_hops.drawn(count, lines, 3, (0, 1))]
-    stages = list(zip((short, task_examples(count, lines, tokenizer, 0)), SMALL["updates"], strict=True))
-    return Task(model, tokenizer.pad, stages, task_examples(asked, unseen, tokenizer, 2), SMALL["batch"], SMALL["rate"])
+    short = [reader.cut(question, bpe, SIZES["segment"]) for question in two_hops.drawn(count, lines, 3, (0, 1))]
+    stages = list(zip((short, task_examples(count, lines, bpe, 0)), SMALL["updates"], strict=True))
+    return Task(model, stages, task_examples(asked, unseen, bpe, 2))
 
 
-def trained(task: Task, row: str, seed: int) -> Roberta:
-    """A model of a row after all stages of its task."""
-    model = task.model(ROWS[row], seed)
-    torch.manual_seed(seed)  # dropout
-    for examples, updates in task.stages:
-        reader.fine_tune(model, examples, task.pad, updates, task.batch, task.rate, seed, f"{row}, seed {seed}")
+def trained(row: str, seed: int) -> Roberta:
+    """A model of a row after all stages of the task."""
+    model = task().model(ROWS[row], seed)
+    for examples, updates in task().stages:
+        reader.fine_tune(model, examples, updates, SMALL["batch"], SMALL["rate"], seed, f"{row}, seed {seed}")
     return model
 
 
-def run(make: Callable[[], Task], row: str, seed: int) -> dict:
+def run(row: str, seed: int) -> dict:
     """What a row reaches with a seed; of each answer the distance between the hops, whether it is a span, and exact match."""
-    task, began, scores, rows = make(), time.monotonic(), [], []
-    for example, given in zip(task.asked, reader.answers(trained(task, row, seed), task.asked, task.pad), strict=True):
+    asked, began, scores, rows = task().asked, time.monotonic(), [], []
+    for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
         rows.append([example.distance, answer not in two_hops.KINDS, int(two_hops.exact_match(given, answer))])
     means = {"f1": percent(scores), "exact match": percent([right for *_, right in rows])}
     return means | {"answers": rows, "seconds": round(time.monotonic() - began, 1)}
+
+
+def said(run: dict) -> str:
+    """What came out of a run, in a line."""
+    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}, {run['seconds']:.0f} s"
 
 
 def percent(scores: Sequence[float]) -> float:
@@ -116,22 +130,18 @@ def share(run: dict, chosen: Callable[[int, bool], bool]) -> float:
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    rows = [
-        [
-            row,
-            ", ".join(runs),
-            *(mean_and_spread([run[score] for run in runs.values()], ".1f") for score in ("f1", "exact match")),
-        ]
-        + [mean_and_spread([share(run, chosen) for run in runs.values()], ".0f") for chosen in PARTS.values()]
-        for row, runs in record["runs"].items()
-    ]
+    table = []
+    for row, runs in record["runs"].items():
+        whole = (mean_and_spread([run[score] for run in runs.values()], ".1f") for score in ("f1", "exact match"))
+        parts = (mean_and_spread([share(run, chosen) for run in runs.values()], ".0f") for chosen in PARTS.values())
+        table.append([row, ", ".join(runs), *whole, *parts])
     text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}. Mean (least .. most) of the seeds, in
     percent; the columns behind exact match are its parts. The method and the questions are in the
     [chapter](../pretrained_recurrence.md#question-answering)."""
-    command = "python -m accelerated.lab.systems.questions" + " --published FOLDER" * ("files" in record["settings"])
-    parts = ["# Adding Recurrence, Table 3: question answering", f"```bash\n{command}\n```", wrapped(text)]
+    parts = ["# Adding Recurrence, Table 3: question answering"]
+    parts += ["```bash\npython -m accelerated.lab.systems.questions\n```", wrapped(text)]
     parts += [f"![exact match by the distance between the hops]({NAME}.svg)"]
-    parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *rows)]
+    parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)]
     return "\n\n".join([*parts, wrapped(f"Settings: {json.dumps(record['settings'])}.")]) + "\n"
 
 
@@ -151,15 +161,7 @@ def draw(record: dict, path: Path) -> None:
 
 def main(argv: list[str]) -> None:
     """Train what is missing, and write what came out."""
-    parser = experiment_parser("systems.questions", __doc__, list(ROWS))
-    parser.add_argument("--published", type=Path, metavar="FOLDER", help=f"{published.FILES}; for the paper's own size")
-    options, make, settings = parsed(parser, argv, list(ROWS)), generated, SMALL
-    figure_class()  # says now if matplotlib is missing
-    if options.published:
-        make, settings = functools.partial(published.task, options.published), published.settings(options.published)
-    said = lambda run: f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}, {run['seconds']:.0f} s"  # noqa: E731
-    train = functools.partial(run, functools.cache(make))
-    conduct(Experiment(NAME, list(ROWS), settings, train, said, page, draw), options)
+    conduct(Experiment("systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw), argv)
 
 
 if __name__ == "__main__":

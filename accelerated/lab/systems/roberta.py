@@ -1,6 +1,6 @@
 """RoBERTa with recurrence for question answering (Adding Recurrence, 5.4) in PyTorch: reference/roberta.py on any device.
 
-Config, parameter names, shapes and initial values are the reference's. published.py reads RoBERTa's own weights.
+Config, parameter names, shapes and initial values are the reference's. reader.py trains it.
 B lanes, N tokens in a window, K windows, D width, H heads, F feed-forward width, V vocabulary.
 """
 

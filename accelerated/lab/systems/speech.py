@@ -70,9 +70,7 @@ def convert(source: Path, target: Path, rate: int) -> int:
 def main(argv: list[str]) -> None:
     """Convert what the command line names."""
     parser = OptionParser(prog="python -m accelerated.lab.systems.speech", description=__doc__)
-    parser.add_argument(
-        "source", metavar="IN", type=Path, help="a .wav of one channel of 16-bit PCM, a .ulaw, or a folder of them"
-    )
+    parser.add_argument("source", metavar="IN", type=Path, help="a .wav (one channel, 16-bit PCM), a .ulaw, or a folder of them")
     parser.add_argument("target", metavar="OUT", type=Path, help="the .ulaw or .wav, or a folder for them")
     parser.add_argument("--rate", type=int, default=22050, help="samples per second of a .wav that is written (default 22050)")
     source, target, rate = vars(parser.parse(argv)).values()

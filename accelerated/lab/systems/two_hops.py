@@ -26,12 +26,15 @@ OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\
 
 
 class Question(NamedTuple):
-    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it."""
+    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it.
+
+    An answer that is a span stands in the last of these.
+    """
 
     question: str
     context: tuple[tuple[str, tuple[str, ...]], ...]
     answer: str
-    supporting_facts: tuple[tuple[str, int], ...] = ()  # (title, index)
+    supporting_facts: tuple[tuple[str, int], ...]  # (title, index)
 
 
 def text_of(question: Question) -> tuple[str, dict[tuple[str, int], tuple[int, int]]]:
@@ -47,17 +50,6 @@ def text_of(question: Question) -> tuple[str, dict[tuple[str, int], tuple[int, i
             text += sentence
         text += "\n"
     return text, places
-
-
-def place_of_answer(question: Question) -> tuple[int, int] | None:
-    """The answer's characters (start, end): its first place in a supporting sentence, or else in the text; None without any.
-
-    A place at the borders of words is preferred to one inside a word.
-    """
-    (text, places), answer = text_of(question), re.escape(question.answer)
-    regions = [*(places[fact] for fact in question.supporting_facts if fact in places), (0, len(text))]
-    matches = (re.compile(p).search(text, *region) for p in (rf"(?<!\w){answer}(?!\w)", answer) for region in regions)
-    return next((match.span() for match in matches if match), None)
 
 
 def normalised(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""RoBERTa with recurrence in PyTorch has the reference's numbers; test_published.py compares it with transformers' RoBERTa."""
+"""RoBERTa with recurrence in PyTorch has the reference's numbers; a first window is that of transformers' RoBERTa."""
 
 import dataclasses
 
@@ -120,3 +120,42 @@ def test_the_embedding_has_dropout(monkeypatch):
     plain, dropped = model.eval()(*given)[0], model.train()(*given)[0]
     kept = dropped != 0
     assert 0.5 < kept.double().mean() < 0.7 and torch.allclose(dropped[kept], plain[kept] / 0.6)
+
+
+TRANSFORMERS_NAMES = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value"}
+TRANSFORMERS_NAMES |= {"output": "attention.output.dense", "norm": "attention.output.LayerNorm"}
+TRANSFORMERS_NAMES |= {"mlp_hidden": "intermediate.dense", "mlp_output": "output.dense", "mlp_norm": "output.LayerNorm"}
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_first_window_is_that_of_transformers_roberta(recurrent):
+    """With recurrence too, because nothing is inserted. Padding stands behind the text; positions count from the padding's id on.
+
+    The one token type is added to the positions.
+    """
+    transformers = pytest.importorskip("transformers", reason="needs the package transformers, to compare with")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 20}
+    sizes |= {"max_position_embeddings": 18, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+    theirs = transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes)).double().eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    weights = {name.removeprefix("roberta."): value for name, value in theirs.state_dict().items()}
+    rows = weights["embeddings.position_embeddings.weight"][2:] + weights["embeddings.token_type_embeddings.weight"][0]
+    ours = {"positions": rows, "embedding": weights["embeddings.word_embeddings.weight"], "masked.bias": weights["lm_head.bias"]}
+    names = {f"layers.{i}.{ours}": f"encoder.layer.{i}.{name}" for i in range(3) for ours, name in TRANSFORMERS_NAMES.items()}
+    names |= {"embedding_norm": "embeddings.LayerNorm", "masked.hidden": "lm_head.dense", "masked.norm": "lm_head.layer_norm"}
+    for name, other in names.items():
+        weight, bias = (".scale", ".bias") if name.endswith("norm") else ("", "_bias")
+        ours |= {name + weight: weights[f"{other}.weight"], name + bias: weights[f"{other}.bias"]}
+    model = Roberta(Roberta.Config(40, 12, 3, 3, 20, 16, recurrent=recurrent, module_width=5, dropout=0.0)).eval()
+    model.load_state_dict(model.state_dict() | ours)
+    tokens, readable = torch.randint(2, 40, (2, 16)), torch.ones(2, 16, dtype=torch.bool)
+    tokens[1, 11:], readable[1, 11:] = 1, False  # 1 is RoBERTa's padding
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=readable.long(), output_hidden_states=True)
+        x, _ = model(tokens, readable, model.initial_state(2))
+        logits = model.masked(x, model.embedding)
+    outputs = {"outputs": expected.hidden_states[-1][readable], "logits": expected.logits[readable]}
+    assert_agree(outputs, {"outputs": x[readable], "logits": logits[readable]}, 1e-9)
