@@ -45,8 +45,7 @@ class Trial(NamedTuple):
     @property
     def words(self) -> list[str]:
         """All options as train.py gets them, without --out."""
-        options = (word for name, values in settled(self.options).items() for word in (name, *values))
-        return [*options, "--seed", str(self.seed), "--keep", "1", "--sample", "0"]  # its last checkpoint is enough
+        return words_of(f"{self.options} --seed {self.seed} --keep 1 --sample 0")  # its last checkpoint is enough
 
 
 class Workshop:
@@ -73,8 +72,6 @@ class Workshop:
         start = ["--resume", str(folder)] if checkpoint_path(folder).exists() else [*trial.words, "--out", str(folder)]
         code, output, last = self.run([sys.executable, str(ROOT / "train.py"), *start])
         diverged = code == 2 and last.endswith(DIVERGED)
-        if self.stopping:
-            return f"{trial.name}: stopped"
         if code and not diverged:
             raise InputError(f"{shlex.join(['train.py', *start])} ended with code {code}: {last}")
         with disk_errors(folder, ADVICE):
@@ -104,8 +101,6 @@ class Workshop:
         report, *options = shlex.split(words)
         command = [sys.executable, str(ROOT / "eval.py"), report, str(self.folder(trial)), *options, "--json"]
         code, output, last = self.run(command)
-        if self.stopping:
-            return f"{trial.name}: stopped"
         if code:
             raise InputError(f"{shlex.join(command[1:])} ended with code {code}: {last}")
         with written_whole(self.answer_file(trial, words), ADVICE) as path:
@@ -136,7 +131,8 @@ class Workshop:
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
 
-        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time.
+        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time. Nobody asks then
+        what the other calls return or raise.
         """
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
@@ -160,6 +156,11 @@ def settled(options: str) -> dict[str, list[str]]:
     return values_of
 
 
+def words_of(options: str) -> list[str]:
+    """Options as words, without those that a later one of the same name replaces."""
+    return [word for name, values in settled(options).items() for word in (name, *values)]
+
+
 def join(*options: str) -> str:
     """Options, one after another."""
     return " ".join(filter(None, options))
@@ -181,8 +182,9 @@ def validations(records: list[dict]) -> dict[str, float]:
     return {str(record["step"]): record[name] for record in records if name in record and not record.get("final")}
 
 
-def roughness(bits: list[float]) -> float:
-    """How much a number is off the mean of its neighbours, on average."""
+def roughness(records: list[dict]) -> float:
+    """How much a validation is off the mean of those before and after it, on average."""
+    bits = [*validations(records).values()]
     return statistics.mean(abs(b - (a + c) / 2) for a, b, c in zip(bits, bits[1:], bits[2:], strict=False))
 
 
@@ -199,21 +201,10 @@ LOG_NUMBERS = {  # of the records of a run's log, in bits per byte
     "validation after": validations,
     "best validation": lambda records: min(validations(records).values()),
     "last above best": lambda records: [*validations(records).values()][-1] - min(validations(records).values()),  # over-fitting
-    "roughness": lambda records: roughness([*validations(records).values()]),
+    "roughness": roughness,
     "second half": lambda records: training_loss(records, 0.5),
     "last tenth": lambda records: training_loss(records, 0.9),
 }
-
-
-def tuned(workshop: Workshop, rows: dict[str, str], grid: Sequence[str], number: str) -> dict[str, dict[str, float]]:
-    """{row: {choice: bits per byte on seed 0}} of rows {name: options}, each with every choice of the grid."""
-    trials = {name: {choice: Trial(name, join(options, choice)) for choice in grid} for name, options in rows.items()}
-    workshop.train(trial for choices in trials.values() for trial in choices.values())
-    score = LOG_NUMBERS[number]
-    return {
-        name: {choice: score(workshop.answer(trial, LOG)) for choice, trial in choices.items()}
-        for name, choices in trials.items()
-    }
 
 
 def machine() -> str:

@@ -7,7 +7,7 @@ import time
 import pytest
 from rehearsal import Rehearsal
 
-from accelerated.lab.trials import LOG, Trial, Workshop, ended, join, settled, tuned, validation
+from accelerated.lab.trials import LOG, Trial, Workshop, ended, join, settled, validation
 from accelerated.program.errors import InputError
 from accelerated.training.log import read_metrics
 
@@ -89,17 +89,6 @@ def test_an_answer_is_what_a_program_prints_and_an_error_the_last_line_it_says(t
     program = f"import sys; print('{{}}', flush=True); print('a\\neval.py: no', file=sys.stderr); sys.exit({code})"
     assert Workshop(tmp_path, 1).run([sys.executable, "-c", program]) == (code, "{}\n", "eval.py: no")
     assert Workshop(tmp_path, 1).run([sys.executable, "-c", "print(1); print(2)"]) == (0, "1\n2\n", "2")
-
-
-def test_every_row_is_tuned_by_the_same_grid_on_seed_0(tmp_path):
-    shop = Rehearsal(tmp_path, loss={"--width 8 --rate 2": 0.5, "--width 9 --rate 3": 0.25})
-    rows, grid = {"a": "--width 8", "b": "--width 9", "c": "--width 7"}, ("--rate 1", "--rate 2", "--rate 3")
-    assert tuned(shop, rows, grid, "validation") == {
-        "a": {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0},
-        "b": {"--rate 1": 1.0, "--rate 2": 1.0, "--rate 3": 0.25},
-        "c": dict.fromkeys(grid, 1.0),
-    }
-    assert len(shop.calls) == 9 and all("--seed 0" in " ".join(call) for call in shop.calls)
 
 
 def test_an_error_stops_the_others_by_one_signal(tmp_path):

@@ -1,6 +1,6 @@
 """The command `python -m accelerated.lab.speed TABLE`: measures or counts speed and memory and prints a table in Markdown.
 
-    steps       one training step of a model, of its baseline and, if installed, of its paper's public package
+    steps       one training step of a model and of its baseline
     horizons    time and peak memory of the three back-propagation methods, through 1 to 32 segments
     compile     one training step with each choice of train.py's --compile
     generation  time per generated token after 1,000 and after 100,000 tokens
@@ -18,7 +18,7 @@ import sys
 
 import torch
 
-from accelerated.lab.speed import agreement, counts, gpu, horizons, steps
+from accelerated.lab.speed import agreement, counts, gpu, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import InputError, run_program
@@ -36,7 +36,7 @@ OPTIONS = {
 }
 TABLES = {  # name: (function that prints it, how many of OPTIONS it takes)
     "steps": (steps.report_steps, 5),
-    "horizons": (horizons.report, 6),
+    "horizons": (steps.report_horizons, 6),
     "compile": (steps.report_compiled, 5),
     "generation": (steps.report_generation, 5),
     "agreement": (agreement.report, 1),

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accelerated.lab.speed.timing import print_table
-from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout_variant
+from accelerated.lab.speed.variants import model_on_meta, paper_settings, rollout
 from accelerated.models import NAMES, presets_of
 from accelerated.protocol import computing_in
 from accelerated.training.optimization import TrainedModel
@@ -136,7 +136,7 @@ class Dispatched(TorchDispatchMode):
 def meta_step(model: str, config: Any, segments: int, lanes: int = 1, method: str = "through_time") -> Callable[[], object]:
     """A rollout of a model on the meta device, in bfloat16."""
     options = Namespace(device=META, batch=lanes, dtype="bfloat16")
-    return rollout_variant("", model_on_meta(model, config), method, segments, options).step
+    return rollout(model_on_meta(model, config), method, segments, options).step
 
 
 def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
@@ -164,8 +164,8 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
     held = 2 * parameters + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters) + state
     options = Namespace(device=META, batch=training.batch // training.accumulate, dtype=training.dtype)
     horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
-    rollout = rollout_variant("", network, training.backprop, horizon, options, TrainedModel(network, training))
-    return held, counted(rollout.step).peak + (training.horizon - horizon) * state // training.accumulate
+    variant = rollout(network, training.backprop, horizon, options, TrainedModel(network, training))
+    return held, counted(variant.step).peak + (training.horizon - horizon) * state // training.accumulate
 
 
 def report(options: Namespace) -> None:

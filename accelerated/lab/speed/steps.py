@@ -1,4 +1,4 @@
-"""The tables `steps`, `compile` and `generation`: what a training step takes, and a generated token."""
+"""The tables `steps`, `horizons`, `compile` and `generation`: what a training step takes, and a generated token."""
 
 import textwrap
 from argparse import Namespace
@@ -11,13 +11,14 @@ import torch
 
 from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
 from accelerated.lab.speed.counts import counted, meta_step
-from accelerated.lab.speed.peers import peer_of
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
-from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout_variant
+from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
 from accelerated.models import presets_of
+from accelerated.replay import BACKPROP
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import COMPILERS, TrainingConfig
 
+HORIZONS = (1, 2, 4, 8, 16, 32)  # segments of a rollout in the table `horizons`
 POSITIONS = (1_000, 100_000)  # tokens before those that `generation` times
 TOKENS = 200  # timed together
 
@@ -28,11 +29,11 @@ def step_variant(config: Any, method: str, segments: int, options: Namespace, co
     trained = TrainedModel(network, TrainingConfig(compile=compiler))
     if compiler == "none":
         flops = counted(meta_step(options.model, config, segments, options.batch, method), written_out=True).flops
-    return rollout_variant("", network, method, segments, options, trained)._replace(flops=flops)
+    return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 
 def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
-    """{name: what makes the Variant} of a model, its baselines, its paper's package if it is installed, and a large product."""
+    """{name: what makes the Variant} of a model, its baselines and a large product."""
     facts = presets_of(options.model).SPEED
     method, segments = facts.get("backprop", "through_time"), facts["segments"]
     kinds = {options.model: (options.config, method)}
@@ -43,7 +44,7 @@ def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
         kinds[name] = (replace(options.config, **changes(options.config)), method)
     ours = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
     product = partial(large_product, options.device, getattr(torch, options.dtype))
-    return ours | peer_of(options, segments) | {"one large product": product}
+    return ours | {"one large product": product}
 
 
 def report_steps(options: Namespace) -> None:
@@ -51,6 +52,18 @@ def report_steps(options: Namespace) -> None:
     segments = presets_of(options.model).SPEED["segments"]
     print(textwrap.fill(f"{segments} segments of {options.batch} lanes: {options.model}, {options.config}", 118), end="\n\n")
     print_table(("a step of", *COLUMNS), *measured_rows(makers_of(options), options))
+
+
+def report_horizons(options: Namespace) -> None:
+    """Print a table for each horizon (Memformer, Table 3); speed and memory are relative to full BPTT."""
+    facts = presets_of(options.model).SPEED
+    for title, changes in facts.get("replayed", {options.model: {}}).items():
+        network = random_model(options.model, replace(options.config, **changes), options.device)
+        state = sum(field.numel() * field.element_size() for field in network.initial_state(options.batch)) / 1e6
+        print(f"{title}, {options.batch} lanes; a stored state is {state:.2f} MB\n")
+        for horizon in options.horizons or facts.get("horizons", HORIZONS):
+            makers = {way: partial(rollout, network, way, horizon, options) for way in BACKPROP}
+            print_table((f"horizon {horizon}", *COLUMNS), *measured_rows(makers, options))
 
 
 def report_compiled(options: Namespace) -> None:
@@ -71,7 +84,7 @@ def continuation(position: int, options: Namespace) -> Variant:
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start, step = read_prompt(network, text), step_of(network)
     draw = torch.no_grad()(lambda: list(generate(network, *start, TOKENS, Sampling(0.8), generator, step)))
-    return Variant("", draw)
+    return Variant(draw)
 
 
 def report_generation(options: Namespace) -> None:

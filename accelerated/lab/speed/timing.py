@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.lab.markdown import markdown_table
 from accelerated.lab.speed.variants import Variant
@@ -18,18 +17,11 @@ from accelerated.lab.speed.variants import Variant
 COLUMNS = ("ms (least..most)", "speed, pair by pair", "peak MB", "of the first's", "GFLOP/s", "turns")
 
 
-def counted_flops(step: Callable[[], object]) -> int:
-    """FLOPs of the matrix products of one step."""
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return counter.get_total_flops()
-
-
 def large_product(device: torch.device, dtype: torch.dtype) -> Variant:
     """One large square matrix product: other steps reach its rate at best."""
     size = 2048 if device.type == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return Variant("", lambda: a @ b, 2 * size**3)
+    return Variant(lambda: a @ b, 2 * size**3)
 
 
 def seconds(function: Callable[[], object], device: torch.device) -> float:
@@ -59,21 +51,21 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def time_in_turn(variants: list[Variant], repeats: int, device: torch.device, budget: float = math.inf) -> dict[str, list[float]]:
-    """{name: [seconds of each repeat]}; the variants take turns, after two warm-up steps each.
+def time_in_turn(steps: dict[Any, Callable], repeats: int, device: torch.device, budget: float = math.inf) -> dict:
+    """{name: [seconds of each repeat]} of {name: step}; the steps take turns, after two warm-ups each.
 
     After `budget` seconds no further turn begins, so there may be fewer repeats, but at least one.
     """
     begun = time.perf_counter()
-    for variant in variants:
-        variant.step()
-        variant.step()
-    times = {variant.name: [] for variant in variants}
+    for step in steps.values():
+        step()
+        step()
+    times = {name: [] for name in steps}
     for repeat in range(repeats):
         if repeat and time.perf_counter() - begun > budget:
             break
-        for variant in variants:
-            times[variant.name].append(seconds(variant.step, device))
+        for name, step in steps.items():
+            times[name].append(seconds(step, device))
     return times
 
 
@@ -83,7 +75,7 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
     Speed and memory are relative to the first variant. One that fails, while it is made or while it runs, has an error in its
     row and does not end the others.
     """
-    deadline, variants, peaks, errors = time.perf_counter() + options.seconds, [], {}, {}
+    deadline, steps, flops, peaks, errors = time.perf_counter() + options.seconds, {}, {}, {}, {}
 
     def attempt(name: str, call: Callable[[], Any]) -> Any:
         """What a call of a variant returns; None if the variant has failed, or fails now."""
@@ -98,12 +90,12 @@ def measured_rows(makers: dict[str, Callable[[], Variant]], options: Namespace) 
         if time.perf_counter() > deadline:
             errors[name] = "no time was left"
         elif variant := attempt(name, make):
-            variants.append(variant._replace(name=name, step=partial(attempt, name, variant.step)))
-            variants[-1].step()
-            peaks[name] = peak_memory(variants[-1].step, options.device)
-    variants = [variant for variant in variants if variant.name not in errors]
-    times = time_in_turn(variants, options.repeats, options.device, deadline - time.perf_counter())
-    rows, flops, first = [], {variant.name: variant.flops for variant in variants}, next(iter(makers))
+            steps[name], flops[name] = partial(attempt, name, variant.step), variant.flops
+            steps[name]()
+            peaks[name] = peak_memory(steps[name], options.device)
+    steps = {name: step for name, step in steps.items() if name not in errors}
+    times = time_in_turn(steps, options.repeats, options.device, deadline - time.perf_counter())
+    rows, first = [], next(iter(makers))
     for name in makers:
         if name in errors:
             rows.append((name, errors[name], *["-"] * (len(COLUMNS) - 1)))

@@ -32,7 +32,6 @@ from accelerated.training.settings import TrainingConfig, preset_settings
 class Variant(NamedTuple):
     """A step to time, and the FLOPs of its matrix products if they are known."""
 
-    name: str
     step: Callable[[], object]
     flops: float | None = None
 
@@ -87,8 +86,8 @@ def random_segments(config: Any, batch: int, count: int, device: torch.device) -
     return [Segment(tokens, targets, scored, never).to(device) for tokens, targets in pairs]
 
 
-def rollout_variant(name: str, model: Any, method: str, horizon: int, options: Namespace, trained: Any = None) -> Variant:
-    """One rollout of a model, or of its TrainedModel, from a state in mid-document; gradients stay allocated between steps."""
+def rollout(model: Any, method: str, horizon: int, options: Namespace, trained: Any = None) -> Variant:
+    """One rollout of a model, or of its TrainedModel, from a state in mid-document. Gradients stay allocated."""
     segments, dtype = random_segments(model.config, options.batch, horizon, options.device), getattr(torch, options.dtype)
     with torch.no_grad(), computing_in(model, dtype):
         state = model.initial_state(options.batch)
@@ -100,4 +99,4 @@ def rollout_variant(name: str, model: Any, method: str, horizon: int, options: N
         with computing_in(model, dtype):
             BACKPROP[method](trained or model, segments, state)
 
-    return Variant(name, step)
+    return Variant(step)

@@ -11,12 +11,12 @@ import torch
 
 from accelerated.evaluation.figures import figure_class
 from accelerated.lab.speed.timing import time_in_turn
-from accelerated.lab.speed.variants import rollout_variant
+from accelerated.lab.speed.variants import model_on_meta, rollout
 from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
 from accelerated.lab.tables.page import names_and_rows, page
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import SEEDS, Trial, Workshop, join, machine, tuned
+from accelerated.lab.trials import LOG, LOG_NUMBERS, SEEDS, Trial, Workshop, join, machine
 from accelerated.models import model_class
 from accelerated.program.files import written_whole
 from accelerated.training.options import parse
@@ -55,13 +55,16 @@ def measure(name: str, table: Table, workshop: Workshop, pages: Path) -> None:
 
 
 def train_rows(table: Table, workshop: Workshop) -> tuple[dict[str, dict[str, float]], dict[str, list[Trial]]]:
-    """Tune every row, then train all seeds; returns ({row: {choice: bits per byte}}, {row: its trials})."""
+    """Tune every row, then train all seeds; returns ({row: {choice: bits per byte on seed 0}}, {row: its trials})."""
     first = Trial("the first run", table.first)
     if table.first:
         workshop.train([first])
-    folder = str(workshop.folder(first))
+    folder, score, tuning = str(workshop.folder(first)), LOG_NUMBERS[table.tuned_by[0]], {}
     options = {name: join(table.options, row.options).replace("FIRST", folder) for name, row in table.rows.items()}
-    tuning = tuned(workshop, options, table.grid, table.tuned_by[0])
+    workshop.train(Trial(name, join(of_row, choice)) for name, of_row in options.items() for choice in table.grid)
+    for name, of_row in options.items():
+        logs = {choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid}
+        tuning[name] = {choice: score(log) for choice, log in logs.items()}
     trials = {name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in SEEDS] for name in options}
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return tuning, trials
@@ -80,8 +83,10 @@ def record_of_row(table: Table, name: str, tuning: dict[str, float], trials: lis
         for m in table.measures
     }
     finite = {choice: None if math.isinf(bits) else bits for choice, bits in tuning.items()}
+    settings = settings_of(trials[0])
+    parameters = sum(parameter.numel() for parameter in model_on_meta(settings.model, settings.model_config).parameters())
     record = {"name": name, "paper": row.paper, "options": row.options, "choice": best(tuning), "tuning": finite}
-    return record | {"parameters": count_parameters(settings_of(trials[0])), "measured": measured}
+    return record | {"parameters": parameters, "measured": measured}
 
 
 def settings_of(trial: Trial) -> Settings:
@@ -89,24 +94,16 @@ def settings_of(trial: Trial) -> Settings:
     return parse([*trial.words, "--out", "never-written"])[0]
 
 
-def count_parameters(settings: Settings) -> int:
-    """How many parameters a model has."""
-    with torch.device("meta"):
-        model = model_class(settings.model)(settings.model_config)
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def step_times(settings: Sequence[Settings]) -> list[list[float]]:
     """[[seconds per 1,000 new tokens, forward and backward, of each round]] of every row: different rows take turns."""
     keep_freed_memory()  # as train.py does
-    variants, tokens, different = [], [], list(dict.fromkeys(settings))
-    for number, row in enumerate(different):
+    steps, tokens = {}, {}
+    for row in dict.fromkeys(settings):
         training = row.training
         device = choose_device(training.device, training.dtype)
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(row.model_config).to(device)
-        variants.append(rollout_variant(str(number), model, training.backprop, training.horizon, options))
-        tokens.append(training.batch * training.horizon * (row.model_config.segment - getattr(row.model_config, "overlap", 0)))
-    times = time_in_turn(variants, ROUNDS, device)
-    of_rows = [[1000 * seconds / count for seconds in times[str(number)]] for number, count in enumerate(tokens)]
-    return [of_rows[different.index(row)] for row in settings]
+        steps[row] = rollout(model, training.backprop, training.horizon, options).step
+        tokens[row] = training.batch * training.horizon * (row.model_config.segment - getattr(row.model_config, "overlap", 0))
+    times = time_in_turn(steps, ROUNDS, device)
+    return [[1000 * seconds / tokens[row] for seconds in times[row]] for row in settings]

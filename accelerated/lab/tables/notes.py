@@ -72,11 +72,10 @@ def facts_known(record: dict) -> str:
         number, _, state = asked.partition(" facts")
         known = int(number) * max(0.0, 2 * mean_of(row["measured"]["right"]) - 1)
         most.setdefault(method, {})[state] = max(known, most.get(method, {}).get(state, 0.0))
-    cells = (
-        [name, *(f"{known[state]:.0f}" if state in known else "" for state in ("", ", large"))] for name, known in most.items()
-    )
+    states = {"": "the usual state", ", large": "four times as large"}
+    lines = ([name, *(f"{known[state]:.0f}" if state in known else "" for state in states)] for name, known in most.items())
     text = "Who is right in a part a of the answers about n facts, and guesses what it does not know, knows n (2 a - 1)."
-    return f"{text}\n\n{markdown_table(['facts known at most', 'the usual state', 'four times as large'], *cells)}"
+    return f"{text}\n\n{markdown_table(['facts known at most', *states.values()], *lines)}"
 
 
 NOTES = {"pareto": pareto, "topics": topics, "facts known": facts_known}

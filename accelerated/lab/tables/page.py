@@ -13,7 +13,7 @@ from accelerated.lab.markdown import markdown_table
 from accelerated.lab.speed.timing import paired_ratios, spread
 from accelerated.lab.tables.notes import NOTES, WIDTH, mean_of, values_of, wrapped
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import SEEDS, settled
+from accelerated.lab.trials import SEEDS, settled, words_of
 from accelerated.models import NAMES
 
 
@@ -30,12 +30,8 @@ def page(table: Table, record: dict) -> str:
     name = record["name"]
     measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, {record["jobs"]} runs at a time.
     Mean (least .. most) of seeds {", ".join(map(str, SEEDS))}. {onward(name)}"""
-    parts = [
-        f"# {table.title}",
-        wrapped(table.about),
-        f"```bash\npython -m accelerated.lab.tables {name}\n```",
-        wrapped(measured),
-    ]
+    command = f"```bash\npython -m accelerated.lab.tables {name}\n```"
+    parts = [f"# {table.title}", wrapped(table.about), command, wrapped(measured)]
     parts += [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
     parts += [NOTES[table.notes](record) if table.notes else "", verdicts(table, record), cost(record), settings_part(record)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -53,18 +49,18 @@ def onward(name: str) -> str:
 def numbers(table: Table, record: dict) -> str:
     """The measured numbers: a line for each row, or for each measure if these are many; or of rows "a: b" for each b."""
     forms = {m.title: m.form for m in table.measures if m.form != "hidden"}
-    cells = {
-        row["name"]: {title: mean_and_spread(row["measured"][title], forms[title]) for title in forms} for row in record["rows"]
-    }
+    measured = {row["name"]: row["measured"] for row in record["rows"]}
+    cells = {name: {title: mean_and_spread(of_row[title], forms[title]) for title in forms} for name, of_row in measured.items()}
     if len(cells) <= 3 < len(forms):
         return markdown_table(["", *cells], *([title, *(row[title] for row in cells.values())] for title in forms))
     columns, lines = ([*dict.fromkeys(name.partition(": ")[part] for name in cells)] for part in (0, 2))
     if len(lines) > 1:
         [title], half = forms, -(-len(columns) // 2)  # of the columns, so that they are not too wide
-        return "\n\n".join(
-            markdown_table([title, *names], *([b, *(cells.get(f"{a}: {b}", {title: ""})[title] for a in names)] for b in lines))
-            for names in filter(None, (columns[:half], columns[half:]))
-        )
+        tables = []
+        for names in filter(None, (columns[:half], columns[half:])):
+            body = ([b, *(cells.get(f"{a}: {b}", {title: ""})[title] for a in names)] for b in lines)
+            tables.append(markdown_table([title, *names], *body))
+        return "\n\n".join(tables)
     paper = ["the paper"] if any(row["paper"] for row in record["rows"]) else []
     body = ([row["name"], *cells[row["name"]].values(), *([row["paper"]] if paper else [])] for row in record["rows"])
     return markdown_table(["", *forms, *paper], *body)
@@ -146,12 +142,7 @@ def settings_part(record: dict) -> str:
     """The options, to make every row again."""
     options = {"all": record["options"], **({"FIRST": record["first"]} if record["first"] else {})}
     options |= {name: row["options"] for name, row in names_and_rows(record)}
-    lines = (f"{name:<24} {last_of_each(of_row)}" for name, of_row in options.items())
+    lines = (f"{name:<24} {shlex.join(words_of(of_row))}" for name, of_row in options.items())
     text = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False) for line in lines)
     first = "; FIRST is the run that all begin from" if record["first"] else ""
     return f"## Settings\n\nOptions of `train.py`: those of all rows, then each row's own{first}.\n\n```text\n{text}\n```"
-
-
-def last_of_each(options: str) -> str:
-    """Options without those that a later one of the same name replaces."""
-    return shlex.join(word for name, values in settled(options).items() for word in (name, *values))

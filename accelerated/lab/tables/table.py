@@ -36,9 +36,7 @@ class Measure(NamedTuple):
 
     title: str
     report: str  # words of eval.py, or LOG
-    path: (
-        str  # to the number: keys and places; "name=all" is the item whose name is all; of LOG it begins with a LOG_NUMBERS' name
-    )
+    path: str  # to the number: keys and places; "name=all" is the item whose name is all; LOG's begins with one of LOG_NUMBERS
     form: str = ".3f"  # on the page; "hidden" if the page does not show it
     times: str = "1"
 

@@ -19,9 +19,9 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     half of the third's are not new."""
     turns = []
 
-    def clock(variants, repeats, device):
-        turns.append([variant.name for variant in variants])
-        return {"0": [2.0] * repeats, "1": [6.0] * repeats, "2": [2.0] * repeats, "3": [4.0] * repeats}
+    def clock(calls, repeats, device):
+        turns.append(len(calls))
+        return {row: [seconds] * repeats for row, seconds in zip(calls, (2.0, 6.0, 2.0, 4.0), strict=True)}
 
     monkeypatch.setattr(module, "time_in_turn", clock)
     monkeypatch.setattr(module, "keep_freed_memory", lambda: turns.append("memory is kept"))
@@ -33,7 +33,7 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     rows = [f"{options} --batch 5", f"{options} --batch 10", overlapping, replayed, f"{options} --batch 5"]
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
     assert [of_row[0] for of_row in seconds] == [50.0, 75.0, 100.0, 50.0, 50.0]
-    assert turns == ["memory is kept", ["0", "1", "2", "3"]], "the same settings once"
+    assert turns == ["memory is kept", 4], "the same settings once"
 
 
 def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
@@ -48,6 +48,18 @@ def test_rows_are_trained_with_their_own_choice_and_all_seeds(tmp_path):
     for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 1"}.items():
         assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
+
+
+def test_every_row_is_tuned_by_the_same_grid_on_seed_0(tmp_path):
+    shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 3": 0.25})
+    grid = ["--rate 1", "--rate 2", "--rate 3"]
+    table = TWO._replace(rows=TWO.rows | {"c": Row("--x 3")}, grid=grid)
+    assert train_rows(table, shop)[0] == {
+        "a": {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0},
+        "b": {"--rate 1": 1.0, "--rate 2": 1.0, "--rate 3": 0.25},
+        "c": dict.fromkeys(grid, 1.0),
+    }
+    assert all("--seed 0" in " ".join(call) for call in shop.calls[:9]) and len(shop.calls) == 9 + 3 * 2
 
 
 def test_a_tables_own_score_chooses(tmp_path):
