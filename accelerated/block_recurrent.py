@@ -16,7 +16,7 @@ from torch.nn import functional
 from accelerated.attention.content import scaled_attention, sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
 
@@ -138,7 +138,7 @@ def cross_attend(query: Tensor, state_keys: Tensor, state_values: Tensor, scale:
     return scaled_attention(tiles, state_keys, state_values, scale[:, None]).flatten(2, 3)
 
 
-class Layer(nn.Module):
+class Layer(Recomputable):
     """Layer `number` (from 1): sliding attention, cross-attention if it reads states, feed-forward, the cell if recurrent."""
 
     def __init__(self, config: Config, number: int):

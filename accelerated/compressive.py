@@ -17,7 +17,7 @@ from accelerated.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
-from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.compressive import Config, init_params
 
 
@@ -100,7 +100,7 @@ def mean_square(x: Tensor, y: Tensor) -> Tensor:
     return functional.mse_loss(at_least_float32(x), at_least_float32(y))
 
 
-class Layer(nn.Module):
+class Layer(Recomputable):
     """A layer (Algorithm 1): attention over [compressed memory | memory | segment], feed-forward, update of memories."""
 
     def __init__(self, config: Config):

@@ -15,7 +15,7 @@ from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
-from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memformer import SPECIALS, Config, init_params
 
 
@@ -147,7 +147,7 @@ class CrossAttention(Attention):
         return self.output_rows(content_attention(query, key, value, mask, rate))
 
 
-class FeedForward(nn.Module):
+class FeedForward(Recomputable):
     """The last part of every layer. Layers inherit it, because its parameters have the layer's names, and declare it last."""
 
     def declare_feed_forward(self, config: Config) -> None:

@@ -15,7 +15,7 @@ from accelerated.attention.content import sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
-from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
 
@@ -34,7 +34,7 @@ def remember(memory: Tensor, rows: Tensor) -> Tensor:
     return torch.cat([memory[:, :, rows.shape[2] :], rows[:, :, new:]], 2).detach()
 
 
-class Layer(nn.Module):
+class Layer(Recomputable):
     """Layer `number` (from 1): local attention, mixed with what the memory layer finds, and feed-forward."""
 
     def __init__(self, config: Config, number: int):

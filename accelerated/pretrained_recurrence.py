@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention, sdpa
 from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
-from accelerated.protocol import Model, Reading, Stream, check_lanes, check_state, initialise, logits_of
+from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
 
@@ -31,7 +31,7 @@ def with_slots(causal: Tensor, vectors: int, present: Tensor) -> Tensor:
     return torch.cat([absent, causal.expand(len(present), 1, -1, -1)], -1)
 
 
-class Layer(nn.Module):
+class Layer(Recomputable):
     """A layer of GPT-2: attention to the window's tokens and to inserted vectors, if any; then the MLP."""
 
     def __init__(self, config: Config):

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
 from accelerated.attention.on_a_cpu import Copies
@@ -74,6 +75,21 @@ def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
 def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
     """The logits (..., V) of hidden rows (..., D) by an output matrix; of an AdaptiveSoftmax the log-probabilities."""
     return matrix.log_probabilities(hidden) if isinstance(matrix, AdaptiveSoftmax) else functional.linear(hidden, matrix)
+
+
+class Recomputable(nn.Module):
+    """A layer of a model. If it is `recomputed`, it keeps only its inputs, and the backward pass computes it again.
+
+    It then drops the same as before, if it `drops` at all: to read a GPU's generator for each layer takes time.
+    """
+
+    recomputed, drops = False, False
+
+    def __call__(self, *given: object) -> object:
+        """What `forward` returns."""
+        if self.recomputed and torch.is_grad_enabled():
+            return checkpoint(super().__call__, *given, use_reentrant=False, preserve_rng_state=self.drops)
+        return super().__call__(*given)
 
 
 class Model(nn.Module):

@@ -1,16 +1,14 @@
-"""Optimisers, learning-rate schedules, gradient clipping, and a model compiled or recomputed. train.py and lab/ use it."""
+"""Optimisers, learning-rate schedules, gradient clipping, and the model as training computes it. train.py and lab/ use it."""
 
-import copy
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.checkpoint import checkpoint
 
 from accelerated.program.errors import InputError
+from accelerated.protocol import Recomputable
 
 
 def learning_rate(step: int, config: Any) -> float:
@@ -87,15 +85,16 @@ def check_finite(step: int, values: dict[str, float], saved: Callable[[], str]) 
 
 
 class TrainedModel:
-    """What back-propagation calls of a model: compiled as --compile says, its layers computed again as --checkpoint-layers says.
+    """What back-propagation calls of a model, compiled as --compile says. Evaluation and generation call the model itself.
 
-    The model itself stays as it is; evaluation and generation use that.
+    --checkpoint-layers is told to the layers; it changes nothing without gradient.
     """
 
     def __init__(self, model: torch.nn.Module, config: Any):
         self.initial_state, self.output_matrix = model.initial_state, model.output_matrix
-        computing = recomputing(model, model.config.dropout > 0) if config.checkpoint_layers else model
-        self.read, self.advance = computing.read, computing.advance
+        self.read, self.advance = model.read, model.advance
+        for layer in (module for module in model.modules() if isinstance(module, Recomputable)):
+            layer.recomputed, layer.drops = config.checkpoint_layers, model.config.dropout > 0
         if config.compile == "none":
             return
         # Both passes of memory replay must drop the same. Compiled code then draws its random numbers as uncompiled code does,
@@ -115,26 +114,3 @@ def compiled(function: Callable, graphs: bool) -> Callable:
     """
     graph = torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if graphs else None)
     return (lambda *given: tree_map(torch.clone, graph(*given))) if graphs else graph
-
-
-def recomputing(module: torch.nn.Module, drops: bool, is_layer: bool = False) -> torch.nn.Module:
-    """A copy of a module that shares its parameters, in which each layer keeps only its inputs for the backward pass.
-
-    That computes the layer again, with the same dropout if it `drops`. Without gradient a layer computes once.
-    """
-    view, is_stack = copy.copy(module), isinstance(module, torch.nn.ModuleList)
-    view._modules = {name: child and recomputing(child, drops, is_stack) for name, child in module._modules.items()}
-    if is_layer:
-        view.__class__ = recomputed_class(type(module), drops)
-    return view
-
-
-@functools.cache
-def recomputed_class(layer_class: type, drops: bool) -> type:
-    """A class of layers whose `forward` is that of layer_class, under checkpoint."""
-
-    class Recomputed(layer_class):
-        def forward(self, *given):
-            return checkpoint(super().forward, *given, use_reentrant=False, preserve_rng_state=drops)
-
-    return Recomputed

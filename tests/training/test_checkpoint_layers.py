@@ -10,11 +10,10 @@ from rollouts import random_segments, torch_segments
 from scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 from variants import ONE_OF_EACH, PAPERS, variant
 
-from accelerated import replay
+from accelerated import protocol, replay
 from accelerated.evaluation import generation
 from accelerated.protocol import computing_in, state_from
-from accelerated.training import optimization
-from accelerated.training.optimization import recomputing
+from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
@@ -42,12 +41,17 @@ def setting(paper, name, dropout=0.3, **changes):
     return model, torch_segments(paper, segments, starts), state
 
 
-def rows_of(method, model, segments, state, dtype=torch.float64):
+def recomputed(model):
+    """The model as --checkpoint-layers has it; the model itself then keeps that."""
+    return TrainedModel(model, TrainingConfig(checkpoint_layers=True))
+
+
+def rows_of(method, model, segments, state, trained=None, dtype=torch.float64):
     """The loss, every parameter's gradient and the next state, in dtype; with the global generator where it then stands."""
     model.zero_grad()
     torch.manual_seed(11)
     with computing_in(model, dtype):
-        loss, _, after = replay.BACKPROP[method](model, segments, state)
+        loss, _, after = replay.BACKPROP[method](trained or model, segments, state)
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
@@ -59,7 +63,7 @@ def rows_of(method, model, segments, state, dtype=torch.float64):
 def test_the_gradients_are_the_same_with_dropout(paper, name, method):
     model, *given = setting(paper, name)
     expected = rows_of(method, model, *given)
-    assert_agree(expected, rows_of(method, recomputing(model, drops=True), *given), TOLERANCE)
+    assert_agree(expected, rows_of(method, model, *given, recomputed(model)), TOLERANCE)
 
 
 @pytest.mark.parametrize("paper,name", ONE_OF_EACH)
@@ -70,8 +74,8 @@ def test_they_are_the_same_in_bfloat16(paper, name):
     model, found = model.float(), []
     with computing_in(model, torch.bfloat16):
         state = state_from(model.initial_state(2), state)  # in its fields' own types
-    for computing in (model, recomputing(model, drops=True)):
-        found.append(rows_of("through_time", computing, segments, state, torch.bfloat16))
+    for trained in (lambda: model, lambda: recomputed(model)):
+        found.append(rows_of("through_time", model, segments, state, trained(), torch.bfloat16))
     assert_agree(*found, TOLERANCE)
 
 
@@ -86,9 +90,9 @@ def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout(paper, 
     """As --compile has it, without its code generator. Of one layer: each takes seconds to compile."""
     model, *given = setting(paper, name, **changes)
     expected = rows_of("through_time", model, *given)
-    computing = recomputing(model, drops=True)
-    computing.read = torch.compile(computing.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    assert_agree(expected, rows_of("through_time", computing, *given), TOLERANCE)
+    trained = recomputed(model)
+    trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_agree(expected, rows_of("through_time", model, *given, trained), TOLERANCE)
 
 
 def saved_bytes(model, segment, state):
@@ -120,7 +124,8 @@ def test_only_the_layers_inputs_are_kept(paper, name):
         model = PAPERS[paper].model(config).to("meta").train()
     tokens, state = torch.zeros(2, config.segment, dtype=torch.long, device="meta"), model.initial_state(2)
     whole, once = saved_bytes(model, tokens, state)
-    inputs, twice = saved_bytes(recomputing(model, drops=True), tokens, state)
+    recomputed(model)
+    inputs, twice = saved_bytes(model, tokens, state)
     assert inputs < 0.25 * whole
     assert twice == [2 * count for count in once]
 
@@ -128,10 +133,10 @@ def test_only_the_layers_inputs_are_kept(paper, name):
 @pytest.mark.parametrize("paper,name", ONE_OF_EACH)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypatch):
-    """To read a GPU's generator for each layer takes time, and Apple's has no way back."""
+    """To read a GPU's generator for each layer takes time."""
     model, [segment, *_], state = setting(paper, name, dropout)
     asked, ask = [], torch.get_rng_state
-    trained = optimization.TrainedModel(model, TrainingConfig(checkpoint_layers=True))
+    trained = recomputed(model)
     monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(model) or ask())
     trained.read(*replay.inputs_of(segment, state))
     assert bool(asked) == (dropout > 0)
@@ -152,7 +157,8 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
 
     expected = read(model)
     monkeypatch.setattr(torch.utils.checkpoint._CheckpointFrame, "save_inputs", lambda *_: pytest.fail("a layer is checkpointed"))
-    found = read(recomputing(model, drops=True))
+    recomputed(model)
+    found = read(model)
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
@@ -176,14 +182,14 @@ def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatc
         "--schedule",
         "constant",
     ]
-    changed, class_of = [], optimization.recomputed_class
-    monkeypatch.setattr(optimization, "recomputed_class", lambda *given: changed.append(given) or class_of(*given))
+    checkpointed, checkpoint = [], protocol.checkpoint
+    monkeypatch.setattr(protocol, "checkpoint", lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how))
     train(*options, "--steps", 4, "--out", tmp_path / "plain")
     train(*options, "--steps", 2, "--out", tmp_path / "run")
-    assert not changed
+    assert not checkpointed
     train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
-    layers = len(changed)
-    assert layers and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
+    calls = len(checkpointed)
+    assert calls and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
     train("--resume", tmp_path / "run", "--steps", 4, "--no-checkpoint-layers")
-    assert len(changed) == layers
+    assert len(checkpointed) == calls
     assert_agree(saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE)
