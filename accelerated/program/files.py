@@ -65,12 +65,6 @@ def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> I
             temporary.unlink(missing_ok=True)
 
 
-def nearest_existing(path: Path) -> Path:
-    """The path itself, or else the nearest folder above it that exists."""
-    path = Path(path).absolute()
-    return next(above for above in (path, *path.parents) if above.exists())
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove what processes that were killed left half-written in a folder; call it only while the folder is locked."""
     for path in Path(folder).glob(f"*{WRITING}"):

@@ -49,11 +49,7 @@ class Progress(tqdm):
         return text + (f", {self.postfix}" if self.postfix else "")
 
     def close(self) -> None:
-        """End: a bar disappears."""
-        if self.lines and not self.disable:
-            self.disable = True
-            self._decr_instances(self)
-            return
+        """End: a bar disappears, lines stay."""
         with contextlib.suppress(OSError):
             super().close()
 
