@@ -4,6 +4,7 @@ corpus.py opens them; eval.py uses their official word counts for perplexity per
 """
 
 import base64
+import glob
 import hashlib
 import http.client
 import io
@@ -63,7 +64,8 @@ def opened_by_datasets(data: str, path: str, *config: str, **how: object) -> dic
         opened = datasets.load_dataset(path, *config, **how)
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
-        raise InputError(f"--data {data}: datasets cannot open it ({reason}); check name, files and network") from None
+        words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
+        raise InputError(f"--data {data}: {words}; check name, files and network") from None
     tables = {SPLIT_NAMES[name]: table for name, table in opened.items() if name in SPLIT_NAMES}
     if "train" not in tables:
         raise InputError(f"--data {data} has no split train, only {', '.join(opened)}; give a set that has one")
@@ -88,7 +90,7 @@ def table_source(data: str) -> Source:
         inside = path.with_suffix("") if path.suffix.lower() in PACKED else path
         reader, name, stem = TABLES.get(inside.suffix.lower(), "text"), str(path.resolve()), path.name
         how = {"sample_by": "document"} if reader == "text" else {}
-        tables = opened_by_datasets(data, reader, data_files=data, **how)
+        tables = opened_by_datasets(data, reader, data_files=glob.escape(data), **how)
 
     def texts(split):
         rows = ((row["text"] or "").encode(errors="replace") for row in tables[split].select_columns("text"))

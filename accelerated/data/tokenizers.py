@@ -209,7 +209,10 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
     (tiktoken's own reader keeps a copy of a file by its path, and would read that when the file has changed.)
     """
     pairs = [line.split() for line in content.splitlines() if line]
-    ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    try:
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+    except ValueError:
+        raise ValueError("it is no list of tokens in base64, each with its rank") from None
     if sorted(ranks.values()) != list(range(len(pairs))) or not {bytes([byte]) for byte in range(256)} <= ranks.keys():
         raise ValueError("its tokens lack one of the 256 bytes, or their ranks are not 0, 1, 2 ..., each once")
     return ranks

@@ -123,13 +123,22 @@ def test_a_runs_ranks_have_one_form(tmp_path):
         tokenizer.run_tokenizer(tmp_path / "nowhere", DataConfig(train_bpe=261))
 
 
-@pytest.mark.parametrize("line", [b"<html>", b"eHl6 2 3", b"eHl6 five", b"!! 261", b"eHl6 300", b"eHl6 5", b"dGg= 261"])
-def test_other_files_than_ranks_are_refused(tmp_path, line):
+NO_LIST, GAPS = "it is no list of tokens in base64, each with its rank", "its tokens lack .* or their ranks are not 0, 1, 2"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        *((line, NO_LIST) for line in (b"<html>", b"eHl6 2 3", b"eHl6 five", b"!! 261")),
+        *((line, GAPS) for line in (b"eHl6 300", b"eHl6 5", b"dGg= 261")),
+    ],
+)
+def test_other_files_than_ranks_are_refused(tmp_path, line, words):
     """The last ones have a gap, a rank twice, and a token twice."""
     path = tmp_path / "ranks"
     path.write_bytes(show_ranks(list(ranks_of(small_encoding()))) + line + b"\n")
     with pytest.raises(
-        InputError, match=r"cannot be used: .*; give a file of tiktoken ranks, a tokenizer.json, or one of bytes"
+        InputError, match=f"cannot be used: {words}.*; give a file of tiktoken ranks, a tokenizer.json, or one of bytes"
     ) as caught:
         open_tokenizer(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
