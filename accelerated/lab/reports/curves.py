@@ -3,7 +3,9 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
@@ -37,35 +39,32 @@ def read_curves(run: str) -> Curves:
     return Curves(run, *losses, tokens)
 
 
-def summary(curves: Curves) -> dict:
-    """A run's last losses and its best validation; None if it has not been validated."""
-    run, training, validation, tokens = curves
-    step, last, best = max(training), max(validation, default=None), min(validation, key=validation.get, default=None)
-    losses = {"bits_per_byte": training[step], "validation_bits_per_byte": validation.get(last)}
-    losses |= {"best_validation_bits_per_byte": validation.get(best), "best_step": best}
-    return {"run": run, "step": step, "tokens_per_step": tokens} | losses
-
-
 def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """eval.py curves: the last and the best losses of each run, drawn as curves too."""
+    """eval.py curves: the last losses and the best validation of each run, None without a validation; drawn as curves too."""
     curves = [read_curves(run) for run in runs]
     if options.plot:
         draw_several(curves, options.plot, tokens=options.against == "tokens")
-    rows = [summary(each) for each in curves]
     lines = ["losses in bits per byte", f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"]
-    for row in rows:
-        run, step, _, *losses, best_step = row.values()
+    rows, names = [], ("bits_per_byte", "validation_bits_per_byte", "best_validation_bits_per_byte")
+    for run, training, validation, tokens in curves:
+        step, last, best = max(training), max(validation, default=None), min(validation, key=validation.get, default=None)
+        losses = training[step], validation.get(last), validation.get(best)
+        measured = dict(zip(names, losses, strict=True))
+        rows.append({"run": run, "step": step, "tokens_per_step": tokens, **measured, "best_step": best})
         cells = "".join(f"{'-' if loss is None else format(loss, '.4f'):>12}" for loss in losses)
-        lines.append(f"{step:10,d}{cells}{'-' if best_step is None else format(best_step, ',d'):>10}   {run}")
+        lines.append(f"{step:10,d}{cells}{'-' if best is None else format(best, ',d'):>10}   {run}")
     return {"runs": rows}, lines
 
 
 def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     """Draw the curves of runs, one colour each, against steps or the tokens read: a line for training, dots for validation."""
     figure, axes = new_figure()
+    from matplotlib import colormaps  # here: it is an extra
+
+    shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"](np.linspace(0, 1, len(curves))))
     names = [Path(each.run).name for each in curves]
-    for number, (each, name) in enumerate(zip(curves, names, strict=True)):
-        scale, colour = each.tokens if tokens else 1, colour_of(number, len(curves))
+    for each, name, colour in zip(curves, names, shades, strict=False):
+        scale = each.tokens if tokens else 1
         label = name if names.count(name) == 1 else each.run
         places, marked = ([scale * step for step in part] for part in (each.training, each.validation))
         axes.plot(places, [*each.training.values()], linewidth=0.8, alpha=0.7, color=colour, label=label)
@@ -76,10 +75,3 @@ def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     axes.set_title("Training (lines) and validation (dots)", fontsize=10)
     axes.legend(frameon=False)
     save_figure(figure, path)
-
-
-def colour_of(number: int, count: int) -> Any:
-    """The colour of one of so many curves."""
-    from matplotlib import colormaps
-
-    return colormaps["tab10"](number) if count <= 10 else colormaps["turbo"](number / (count - 1))

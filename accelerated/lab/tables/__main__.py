@@ -26,10 +26,8 @@ def parse_options(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("name", metavar="NAME", help="what to measure")
     pages, runs, cores = Path("docs/results"), Path("runs/experiments"), os.cpu_count() or 1
     parser.add_argument("--out", type=Path, default=pages, metavar="FOLDER", help=f"for pages (default {pages})")
-    text = f"folder for the runs, which may take gigabytes (default {runs})"
-    parser.add_argument("--runs", type=Path, default=runs, metavar="FOLDER", help=text)
-    text = f"runs at a time (default one for each core, {cores})"
-    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help=text)
+    parser.add_argument("--runs", type=Path, default=runs, metavar="FOLDER", help=f"for runs, many gigabytes (default {runs})")
+    parser.add_argument("--jobs", type=int, default=cores, metavar="N", help=f"runs at a time (default one a core, {cores})")
     options = parser.parse(argv)
     check_choice("NAME", options.name, TABLES, InputError)
     if options.jobs < 1:

@@ -127,15 +127,10 @@ def cost(record: dict) -> str:
     if "step_seconds" in rows[0][1]:
         text += """ Speeds are medians of forward and backward passes of a training step that took turns; times are over the first
         row's, median (least..most)."""
-        speeds = [speed(row, rows[0][1]) for _, row in rows]
-        columns["tokens/s in training"], columns["time for a token"] = zip(*speeds, strict=True)
+        seconds = [row["step_seconds"] for _, row in rows]  # for 1,000 tokens
+        columns["tokens/s in training"] = [f"{1000 / statistics.median(of_row):,.0f}" for of_row in seconds]
+        columns["time for a token"] = [spread(paired_ratios(of_row, seconds[0]), ".2f") for of_row in seconds]
     return f"## Cost\n\n{wrapped(text)}\n\n{markdown_table([*columns], *zip(*columns.values(), strict=True))}"
-
-
-def speed(row: dict, first: dict) -> list[str]:
-    """A row's new tokens per second, and its time for one over the first row's, pair by pair."""
-    ratios = paired_ratios(row["step_seconds"], first["step_seconds"])
-    return [f"{1000 / statistics.median(row['step_seconds']):,.0f}", spread(ratios, ".2f")]
 
 
 def settings_part(record: dict) -> str:
