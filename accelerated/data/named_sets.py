@@ -41,11 +41,9 @@ PG19_COUNTS = {"train": 28_602, "validation": 50, "test": 100}  # books; Compres
 TIMEOUT = 60  # seconds without a byte
 # PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word; raw has
 # as many, because <unk> is a word
-OFFICIAL_WORDS = {
-    "pg19": {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499},
-    "wikitext-103": (wikitext := {"train": 103_227_021, "valid": 217_646, "test": 245_569}),
-    "wikitext-103-raw": wikitext,
-}
+PG19_WORDS = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+WIKITEXT_WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+OFFICIAL_WORDS = {"pg19": PG19_WORDS, "wikitext-103": WIKITEXT_WORDS, "wikitext-103-raw": WIKITEXT_WORDS}
 
 
 def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str]:
@@ -76,7 +74,7 @@ def opened_by_datasets(data: str, path: str, *config: str, **how: object) -> dic
 
 
 def table_source(data: str) -> Source:
-    """The Source of WikiText-103, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or a file that is no text; a row is a document.
+    """The Source of WikiText-103, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or a file that is not plain text; a row is a document.
 
     A set's own splits are used; a missing one is taken from train. A text inside a packed file is one row. WikiText's rows are
     lines, and its documents articles.

@@ -39,6 +39,11 @@ def files_of(cache):
     return {path.name for path in cache.iterdir()} - {".lock"}
 
 
+def texts_in(path):
+    """The Source of a file or folder."""
+    return source_of_path(DataConfig(str(path)))
+
+
 def tokens_of(document):
     return [*document.inputs[:1].tolist(), *document.targets.tolist()]
 
@@ -58,9 +63,9 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SMALL], ids=["bytes", "bpe"])
 def test_every_document_has_its_tokens_and_words(folder, tmp_path, tokenizer):
-    splits, _ = tokenised(source_of_path(DataConfig(str(folder))), tokenizer, tmp_path / "cache")
+    splits, _ = tokenised(texts_in(folder), tokenizer, tmp_path / "cache")
     expected = {split: [] for split in SPLITS}
-    for split, text in source_of_path(DataConfig(str(folder))).texts():
+    for split, text in texts_in(folder).texts():
         expected[split].append((folder / text.name).read_bytes())
     for split, documents in splits.items():
         texts = expected[split]
@@ -78,7 +83,7 @@ def test_every_document_has_its_tokens_and_words(folder, tmp_path, tokenizer):
 
 
 def test_tokens_stay_on_the_disk(folder, tmp_path):
-    splits, _ = tokenised(source_of_path(DataConfig(str(folder))), SMALL, tmp_path / "cache")
+    splits, _ = tokenised(texts_in(folder), SMALL, tmp_path / "cache")
     train = splits["train"]
     assert isinstance(train.tokens, np.memmap) and train.tokens.dtype == np.uint16
     longest = train[int(np.argmax(train.lengths))]
@@ -86,15 +91,15 @@ def test_tokens_stay_on_the_disk(folder, tmp_path):
 
 
 def test_the_cache_is_made_once(folder, tmp_path, monkeypatch):
-    first, digest = tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
+    first, digest = tokenised(texts_in(folder), BYTES, tmp_path / "cache")
     monkeypatch.setattr(token_cache, "write_tokens", lambda *_: pytest.fail("made again"))
-    again, same = tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
+    again, same = tokenised(texts_in(folder), BYTES, tmp_path / "cache")
     assert digest == same and tokens_of(first["train"][3]) == tokens_of(again["train"][3])
 
 
 @pytest.mark.parametrize("change", ["content", "length", "new file", "file gone", "name", "tokenizer"])
 def test_a_change_makes_it_again(folder, tmp_path, change):
-    _, digest = tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
+    _, digest = tokenised(texts_in(folder), BYTES, tmp_path / "cache")
     tokenizer, path = BYTES, folder / "7.txt"
     if change == "content":
         path.write_bytes(path.read_bytes().upper())
@@ -111,9 +116,9 @@ def test_a_change_makes_it_again(folder, tmp_path, change):
         (folder / "byte.txt").rename(folder / "longer.txt")
     else:
         tokenizer = SMALL
-    splits, other = tokenised(source_of_path(DataConfig(str(folder))), tokenizer, tmp_path / "cache")
+    splits, other = tokenised(texts_in(folder), tokenizer, tmp_path / "cache")
     assert other != digest
-    texts = {text.name for _, text in source_of_path(DataConfig(str(folder))).texts()}
+    texts = {text.name for _, text in texts_in(folder).texts()}
     assert sum(map(len, splits.values())) == len(texts)
     assert len(caches(tmp_path)) == 2, "another state has another cache"
 
@@ -127,20 +132,19 @@ def test_the_digest_depends_on_every_split(tmp_path, split):
         (folder / name / "a.txt").write_text("a text")
     for content in ("a text", "another"):
         (folder / split / "a.txt").write_text(content)
-        digests.append(tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache").digest)
+        digests.append(tokenised(texts_in(folder), BYTES, tmp_path / "cache").digest)
     assert digests[0] != digests[1]
 
 
 def test_tokenizers_with_the_same_name_have_different_caches(folder, tmp_path):
     """Every learned tokenizer is called bpe."""
     other = tokenizer_of_ranks(SMALL.name, {bytes([byte]): byte for byte in range(256)})
-    assert cache_folder(source_of_path(DataConfig(str(folder))), SMALL, tmp_path) != cache_folder(
-        source_of_path(DataConfig(str(folder))), other, tmp_path
-    )
+    folders = {cache_folder(texts_in(folder), tokenizer, tmp_path) for tokenizer in (SMALL, other)}
+    assert len(folders) == 2
 
 
 def test_an_unfinished_cache_is_made_again(folder, tmp_path):
-    source = source_of_path(DataConfig(str(folder)))
+    source = texts_in(folder)
     whole, digest = tokenised(source, BYTES, tmp_path / "cache")
     (cache_folder(source, BYTES, tmp_path / "cache") / "manifest.json").unlink()
     again, same = tokenised(source, BYTES, tmp_path / "cache")
@@ -149,7 +153,7 @@ def test_an_unfinished_cache_is_made_again(folder, tmp_path):
 
 def test_a_failure_leaves_nothing(folder, tmp_path):
     (folder / "9.txt").write_bytes(b"abc" * 500_000 + b"\xff" + b"abc" * 500_000)
-    source = source_of_path(DataConfig(str(folder)))
+    source = texts_in(folder)
     with pytest.raises(InputError, match=r"^9\.txt is not UTF-8 text \(byte 1500000\); convert it, or move it out of --data$"):
         tokenised(source, BYTES, tmp_path / "cache")
     assert files_of(cache_folder(source, BYTES, tmp_path / "cache")) == set()
@@ -165,15 +169,15 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_to(folder, tmp_path, mo
         pytest.raises(InputError, match="No space left on device; free some space, or give another --data-dir"),
     ):
         patch.setattr(Path, "open", lambda path, mode, **_: Full(path, mode.replace("b", "")))
-        tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")
-    assert files_of(cache_folder(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "cache")) == set()
+        tokenised(texts_in(folder), BYTES, tmp_path / "cache")
+    assert files_of(cache_folder(texts_in(folder), BYTES, tmp_path / "cache")) == set()
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
-        tokenised(source_of_path(DataConfig(str(folder))), BYTES, tmp_path / "file")
+        tokenised(texts_in(folder), BYTES, tmp_path / "file")
 
 
 def test_the_files_of_a_killed_process_are_removed(folder, tmp_path):
-    source = source_of_path(DataConfig(str(folder)))
+    source = texts_in(folder)
     cache = cache_folder(source, BYTES, tmp_path / "cache")
     cache.mkdir(parents=True)
     (cache / "train.tokens.writing").write_bytes(b"half")
@@ -183,7 +187,7 @@ def test_the_files_of_a_killed_process_are_removed(folder, tmp_path):
 
 def test_two_runs_that_begin_together_make_it_once(folder, tmp_path, monkeypatch):
     """While one holds the lock the other waits; then it reads the first one's cache."""
-    source, made = source_of_path(DataConfig(str(folder))), []
+    source, made = texts_in(folder), []
     cache = cache_folder(source, BYTES, tmp_path / "cache")
     write = token_cache.write_tokens
     monkeypatch.setattr(token_cache, "write_tokens", lambda *arguments: made.append(1) or write(*arguments))
@@ -211,7 +215,7 @@ def flip(path, bit):
 def cached(tmp_path):
     """(a source, the folder of its cache, a function that opens it)."""
     (tmp_path / "book.txt").write_text("some words of a book. " * 50)
-    source = source_of_path(DataConfig(str(tmp_path / "book.txt")))
+    source = texts_in(tmp_path / "book.txt")
     tokenised(source, BYTES, tmp_path / "cache")
     return source, cache_folder(source, BYTES, tmp_path / "cache"), lambda: tokenised(source, BYTES, tmp_path / "cache")
 
