@@ -20,7 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 
@@ -282,25 +282,6 @@ def byte_of_symbol() -> dict[str, int]:
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def symbols_of(tokens: list[bytes]) -> dict[bytes, str]:
-    """{token: how `tokenizers` writes it}."""
-    symbols = {byte: symbol for symbol, byte in byte_of_symbol().items()}
-    return {token: "".join(symbols[byte] for byte in token) for token in tokens}
-
-
-def merges_of(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The two parts that each merged token is made of, in the order of the merges; tokens are in the order of their ranks."""
-    ranks, merges = {token: rank for rank, token in enumerate(tokens)}, []
-    for token in tokens[256:]:
-        parts = [bytes([byte]) for byte in token]
-        while len(parts) > 2:  # as the earlier merges would join them
-            joined = [ranks.get(left + right, len(tokens)) for left, right in pairwise(parts)]
-            at = joined.index(min(joined))
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        merges.append(tuple(parts))
-    return merges
 
 
 def tokenizers_package(what: str = "--train-bpe") -> ModuleType:
