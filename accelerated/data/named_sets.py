@@ -87,7 +87,7 @@ def table_source(data: str) -> Source:
     else:
         inside = path.with_suffix("") if path.suffix.lower() in PACKED else path
         reader, name, stem = TABLES.get(inside.suffix.lower(), "text"), str(path.resolve()), path.name
-        how = {"sample_by": "document"} if reader == "text" else {}
+        how = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
         tables = opened_by_datasets(data, reader, data_files=glob.escape(data), **how)
 
     def texts(split):
