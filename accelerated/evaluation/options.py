@@ -181,7 +181,7 @@ def report_parser(name: str) -> OptionParser:
     return parser
 
 
-def places_of(option: str, name: str) -> str:
+def place_of(option: str, name: str) -> str:
     """The reports that have an option which the report `name` lacks, in words; "" if none has it."""
     takers = [report for report in REPORTS if option in report_parser(report)._option_string_actions]
     return f"eval.py {', '.join(takers)}, not of {name}" if takers else ""
@@ -198,7 +198,7 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
         nearest = difflib.get_close_matches(argv[0], REPORTS, n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"the reports are {', '.join(REPORTS)}"
         raise InputError(f"{argv[0]} is neither a run's folder nor a report; {advice}")
-    options = report_parser(name).parse(rest, lambda option: places_of(option, name))
+    options = report_parser(name).parse(rest, lambda option: place_of(option, name))
     if len(options.runs) > 1 and not REPORTS[name].several:
         several = " and ".join(name for name, report in REPORTS.items() if report.several)
         raise InputError(f"{len(options.runs)} runs were given; only eval.py {several} take more than one")
