@@ -267,8 +267,7 @@ class Memformer(Model):
 
     def state_shapes(self, batch: int) -> State:
         """The shape of each field of a State of `batch` lanes; raises ValueError if batch is below 1."""
-        c = self.config
-        batch = check_lanes(batch)
+        c, batch = self.config, check_lanes(batch)
         return State((batch, c.memories, c.slots, c.width), (batch, c.segment if c.encoder_layers else 0))
 
     def initial_state(self, batch: int) -> State:
