@@ -89,19 +89,10 @@ def relative_attention(p, config, h, source):
     attended = weights @ value  # (B, H, N, E)
     output = linear(attended.swapaxes(1, 2).reshape(*h.shape[:2], -1), p["output"])
     inner = {
-        "layer_input": h,
-        "sinusoids": positions,
-        "query": query,
-        "key": key,
-        "value": value,
-        "distance_key": distance_key,
-        "scores_by_distance": by_distance,
-        "scores_by_distance_shifted": shifted,
-        "scores": scores,
-        "weights": weights,
-        "attended": attended,
-        "attention_output": output,
-    }
+        "layer_input": h, "sinusoids": positions, "query": query, "key": key, "value": value, "distance_key": distance_key,
+        "scores_by_distance": by_distance, "scores_by_distance_shifted": shifted, "scores": scores, "weights": weights,
+        "attended": attended, "attention_output": output,
+    }  # fmt: skip
     return output, inner
 
 
