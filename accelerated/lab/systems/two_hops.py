@@ -1,4 +1,4 @@
-"""Questions as HotpotQA has them (Yang et al. 2018): generated with two hops, their answers found in the text and scored."""
+"""Generated questions of two hops, as HotpotQA has them (Yang et al. 2018), and its scores of answers. reader.py answers them."""
 
 import re
 import string
@@ -88,8 +88,8 @@ def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Gene
         Test    a line
         File    server path, parser module, thread block, child class,         all holders, in any order
 
-    "key?" asks where the key is. Who reads the second paragraph alone must guess among as many places as there are holders, each
-    of which has places of its own. Some questions, "key module?", ask whether it is there.
+    "key?" asks where the key is. The second paragraph alone leaves a guess among as many places as there are holders: no two
+    holders share a place. Some questions, "key module?", ask whether it is there.
     """
     thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
