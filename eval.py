@@ -54,7 +54,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     """Open the run at path, with its model ready to evaluate, but without documents."""
     checkpoint = load_checkpoint(file := chosen_checkpoint(path, options.checkpoint))
     settings = settings_from(checkpoint, file)
-    device = choose_device(options.device, settings.training.dtype)
+    device = choose_device(options.device)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
     model = model_class(settings.model)(evaluated_config(name, options, settings)).to(device)
     parameters, needed = checkpoint["parameters"], model.state_dict().keys()

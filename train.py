@@ -46,7 +46,7 @@ def train(run: opening.Run) -> str | None:
                 measured["gradient's norm"] = optimization.average_and_clip(run.model, run.gathered, training.clip)
 
             # Read what was measured, which is all that an iteration waits for; then update the parameters
-            measured = process.read_numbers(measured, summed_over_processes="loss")
+            measured = process.read_numbers(measured)
             optimization.check_finite(run.step, measured, run.saved)
             nats, run.gradient_norm = measured.pop("loss"), measured.pop("gradient's norm", run.gradient_norm)
             if update_due:
@@ -57,7 +57,7 @@ def train(run: opening.Run) -> str | None:
             show_progress(run, steps, nats / max(1, text_bytes), auxiliary=measured)
             run.note_what_is_due()
             if run.log_due():
-                log_means(run, auxiliary=measured)
+                log_means(run, steps, auxiliary=measured)
 
             # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
             if not run.gathered and (stopped := validate_and_save(run, steps, interruption)):
@@ -113,14 +113,14 @@ def show_progress(run: opening.Run, steps: Progress, nats_per_byte: float, auxil
     """Show an iteration's measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
-    rate = f"{run.tokens_per_second():,.0f} tokens/s"
+    rate = f"{run.tokens_per_second(steps):,.0f} tokens/s"
     steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
 
 
-def log_means(run: opening.Run, auxiliary: dict[str, float]) -> None:
+def log_means(run: opening.Run, steps: Progress, auxiliary: dict[str, float]) -> None:
     """Write a line of metrics.jsonl: the mean loss since the last one, and other current numbers."""
     rate = optimization.learning_rate(run.step, run.settings.training)
-    others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second()} | auxiliary
+    others = {"gradient_norm": run.gradient_norm, "tokens_per_second": run.tokens_per_second(steps)} | auxiliary
     run.log.record(run.step, learning_rate=rate, **others)
 
 
@@ -138,7 +138,7 @@ def validate(run: opening.Run, steps: Progress, interruption: Interruption) -> s
     """The validation's Score; None in all processes but the first, and if a signal comes, which leaves the validation."""
     found = None
     if process.rank() == 0 and not interruption.signal:
-        with run.timeout(steps), interruption.leaves():
+        with steps.paused(), interruption.leaves():
             found = validation_score(run)
     return found
 

@@ -229,30 +229,8 @@ def run_together(argv):
 @pytest.mark.parametrize("model,method", [("compressive", "through_time"), ("memformer", "memory_replay")])
 def test_two_processes_are_one(text, tmp_path, model, method):
     """The same losses, validation and parameters, in float64 to rounding; what one process began, two continue."""
-    options = [
-        *MODELS[model],
-        "--batch",
-        4,
-        "--data",
-        text,
-        "--backprop",
-        method,
-        "--horizon",
-        2,
-        "--dtype",
-        "float64",
-        "--dropout",
-        0,
-        *BRIEF,
-        "--log-every",
-        1,
-        "--clip",
-        0.5,
-        "--validate-every",
-        4,
-        "--schedule",
-        "constant",
-    ]
+    options = [*MODELS[model], "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", *BRIEF]
+    options += ["--dropout", 0, "--log-every", 1, "--clip", 0.5, "--validate-every", 4, "--schedule", "constant"]
     train(*options, "--steps", 8, "--out", tmp_path / "one")
     train(*options, "--steps", 2, "--out", tmp_path / "two")
     done = run_together(["--resume", tmp_path / "two", "--steps", 8])
@@ -409,7 +387,7 @@ def test_metrics_are_means_over_the_iterations_between_them(text, tmp_path):
 
 
 def test_the_tokens_of_all_segments_are_counted(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run: run.tokens)
+    monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, steps: run.tokens)
     train(*COMPRESSIVE, "--data", text, "--horizon", 2, "--steps", 2, "--log-every", 1, *BRIEF, "--out", tmp_path / "run")
     assert [r["tokens_per_second"] for r in read_metrics(tmp_path / "run") if "loss" in r] == [48, 96]
 

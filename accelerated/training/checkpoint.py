@@ -10,7 +10,6 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
@@ -65,31 +64,15 @@ def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) 
             old.unlink(missing_ok=True)
 
 
-def opened_checkpoint(path: Path) -> BinaryIO:
-    """The open file of a checkpoint; raises InputError if there is none."""
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
-    return open(path, "rb")
-
-
-def checksum_at_end(path: Path) -> str:
-    """The checksum that a checkpoint ends with, "" if there is none; raises InputError if there is no file."""
-    with opened_checkpoint(path) as file:
-        return end_of(file)
-
-
-def end_of(file: BinaryIO) -> str:
-    """The checksum at the end of a checkpoint's open file, "" if there is none."""
-    file.seek(max(0, file.seek(0, os.SEEK_END) - END))
-    end = file.read()
-    return end.removeprefix(MARK).decode(errors="replace") if end.startswith(MARK) else ""
-
-
 def load_checkpoint(path: str | Path) -> dict:
     """The contents of a checkpoint, on the CPU; raises InputError if it is missing, damaged in any bit, or not this project's."""
     path = Path(path)
-    with opened_checkpoint(path) as file:  # once: a run that goes on may put another one in its place
-        checksum = end_of(file)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}; give a folder that train.py wrote with --out")
+    with open(path, "rb") as file:  # once: a run that goes on may put another one in its place
+        file.seek(max(0, file.seek(0, os.SEEK_END) - END))
+        end = file.read()
+        checksum = end.removeprefix(MARK).decode(errors="replace") if end.startswith(MARK) else ""
         if checksum and checksum != checksum_of(file, end=END):
             raise InputError(f"{path} is damaged: its checksum is wrong; {MEND}")
         file.seek(0)
@@ -111,26 +94,24 @@ def load_checkpoint(path: str | Path) -> dict:
 
 def load_exported(folder: str | Path) -> dict:
     """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; raises InputError if it is damaged."""
+
+    def with_tuples(values: dict) -> dict:  # JSON has none
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
     config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
-    described, safetensors = json.loads(config.read_text()), optional_package("safetensors", "an exported run needs", "gpt2")
+    described = json.loads(config.read_text(), object_hook=with_tuples)
+    safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")
-    with safetensors.safe_open(weights, "pt") as file:
-        parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
-    nothing = {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "parameters": parameters}
-    for part in ("model_config", "training_config", "data_config"):  # JSON has no tuples
-        values = described.get(part)
-        if isinstance(values, dict):
-            described[part] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    contents = NOT_IN_EARLIER | described | nothing | {"version": VERSION}
+    nothing = {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "version": VERSION}
+    contents = NOT_IN_EARLIER | described | nothing | {"parameters": safetensors.load_file(weights)}
     check_contents(contents, config)
     return contents
 
 
 def check_contents(contents: dict, path: Path) -> None:
     """Raise InputError unless contents are those of a checkpoint of this version, with fields of the right types."""
-    if contents.get("version") != VERSION:
-        version = contents.get("version")
+    if (version := contents.get("version")) != VERSION:
         raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
     missing = [field for field in FIELDS if field not in contents]
     if missing:

@@ -7,11 +7,10 @@ Everything that reads or writes a run uses this file.
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import locked, remove_unfinished, written_whole
+from accelerated.program.files import written_whole
 
 LOCK = ".lock"
 SETTINGS = "config.json"
@@ -57,15 +56,6 @@ def new_folder(out: str | None, stem: str) -> Path:
     if checkpoint_path(out).exists():
         raise InputError(f"--out {out} already holds a run; give another folder, or --resume {out} to continue it")
     return Path(out)
-
-
-@contextlib.contextmanager
-def only_writer(run: Path) -> Iterator[None]:
-    """Inside, no other process writes to the run folder: it would be refused. Removes what a killed process left half-written."""
-    advice = "wait until it ends, or give another folder"
-    with locked(run / LOCK, f"another train.py is writing to {run}; {advice}"):
-        remove_unfinished(run)
-        yield
 
 
 def write_settings(run: Path, settings: dict, advice: str = "give another --out") -> None:

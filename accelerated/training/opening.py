@@ -17,11 +17,11 @@ from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizer
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, counted
-from accelerated.program.files import disk_errors
+from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import check_tokenizer, checksum_at_end, load_parameters
-from accelerated.training.folder import checkpoint_path, only_writer, remove_new_run, write_settings
+from accelerated.training.checkpoint import check_tokenizer, load_parameters
+from accelerated.training.folder import LOCK, checkpoint_path, remove_new_run, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
 from accelerated.training.options import Start
@@ -58,43 +58,32 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     if settings.data.train_bpe and not (start.resumed or start.initial):
         tokenizers_package()
     training = settings.training
-    device, lanes = process.choose_device(training.device, training.dtype), process.own_lanes(training.batch)
-    kind, size = device.type, lanes.stop - lanes.start
-    inductor = training.compile == "inductor" and kind == "cpu"
-    for refused, message in (
-        (size % training.accumulate, f"--accumulate {training.accumulate} does not divide each process's {size} lanes"),
-        (
-            inductor and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))),
-            "--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile",
-        ),
-        (
-            inductor and training.dtype == "bfloat16",
-            "--compile inductor with --dtype bfloat16 crashed on a CPU: torch 2.13 writes beyond its memory; give one of them",
-        ),
-        (
-            training.compile == "cudagraphs" and kind != "cuda",
-            f"--compile cudagraphs needs --device cuda, and this is {kind}; give inductor or none",
-        ),
-        (
-            training.checkpoint_layers and settings.model_config.dropout and kind == "mps",
-            "--checkpoint-layers needs --dropout 0 on mps, where torch cannot repeat it; give that or omit --checkpoint-layers",
-        ),
-    ):
-        if refused:
-            raise InputError(message)
+    device, lanes = process.choose_device(training.device), process.own_lanes(training.batch)
+    if (size := lanes.stop - lanes.start) % training.accumulate:
+        raise InputError(f"--accumulate {training.accumulate} does not divide each process's {size} lanes")
+    if training.compile == "cudagraphs" and device.type != "cuda":
+        raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
+    if training.compile == "inductor" and device.type == "cpu":
+        if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+            raise InputError("--compile inductor needs a C++ compiler on a CPU, and there is none; install g++ or omit --compile")
+        if training.dtype == "bfloat16":
+            crashed = "crashed on a CPU: torch 2.13 writes beyond its memory"
+            raise InputError(f"--compile inductor with --dtype bfloat16 {crashed}; give one of them")
     return device
 
 
 @contextlib.contextmanager
 def own_folder(start: Start) -> Iterator[None]:
-    """Inside, the run's folder exists and no other run writes to it."""
+    """Inside, the run's folder exists, no other process writes to it, and what a killed one left half-written is gone."""
     if process.rank() > 0:
         yield
         return
     with disk_errors(start.folder, "give another --out"):
         start.folder.mkdir(parents=True, exist_ok=True)
-    with only_writer(start.folder):
-        if start.resumed and checksum_at_end(checkpoint_path(start.folder)) != start.checksum:
+    busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
+    with locked(start.folder / LOCK, busy):
+        remove_unfinished(start.folder)
+        if start.resumed and checkpoint_path(start.folder).stat().st_mtime != start.written:
             raise InputError(f"another process has continued {start.folder} meanwhile; give the command again")
         yield
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
-from accelerated.data.recall import RecallConfig
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
@@ -33,14 +32,10 @@ class Start:
     folder: Path
     data_dir: Path
     resumed: dict | None = None  # contents of the run's own checkpoint
-    checksum: str = ""  # of that checkpoint
-    init: str | None = None  # another run, or a GPT-2
-    initial: dict | None = None  # contents of the other run's checkpoint
-
-    @property
-    def gpt2(self) -> str | None:
-        """The path of the GPT-2 to start from, or None."""
-        return None if self.initial else self.init
+    written: float = 0.0  # when that checkpoint was
+    init: str | None = None  # another run
+    initial: dict | None = None  # contents of its checkpoint
+    gpt2: str | None = None  # a GPT-2
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -57,9 +52,7 @@ class OptionParser(argparse.ArgumentParser):
             option = unknown[0].split("=")[0]
             misspelt = difflib.get_close_matches(option, self._option_string_actions, cutoff=0.85)  # answered at once
             if not misspelt and (place := place_of(option)):
-                similar = [name for name in self._option_string_actions if name.endswith(option.lstrip("-"))]
-                advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that"
-                self.error(f"{option} is an option of {place}; {advice}")
+                self.error(f"{option} is an option of {place}; leave it out or choose that")
             self.refuse(option)
         return options
 
@@ -140,13 +133,16 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 
 def place_of(option: str) -> str:
-    """What has an option that not every run has: other data, or other models; "" if nothing has."""
-    for kind, prefix, place in ((DataConfig, "", "--data with texts"), (RecallConfig, "recall_", "--data recall")):
-        names = {field.name for field in dataclasses.fields(kind)} - ({*NO_OPTIONS} if prefix else set())
-        if option in {option_name(prefix + name) for name in names}:
-            return place
-    models = [name for name in NAMES if option in training_parser(preset_settings(name, "tiny"))._option_string_actions]
-    return f"--model {' or '.join(models)}" if models else ""
+    """What has an option that not every run has: other models, or other data; "" if nothing has."""
+
+    def is_option_of(settings: Settings) -> bool:
+        return option in training_parser(settings)._option_string_actions
+
+    of_texts = [preset_settings(name, "tiny") for name in NAMES]
+    models = [settings.model for settings in of_texts if is_option_of(settings)]
+    if models:
+        return "--data with texts" if len(models) == len(NAMES) else f"--model {' or '.join(models)}"
+    return "--data recall" if is_option_of(of_texts[0]._replace(data=DataConfig(RECALL))) else ""
 
 
 def refuse_unknown(argv: list[str]) -> None:
@@ -157,20 +153,21 @@ def refuse_unknown(argv: list[str]) -> None:
             parser.refuse(option)
 
 
-def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, str]:
-    """Return (Settings before options change them, contents of the checkpoint of --resume or --init, or None, its checksum)."""
-    path, saved, checksum = checkpoint_path(first.resume or first.init or ""), None, ""
+def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, float]:
+    """Return (Settings before options change them, the checkpoint of --resume or --init, or None, and when it was written)."""
+    path, saved = checkpoint_path(first.resume or first.init or ""), None
+    written = path.stat().st_mtime if path.is_file() else 0.0
     if first.resume or (first.init and path.is_file()):
-        from accelerated.training.checkpoint import checksum_at_end, load_checkpoint  # here: it imports torch
+        from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch
 
-        checksum, saved = checksum_at_end(path), load_checkpoint(path)
+        saved = load_checkpoint(path)
     elif first.init and is_exported(first.init):
         from accelerated.training.checkpoint import load_exported
 
         path, saved = Path(first.init) / SETTINGS, load_exported(first.init)
     held = saved and settings_from(saved, path)
     if first.resume:
-        return held, saved, checksum
+        return held, saved, written
     of_gpt2 = next(name for name in NAMES if getattr(presets_of(name), "TAKES_GPT2", False)) if first.init and not held else ""
     model = first.model or (held.model if held else of_gpt2 or DEFAULT)
     check_choice("--model", model, NAMES, InputError)
@@ -188,7 +185,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, s
     kept += () if first.data == RECALL else ("carry_over_documents",)
     if first.data == RECALL or (first.data and held):
         data = DataConfig(first.data, **{name: getattr(data, name) for name in kept})
-    return (held or defaults)._replace(data=data, training=training), saved, checksum
+    return (held or defaults)._replace(data=data, training=training), saved, written
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -202,20 +199,17 @@ def training_parser(defaults: Settings) -> OptionParser:
     )
     presets = ", ".join(presets_of(defaults.model).PRESETS)
     usual = "default tiny; recall with --data recall; with --init gpt2, or fine-tune for a run of pretrained_recurrence"
-    for option, metavar, text in (
-        ("--model", "NAME", f"one of {', '.join(NAMES)} (default {DEFAULT})"),
-        ("--preset", "NAME", f"one of {presets} ({usual})"),
-        ("--out", "RUN", "folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)"),
-        ("--resume", "RUN", "continue the run in this folder, with its settings"),
-        (
-            "--init",
-            "PATH",
-            "start from the weights, model and data of another run, or of one that eval.py exported (--preset sets the "
-            "training); or from a GPT-2 in safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or "
-            "gpt2-xl of pretrained_recurrence",
-        ),
-    ):
-        parser.add_argument(option, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    init = (
+        "start from the weights, model and data of another run, or of one that eval.py exported (--preset sets the training); or "
+        "from a GPT-2 in safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl of "
+        "pretrained_recurrence"
+    )
+    add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
+    add("--model", metavar="NAME", help=f"one of {', '.join(NAMES)} (default {DEFAULT})")
+    add("--preset", metavar="NAME", help=f"one of {presets} ({usual})")
+    add("--out", metavar="RUN", help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)")
+    add("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
+    add("--init", metavar="PATH", help=init)
     add_data_dir(parser)
     if defaults.data.data == RECALL:
         of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
@@ -235,7 +229,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     first = first_options(argv)
     if first.resume or first.init:
         refuse_unknown(argv)
-    defaults, saved, checksum = choose_defaults(first)
+    defaults, saved, written = choose_defaults(first)
     options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
     make_absolute(asked["data"])
@@ -254,9 +248,10 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     check(settings.model, given)
     check_data(settings.data)
     if first.resume:
-        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, checksum=checksum)
+        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
+    weights = {"init": first.init, "initial": saved} if saved else {"gpt2": first.init}
+    return settings, Start(folder, options["data_dir"], **weights)
 
 
 def vocabulary_of(data: DataConfig) -> int:

@@ -15,36 +15,21 @@ from accelerated.program.errors import InputError
 
 PATIENCE = datetime.timedelta(hours=24)  # the others wait while the first process tokenises or validates
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
-LARGEST_INT = 2**31 - 1
 
 
-def choose_device(name: str, dtype: str = "float32") -> torch.device:
-    """The torch device of --device for a model of --dtype: auto takes CUDA, else Apple's GPU (mps), else the CPU.
+def choose_device(name: str) -> torch.device:
+    """The torch device of --device: auto takes a GPU if there is one. Each process of torchrun has its own.
 
-    Each process of torchrun has its own GPU. Raises InputError if the GPU does not exist, or if Apple's cannot do it.
+    Raises InputError if the GPU does not exist.
     """
-    if name == "cpu":
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    if name != "mps" and torch.cuda.is_available():
-        number, gpus = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())), torch.cuda.device_count()
-        if number >= gpus:
-            raise InputError(f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; start one for each")
-        return torch.device("cuda", number)
-    if name == "cuda":
+    if not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no GPU here; use --device cpu or auto")
-    hindrance = hindrance_on_mps(dtype)
-    if hindrance and name == "mps":
-        raise InputError(f"--device mps: {hindrance}; use --device cpu")
-    return torch.device("cpu" if hindrance else "mps")
-
-
-def hindrance_on_mps(dtype: str) -> str | None:
-    """Why Apple's GPU cannot be used, or None."""
-    if not torch.backends.mps.is_available():
-        return "torch finds no GPU of Apple's here"
-    if world_size() > 1:
-        return "several processes cannot train on Apple's GPU"
-    return "Apple's GPU has no float64" if dtype == "float64" else None
+    number, gpus = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())), torch.cuda.device_count()
+    if number >= gpus:
+        raise InputError(f"torchrun started more than {number} processes here, torch finds {gpus} GPUs; start one for each")
+    return torch.device("cuda", number)
 
 
 def world_size() -> int:
@@ -109,12 +94,12 @@ def summed(values: list, device: torch.device) -> list:
     return total.tolist()
 
 
-def read_numbers(measured: dict[str, torch.Tensor], summed_over_processes: str) -> dict[str, float]:
-    """{name: scalar tensor} as {name: float}, all read from the device at once; the named one is summed over all processes."""
+def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
+    """{name: scalar tensor} as {name: float}, all read from the device at once; "loss" is summed over all processes."""
     stacked = torch.stack([*measured.values()])
     numbers = dict(zip(measured, stacked.tolist(), strict=True))
-    [total] = summed([numbers[summed_over_processes]], stacked.device)
-    return numbers | {summed_over_processes: total}
+    [numbers["loss"]] = summed([numbers["loss"]], stacked.device)
+    return numbers
 
 
 def all_lanes(state: tuple) -> tuple:
@@ -160,4 +145,4 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, LARGEST_INT)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

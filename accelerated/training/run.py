@@ -3,9 +3,8 @@
 import contextlib
 import math
 import shlex
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ class Run:
     gathered: int = 0  # iterations since the last update
     gradient_norm: float = 0.0  # of the last update
     tokens: int = 0  # read since the run was opened, padding and overlaps included
-    opened: float = field(default_factory=time.perf_counter)
     save_due: bool = False  # after the next update
     validation_due: bool = False  # after this step; left open by a signal
     score: Any = None  # the Score of the validation after this step
@@ -68,17 +66,10 @@ class Run:
         """Whether the last step is done."""
         return self.step >= self.settings.training.steps
 
-    def tokens_per_second(self) -> float:
-        """Tokens that all processes read per second, on average since the run was opened."""
-        return self.tokens / (time.perf_counter() - self.opened)
-
-    @contextlib.contextmanager
-    def timeout(self, bar: Progress) -> Iterator[None]:
-        """Leave the time inside the block out of the rates."""
-        began = time.perf_counter()
-        with bar.paused():
-            yield
-        self.opened += time.perf_counter() - began
+    def tokens_per_second(self, steps: Progress) -> float:
+        """Tokens that all processes read per second of the bar, which has no pauses in its time; 0 if it is not shown."""
+        seconds = steps.format_dict["elapsed"]
+        return self.tokens / seconds if seconds else 0.0
 
     def note_what_is_due(self) -> None:
         """Note whether this step asks for a validation and a checkpoint, which wait for the next update."""

@@ -16,14 +16,12 @@ from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 
-OPTIMIZERS = ("adamw", "adam", "adafactor")
-SCHEDULES = ("cosine", "inverse_square_root", "constant")
 COMPILERS = ("none", "inductor", "cudagraphs")
-DEVICES = ("auto", "cpu", "cuda", "mps")
+DEVICES = ("auto", "cpu", "cuda")
 CHOICES = {
     "backprop": ("through_time", "checkpointed", "memory_replay"),  # the functions of replay.py
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
+    "optimizer": ("adamw", "adam", "adafactor"),
+    "schedule": ("cosine", "inverse_square_root", "constant"),
     "device": DEVICES,
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
@@ -33,6 +31,7 @@ NOT_NEGATIVE = ("warmup", "weight_decay", "clip", "seed", "update_every_from", "
 NOT_NEGATIVE += ("sample", "epochs")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
 RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
+EARLIER = {"compile": {"eager": "none", "aot_eager": "none"}, "device": {"mps": "auto"}}  # {field: {value it had: one it has}}
 FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
 # --init of a run decides these
 OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
@@ -46,8 +45,7 @@ class TrainingConfig:
         steps: iterations; in each, every lane (see --batch) reads --horizon segments
         epochs: passes through the training split, which become --steps when the data is read; 0 to give --steps
         batch: B, lanes: documents that are read side by side
-        horizon: K, segments per iteration; gradient flows through the state between them (for a compressive model only with
-            --compression-loss bptt, for pretrained_recurrence not with --vectors 0)
+        horizon: K, segments per iteration; gradient flows through the state between them, if the model's state passes it on
         backprop: through_time (full BPTT), checkpointed (gradient checkpointing) or memory_replay (MRBP)
         checkpoint_layers: keep only the layers' inputs and compute each layer again in the backward pass, to save memory
         accumulate: groups of lanes that are computed one after another, with their gradients summed, to save memory
@@ -62,7 +60,7 @@ class TrainingConfig:
         update_every: iterations whose gradients are averaged into one update, after the first --update-every-from
         update_every_from: number of iterations at the beginning that each make an update
         seed: seed of the weights, the order of documents and dropout
-        device: auto (a GPU if there is one), cpu, cuda, or mps (Apple's GPU; never run on one, it lacks float64)
+        device: auto (a GPU if there is one), cpu or cuda
         dtype: float32, float64, or bfloat16 (computed in bfloat16, with float32 parameters)
         compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ compiler), or
             cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon 1 or --backprop memory_replay)
@@ -181,10 +179,8 @@ def settings_from(contents: dict, path: Any) -> Settings:
     """
     if contents["model"] not in NAMES:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}")
-    training = dict(contents["training_config"])
-    if training.get("compile") in ("eager", "aot_eager"):  # earlier releases had them; they compute the same as none
-        training["compile"] = "none"
     try:
+        training = {name: EARLIER.get(name, {}).get(value, value) for name, value in contents["training_config"].items()}
         data = dict(contents["data_config"])
         given, gone = {"training": training, "recall": data.pop("recall"), "tasks": data.pop("tasks", {}), "data": data}, []
         classes = config_classes(contents["model"])
@@ -217,9 +213,9 @@ class Given(NamedTuple):
     finished: bool = False  # whether the resumed run has made its last report
 
 
-def asked_of_model_and_data(given: Given) -> set[str]:
-    """The given options that a resumed run cannot take, because it keeps its model and data; a text may have moved."""
-    takes = {field.name for field in dataclasses.fields(TrainingConfig)} | {"resume", "init", "out", "data_dir"}
+def asked_of_what_stays(given: Given) -> set[str]:
+    """The given options that a resumed run cannot take; a text may have moved."""
+    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {"resume", "out", "data_dir"}
     takes |= {"model"} if given.asked.get("model") == given.held.model else set()
     takes |= {"data"} if RECALL not in (given.held.data.data, given.data.data) else set()
     return given.asked.keys() - takes
@@ -233,20 +229,13 @@ CHECKS = (
         "--resume {resume} continues in its own folder; leave --out out, or begin a new run with --init",
     ),
     (
-        lambda given: given.resume and asked_of_model_and_data(given),
-        "--resume keeps the run's model and data; leave those options out (except --data, if its files have moved), or start a "
-        "new run without --resume",
+        lambda given: given.resume and asked_of_what_stays(given),
+        f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out (except --data, if its "
+        "files have moved), or start a new run without --resume",
     ),
     (
         lambda given: given.resume and os.path.isabs(given.data.data) and not os.path.exists(given.data.data),
         "{data.data}, which {resume} was trained on, is not there; if it has moved, give --data with its new place",
-    ),
-    *(
-        (
-            lambda given, name=name: given.resume and name in given.asked,
-            f"--resume keeps the run's {name}; leave {option_name(name)} out, or start a new run",
-        )
-        for name in FIXED_IN_A_RUN
     ),
     (
         lambda given: given.resume and given.asked.get("epochs") and given.training.horizon != given.held.training.horizon,

@@ -14,12 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profiles import examples
 
-from accelerated.presets.gpt2_weights import (
-    check_described,
-    check_gpt2,
-    load_gpt2,
-    renamed,
-)
+from accelerated.presets.gpt2_weights import check_described, check_gpt2, load_gpt2, renamed
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.program.errors import InputError
 from reference import pretrained_recurrence as ref
@@ -36,21 +31,10 @@ def gpt2_tensors(rng, layers=3, width=32, prefix=""):
     """Random weights under GPT-2's names and shapes, (in, out)."""
     shapes = {"wte.weight": (97, width), "wpe.weight": (24, width), "ln_f.weight": (width,), "ln_f.bias": (width,)}
     for i in range(layers):
-        for name, shape in {
-            "ln_1.weight": (width,),
-            "ln_1.bias": (width,),
-            "ln_2.weight": (width,),
-            "ln_2.bias": (width,),
-            "attn.c_attn.weight": (width, 3 * width),
-            "attn.c_attn.bias": (3 * width,),
-            "attn.c_proj.weight": (width, width),
-            "attn.c_proj.bias": (width,),
-            "mlp.c_fc.weight": (width, 4 * width),
-            "mlp.c_fc.bias": (4 * width,),
-            "mlp.c_proj.weight": (4 * width, width),
-            "mlp.c_proj.bias": (width,),
-        }.items():
-            shapes[f"h.{i}.{name}"] = shape
+        for name, size in (("attn.c_attn", (1, 3)), ("attn.c_proj", (1, 1)), ("mlp.c_fc", (1, 4)), ("mlp.c_proj", (4, 1))):
+            shapes[f"h.{i}.{name}.weight"] = tuple(width * part for part in size)
+            shapes[f"h.{i}.{name}.bias"] = (width * size[1],)
+        shapes |= {f"h.{i}.{norm}.{kind}": (width,) for norm in ("ln_1", "ln_2") for kind in ("weight", "bias")}
     return {prefix + name: torch.tensor(0.2 * rng.standard_normal(shape), dtype=torch.float32) for name, shape in shapes.items()}
 
 

@@ -165,23 +165,8 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
 @pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "memorizing", "windowed"])
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
     """In groups of lanes; the parameters are those of a run without it."""
-    options = [
-        *model,
-        "--data",
-        text,
-        "--dtype",
-        "float64",
-        "--dropout",
-        0.2,
-        "--accumulate",
-        3,
-        "--sample",
-        0,
-        "--validation-segments",
-        1,
-        "--schedule",
-        "constant",
-    ]
+    options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--schedule", "constant"]
+    options += ["--sample", 0, "--validation-segments", 1]
     checkpointed, checkpoint = [], protocol.checkpoint
     monkeypatch.setattr(protocol, "checkpoint", lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how))
     train(*options, "--steps", 4, "--out", tmp_path / "plain")

@@ -9,14 +9,8 @@ import torch
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.program.errors import InputError
-from accelerated.training.optimization import (
-    average_and_clip,
-    check_finite,
-    learning_rate,
-    make_optimizer,
-    set_learning_rate,
-    update_due,
-)
+from accelerated.training import optimization
+from accelerated.training.optimization import average_and_clip, check_finite, learning_rate, make_optimizer, update_due
 from accelerated.training.settings import TrainingConfig, preset_settings
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
@@ -118,7 +112,7 @@ def test_optimisers_decay_matrices_only(name, kind):
     if name != "adafactor":
         group = optimizer.param_groups[0]
         assert (group["betas"], group["eps"], group["amsgrad"]) == ((0.9, 0.999 if name == "adam" else 0.99), 1e-8, False)
-    set_learning_rate(optimizer, 0.125)
+    optimization.set_learning_rate(optimizer, 0.125)
     assert {group["lr"] for group in optimizer.param_groups} == {0.125}
     model(torch.ones(1, 3)).sum().backward()
     before = model.weight.clone()

@@ -155,6 +155,7 @@ def test_a_preset_sets_recall_options():
         (["--vectors=2"], "--vectors is an option of --model pretrained_recurrence"),
         (["--task-recall", "0.1"], "--task-recall is an option of --model memformer"),
         (["--recall-pairs", "3"], "--recall-pairs is an option of --data recall; leave it out or choose that"),
+        (["--no-recall-vary-distance"], "--no-recall-vary-distance is an option of --data recall"),
         *(
             (["--data", "recall", *option], f"{option[0]} is an option of --data with texts")
             for option in (
@@ -273,6 +274,7 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     assert begun == chosen._replace(training=preset_settings("pretrained_recurrence", "fine-tune").training)
     assert start.initial["step"] == 1 and start.folder.name == "pretrained_recurrence-recall-1"
     assert parse_training(["--init", run, "--recall-distance", "9"])[0].recall.distance == 9
+    assert not parse_training(["--init", run, "--no-recall-vary-distance"])[0].recall.vary_distance
     part = {"training_documents": 5, "validation_tokens": 9}
     partly = str(keep(chosen._replace(data=DataConfig(**part)), tmp_path / "partly"))
     assert parse_training(["--init", partly])[0].data == DataConfig(**part)

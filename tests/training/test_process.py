@@ -17,12 +17,24 @@ def test_a_missing_gpu_is_refused(monkeypatch):
         process.choose_device("cuda")
 
 
+def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch):
+    for name, answer in (("is_available", True), ("current_device", 0), ("device_count", 2)):
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    assert process.choose_device("auto") == process.choose_device("cuda") == torch.device("cuda", 0)
+    assert process.choose_device("cpu").type == "cpu"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert process.choose_device("auto") == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(InputError, match="torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"):
+        process.choose_device("auto")
+
+
 def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
     for kind, size in (("allocated", 41.23e9), ("reserved", 47e9)):
         monkeypatch.setattr(torch.cuda, f"max_memory_{kind}", lambda device, size=size: size)
     line = process.peak_memory(torch.device("cuda", 1))
     assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
-    assert process.peak_memory(torch.device("cpu")) is process.peak_memory(torch.device("mps")) is None
+    assert process.peak_memory(torch.device("cpu")) is None
 
 
 def test_lanes_are_divided_evenly_or_refused(monkeypatch):

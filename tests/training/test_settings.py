@@ -61,15 +61,8 @@ def test_the_papers_sizes():
     assert (c.layers, c.heads, c.head_width, c.width, c.feed_forward) == (12, 8, 128, 1024, 4096)
     assert (c.window, c.states, c.segment, c.recurrent_layers, c.dropout, c.attention_scale) == (512, 512, 4096, (10,), 0.05, 1.0)
     assert (c.gate, c.configuration, c.buckets, c.max_distance) == ("fixed", "skip", 32, 128)
-    assert (t.optimizer, t.schedule, t.warmup, t.learning_rate, t.steps, t.batch) == (
-        "adafactor",
-        "inverse_square_root",
-        1000,
-        1.0,
-        500_000,
-        32,
-    )
-    assert (t.clip, t.weight_decay) == (0.0, 0.0)
+    assert (t.optimizer, t.schedule, t.warmup, t.learning_rate) == ("adafactor", "inverse_square_root", 1000, 1.0)
+    assert (t.steps, t.batch, t.clip, t.weight_decay) == (500_000, 32, 0.0, 0.0)
 
 
 def test_the_block_recurrent_papers_other_settings():
@@ -218,10 +211,10 @@ def test_settings_of_another_program_are_refused(change):
 
 
 def test_settings_of_earlier_releases_are_read(capsys):
-    """Removed fields are ignored, new fields have their defaults; two backends of torch.compile were removed."""
+    """Removed fields are ignored, new fields have their defaults, and so have removed values."""
     chosen = preset_settings("block_recurrent", "recall")
     contents = settings_contents(chosen)
-    contents["training_config"] |= {"compile": "aot_eager", "gone": 1}
+    contents["training_config"] |= {"compile": "aot_eager", "device": "mps", "gone": 1}
     contents["data_config"]["recall"] |= {"gone": 2}
     del contents["data_config"]["tasks"], contents["data_config"]["documents"], contents["training_config"]["log_every"]
     del contents["data_config"]["carry_over_documents"]
