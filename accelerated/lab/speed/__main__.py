@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
         report(options)
         return
     keep_freed_memory()
-    device = choose_device(options.device, options.dtype)
+    device = choose_device(options.device)
     print(f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}\n")
     for model in options.model:
         report(argparse.Namespace(**vars(options) | vars(options_of(model, device, options.dtype))))

@@ -100,7 +100,7 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
     steps, tokens = {}, {}
     for row in dict.fromkeys(settings):
         training = row.training
-        device = choose_device(training.device, training.dtype)
+        device = choose_device(training.device)
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(row.model_config).to(device)
         steps[row] = rollout(model, training.backprop, training.horizon, options).step
