@@ -49,10 +49,12 @@ class OptionParser(argparse.ArgumentParser):
         """Read the options of argv; place_of says what has an option that is unknown here, "" if nothing has."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
-            option = unknown[0].split("=")[0]
-            misspelt = difflib.get_close_matches(option, self._option_string_actions, cutoff=0.85)  # answered at once
+            option, known = unknown[0].split("=")[0], self._option_string_actions
+            misspelt = difflib.get_close_matches(option, known, cutoff=0.85)  # answered at once
             if not misspelt and (place := place_of(option)):
-                self.error(f"{option} is an option of {place}; leave it out or choose that")
+                similar = [name for name in known if known[name].type and name.endswith(option[1:])]
+                advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that"
+                self.error(f"{option} is an option of {place}; {advice}")
             self.refuse(option)
         return options
 

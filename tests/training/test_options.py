@@ -156,6 +156,7 @@ def test_a_preset_sets_recall_options():
         (["--task-recall", "0.1"], "--task-recall is an option of --model memformer"),
         (["--recall-pairs", "3"], "--recall-pairs is an option of --data recall; leave it out or choose that"),
         (["--no-recall-vary-distance"], "--no-recall-vary-distance is an option of --data recall"),
+        (["--model", "memformer", "--layers", "3"], "pretrained_recurrence; give --encoder-layers or --decoder-layers\n"),
         *(
             (["--data", "recall", *option], f"{option[0]} is an option of --data with texts")
             for option in (
