@@ -39,8 +39,7 @@ def segment_seeds(segments: list, rank: int = 0) -> list[int]:
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed the random generators inside; their states are restored on exit."""
-    own = device.type if device.type in ("cuda", "mps") else "cpu"  # a CPU's generator is always restored
-    with torch.random.fork_rng(devices=[] if own == "cpu" else [device], device_type=own):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a CPU's is always restored
         torch.manual_seed(seed)
         yield
 
@@ -77,8 +76,8 @@ def logits_in_chunks(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield (rows of hidden (n, D), their logits (n, V) in float32 or better, their targets (n,)), CHUNK logits at a time."""
     rows = chunk_rows(matrix)
-    for own, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
-        yield own, at_least_float32(logits_by(own, matrix)), aims
+    for part, aims in zip(hidden.split(rows), targets.split(rows), strict=True):
+        yield part, at_least_float32(logits_by(part, matrix)), aims
 
 
 def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor) -> torch.Tensor:
