@@ -136,11 +136,10 @@ def validate_and_save(run: opening.Run, steps: Progress, interruption: Interrupt
 
 def validate(run: opening.Run, steps: Progress, interruption: Interruption) -> score.Score | None:
     """The validation's Score; None in all processes but the first, and if a signal comes, which leaves the validation."""
-    found = None
     if process.rank() == 0 and not interruption.signal:
         with steps.paused(), interruption.leaves():
-            found = validation_score(run)
-    return found
+            return validation_score(run)
+    return None
 
 
 def validation_score(run: opening.Run, clear_memory: bool = False) -> score.Score:

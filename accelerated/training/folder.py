@@ -26,8 +26,8 @@ def checkpoint_path(run: str | Path) -> Path:
 
 def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
     """Return {step: path} of each step-N.pt in a run folder, sorted by step."""
-    found = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
-    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))
+    numbered = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
+    return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
 
 
 def chosen_checkpoint(run: str | Path, name: str) -> Path:
