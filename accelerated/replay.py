@@ -111,9 +111,14 @@ def run_segment(model: torch.nn.Module, segment: tuple, state: tuple, seed: int,
     return nats / scored, reading.auxiliary, reading.state
 
 
-def added(total: dict, losses: dict, weight: float) -> dict:
-    """The auxiliary losses of a rollout, {name: number}, with those of one segment added."""
-    return total | {name: total.get(name, 0.0) + weight * loss.detach() for name, loss in losses.items()}
+def mean_losses(names: list[str], losses: list[torch.Tensor], weight: float) -> dict:
+    """The auxiliary losses of a rollout by name, from those of each segment (names,); few operations, however many there are."""
+    return dict(zip(names, (torch.stack(losses).sum(0) * weight).unbind(), strict=True)) if names else {}
+
+
+def stacked(losses: dict) -> torch.Tensor | None:
+    """A segment's auxiliary losses (names,), without graph; None if there are none."""
+    return torch.stack([*losses.values()]).detach() if losses else None
 
 
 def forward_then_backward(
@@ -121,12 +126,13 @@ def forward_then_backward(
 ) -> tuple[torch.Tensor, dict, tuple]:
     """Run all segments forward with `run` (run_segment or a wrapper of it), then make one backward call."""
     seeds, scored, state = segment_seeds(segments, rank), scored or count_scored(segments) or 1, detach(state)
-    loss, extra, auxiliary, weight = 0.0, 0.0, {}, share / len(segments)
+    loss, extra, auxiliary, weight = 0.0, 0.0, [], share / len(segments)
     for segment, seed in zip(segments, seeds, strict=True):
         part, losses, state = run(model, segment, state, seed, scored)
-        loss, extra, auxiliary = loss + part, extra + sum(losses.values()), added(auxiliary, losses, weight)
+        loss, extra = loss + part, extra + sum(losses.values())
+        auxiliary.append(stacked(losses))
     torch.autograd.backward([loss + extra * weight])
-    return loss.detach(), auxiliary, detach(state)
+    return loss.detach(), mean_losses([*losses], auxiliary, weight), detach(state)
 
 
 def through_time(
@@ -157,7 +163,7 @@ def memory_replay(
         for segment, seed in zip(segments[:-1], seeds[:-1], strict=True):
             with seeded(seed, segment.tokens.device):
                 states.append(model.advance(*inputs_of(segment, begin(model, segment, states[-1]))))
-    loss, auxiliary, weight, last, dnext = 0.0, {}, share / len(segments), None, ()
+    loss, auxiliary, weight, last, dnext = 0.0, [], share / len(segments), None, ()
     for segment, seed in zip(reversed(segments), reversed(seeds), strict=True):
         leaf = require_gradient(states.pop())
         part, losses, after = run_segment(model, segment, leaf, seed, scored)
@@ -167,9 +173,10 @@ def memory_replay(
         torch.autograd.backward([objective, *(f for f, _ in arriving)], [None, *(g for _, g in arriving)])
         # Cloned: a CUDA graph writes the next segment's gradients where it wrote these
         dnext = [torch.zeros_like(field) if field.grad is None else field.grad.clone() for field in leaf]
-        loss, auxiliary = loss + part.detach(), added(auxiliary, losses, weight)
+        loss, names = loss + part.detach(), [*losses]
+        auxiliary.append(stacked(losses))
         del part, losses, after, objective, arriving  # free this segment's graph before the next is built
-    return loss, auxiliary, last
+    return loss, mean_losses(names, auxiliary, weight), last
 
 
 BACKPROP = {"through_time": through_time, "checkpointed": checkpointed, "memory_replay": memory_replay}

@@ -71,15 +71,15 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def file_checksum(path: Path, kind: str = "sha256", told: Callable[[int], object] = bool) -> str:
-    """The checksum of a file, in hexadecimal; `told` is called with the size of each piece read."""
+def file_checksum(path: Path, told: Callable[[int], object] = bool) -> str:
+    """The SHA-256 of a file, in hexadecimal; `told` is called with the size of each piece read."""
     with open(path, "rb") as file:
-        return checksum_of(file, kind, told=told)
+        return checksum_of(file, told=told)
 
 
-def checksum_of(file: BinaryIO, kind: str = "sha256", end: int = 0, told: Callable[[int], object] = bool) -> str:
-    """The checksum of an open file without its last `end` bytes."""
-    state, left = hashlib.new(kind), file.seek(0, os.SEEK_END) - end
+def checksum_of(file: BinaryIO, end: int = 0, told: Callable[[int], object] = bool) -> str:
+    """The SHA-256 of an open file without its last `end` bytes."""
+    state, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - end
     file.seek(0)
     while left > 0 and (piece := file.read(min(READ_SIZE, left))):
         state.update(piece)

@@ -1,7 +1,6 @@
-"""Apple's GPU, which has no float64: nothing that runs on a device makes a tensor of it, and its generator is kept.
+"""What a GPU takes in training and in reports, run on the CPU: the branches that any GPU takes work, and make no float64.
 
-No such GPU was at hand. The CPU stands in for it, on the branches that any GPU takes. Exempt are the host's parts: a model's
-constants, which are made before it is moved, and NumPy.
+Exempt are the host's parts: a model's constants, which are made before it is moved, and NumPy.
 """
 
 import pytest
@@ -15,8 +14,6 @@ import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
-from accelerated.program.errors import InputError
-from accelerated.training import process
 
 SCRIPTS = {
     "block_recurrent": TINY,
@@ -154,94 +151,3 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
         written = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
         evaluate(name, tmp_path / "run", *written.get(name, OPTIONS_OF.get(name, [])))
         assert report.function in watched, name
-
-
-def on(monkeypatch, cuda=False, mps=False, processes=1):
-    """Pretend that torch finds these GPUs, in one of so many processes."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(cuda))
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    monkeypatch.setenv("WORLD_SIZE", str(processes))
-
-
-@pytest.mark.parametrize(
-    "found,given,expected",
-    [
-        ({}, ["auto"], "cpu"),
-        ({"mps": True}, ["auto"], "mps"),
-        ({"mps": True, "cuda": True}, ["auto"], "cuda"),
-        ({"mps": True}, ["cpu"], "cpu"),
-        ({"mps": True, "cuda": True}, ["mps"], "mps"),
-        ({"mps": True}, ["mps", "bfloat16"], "mps"),
-        ({"mps": True}, ["auto", "float64"], "cpu"),
-        ({"mps": True, "processes": 2}, ["auto"], "cpu"),
-        ({"cuda": True}, ["auto", "float64"], "cuda"),
-    ],
-)
-def test_auto_takes_cuda_then_mps_then_the_cpu(monkeypatch, found, given, expected):
-    on(monkeypatch, **found)
-    assert process.choose_device(*given).type == expected
-
-
-@pytest.mark.parametrize(
-    "found,given,words",
-    [
-        ({}, ["mps"], "--device mps: torch finds no GPU of Apple's here; use --device cpu"),
-        ({"cuda": True}, ["mps"], "torch finds no GPU of Apple's"),
-        ({"mps": True}, ["cuda"], "--device cuda: torch finds no GPU"),
-        ({"mps": True}, ["mps", "float64"], "--device mps: Apple's GPU has no float64; use --device cpu"),
-        ({"mps": True, "processes": 2}, ["mps"], "--device mps: several processes cannot train on Apple's GPU"),
-    ],
-)
-def test_what_apples_gpu_cannot_do_is_refused_in_one_line(monkeypatch, found, given, words):
-    on(monkeypatch, **found)
-    with pytest.raises(InputError, match=words) as caught:
-        process.choose_device(*given)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("available,options", [(False, []), (True, ["--dtype", "float64"])])
-def test_train_and_eval_refuse_it_before_they_read(text, tmp_path, monkeypatch, available, options):
-    run = tmp_path / "run"
-    train(*TINY, "--data", text, "--steps", 1, "--sample", 0, "--validation-segments", 1, *options, "--out", run)
-    on(monkeypatch, mps=available)
-    words = "Apple's GPU has no float64" if available else "torch finds no GPU of Apple's"
-    with pytest.raises(InputError, match=words):
-        train(*TINY, "--data", text, "--device", "mps", *options, "--out", tmp_path / "other")
-    with pytest.raises(InputError, match=words):
-        evaluate(run, "--device", "mps")
-    assert not (tmp_path / "other").exists()
-
-
-@pytest.fixture
-def apples_generator(monkeypatch):
-    """A generator that torch.mps seems to have."""
-    generator = torch.Generator()
-    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device="mps": generator.get_state())
-    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device="mps": generator.set_state(state))
-    monkeypatch.setattr(torch.mps, "manual_seed", generator.manual_seed)
-    return generator
-
-
-def test_a_segments_seed_is_apples_generators_too(apples_generator):
-    def draw():
-        return torch.rand(3, generator=apples_generator)
-
-    expected = (torch.manual_seed(1), draw(), draw())[1:]
-    torch.manual_seed(1)
-    drawn = [draw()]
-    for _ in range(2):
-        with replay.seeded(5, torch.device("mps")):
-            drawn.append(draw())
-    drawn.append(draw())
-    assert torch.equal(drawn[0], expected[0]) and torch.equal(drawn[3], expected[1])
-    assert torch.equal(drawn[1], drawn[2]) and not torch.equal(drawn[0], drawn[1])
-
-
-def test_checkpointed_layers_with_dropout_are_refused_there(text, tmp_path, monkeypatch):
-    """torch's checkpoint would draw other random numbers when it computes a layer again."""
-    monkeypatch.setattr(process, "hindrance_on_mps", lambda dtype: None)
-    options = (*TINY, "--data", text, "--device", "mps", "--checkpoint-layers", "--out", tmp_path / "run")
-    with pytest.raises(InputError, match="--checkpoint-layers needs --dropout 0 on mps"):
-        train(*options, "--dropout", 0.1)
