@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
@@ -24,11 +24,6 @@ class State(NamedTuple):
 
     memory: Tensor  # (B, 1, S, D), decoder-only (B, L, S, D), in float32 or better
     previous: Tensor  # (B, N) token ids, decoder-only (B, 0)
-
-
-def project(x: Tensor, heads: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, split into heads: (B, n, D) -> (B, H, n, E)."""
-    return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
 
 
 class Distances(nn.Module):

@@ -67,6 +67,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def project(x: Tensor, heads: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b, split into heads: (B, n, D) -> (B, H, n, E)."""
+    return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
+
+
 def project_heads_plain(x: Tensor, weight: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
     """Project x (B, N, D) by weight (m HE, D) to m = parts tensors (B, H, N, E), all except the last of unit length."""
     *vectors, value = split_heads(functional.linear(x, weight), heads, parts)

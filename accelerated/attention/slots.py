@@ -4,9 +4,8 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, project, split_heads
 
 
 class Writer(nn.Module):
@@ -28,10 +27,10 @@ class Writer(nn.Module):
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
         """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false for padding."""
         normal, source, key_bias = self.memory_norm(memory), self.norm(encoded), self.key_bias.detach()
-        query = self.project(normal, self.query, self.query_bias)  # (B, H, S, E)
-        slot_key = self.project(normal, self.key, key_bias)  # (B, H, S, E)
-        key = self.project(source, self.key, key_bias)  # (B, H, N, E)
-        value = self.project(source, self.value, self.value_bias)  # (B, H, N, D/H)
+        query = project(normal, self.heads, self.query, self.query_bias)  # (B, H, S, E)
+        slot_key = project(normal, self.heads, self.key, key_bias)  # (B, H, S, E)
+        key = project(source, self.heads, self.key, key_bias)  # (B, H, N, E)
+        value = project(source, self.heads, self.value, self.value_bias)  # (B, H, N, D/H)
         query = query * query.shape[-1] ** -0.5
         itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[:, None, None]  # (B, H, S, 1)
         others = query @ key.transpose(-1, -2)  # (B, H, S, N)
@@ -40,7 +39,3 @@ class Writer(nn.Module):
         weights = at_least_float32(torch.cat([itself, others], -1)).softmax(-1)
         [slots] = split_heads(memory, self.heads, 1)  # (B, H, S, D/H)
         return merge_heads(weights[..., :1] * slots + weights[..., 1:].to(value.dtype) @ value)
-
-    def project(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """x W^T + b, split into heads: (B, n, D) -> (B, H, n, ...)."""
-        return split_heads(functional.linear(x, weight, bias), self.heads, 1)[0]
