@@ -5,17 +5,40 @@ import signal
 import socket
 from pathlib import Path
 
-import profiles  # noqa: F401 (registers Hypothesis' profiles)
 import pytest
 import torch
 from hypothesis import settings
 
-ROOT = Path(__file__).parent.parent
+from tests.helpers import profiles  # noqa: F401 (registers Hypothesis' profiles)
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
+PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C
 settings.load_profile("ci")
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # of processes that tests start, too
+
+
+def pytest_configure(config):
+    """A file or folder that the command line names runs whole."""
+    if config.option.markexpr == PROOF and config.args_source == pytest.Config.ArgsSource.ARGS:
+        config.option.markexpr = ""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import nothing of the marked folders for the proof."""
+    return (config.option.markexpr == PROOF and collection_path.parent == TESTS and collection_path.name in MARKED) or None
+
+
+def pytest_collection_modifyitems(items):
+    """Mark each test by its folder."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in MARKED:
+            item.add_marker(folder)
 
 
 @pytest.fixture(autouse=True, scope="session")

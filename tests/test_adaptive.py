@@ -5,16 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from gradients import check_operation
 from hypothesis import given
 from hypothesis import strategies as st
-from variants import PAPERS
 
 from accelerated.adaptive import AdaptiveSoftmax, rows_of
 from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
+from tests.helpers.comparison import assert_agree
+from tests.helpers.gradients import check_operation
+from tests.helpers.variants import PAPERS
 
 SMALL = PAPERS["compressive"].small
 

@@ -6,18 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
-from definitions import slow_bucket
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled
-from variants import PAPERS
 
 import accelerated.block_recurrent as fast
 from accelerated.attention.sliding_window import position_bucket, tile_distance, window_mask
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.protocol import computing_in
 from reference import block_recurrent as ref
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.definitions import slow_bucket
+from tests.helpers.rollouts import filled
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

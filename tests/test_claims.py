@@ -1,17 +1,17 @@
-"""Claims of the papers that no other test makes executable; tests/trust.py lists all claims with their tests."""
+"""Claims of the papers that no other test makes executable; tests/tools/trust.py lists all claims with their tests."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from rollouts import torch_segments
 from torch.utils.flop_counter import FlopCounterMode
-from variants import PAPERS, variant
 
 from accelerated import replay
 from accelerated.protocol import require_gradient
+from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import torch_segments
+from tests.helpers.variants import PAPERS, variant
 
 
 @pytest.mark.parametrize("side", ["reference", "accelerated"])

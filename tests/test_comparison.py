@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from comparison import assert_agree
+
+from tests.helpers.comparison import assert_agree
 
 ONE = {"a": np.ones((2, 3))}
 

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
-from gradients import draw
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_key_biases, check_rollout, filled, random_segments
-from variants import PAPERS, SIMPLIFIED, compression_names
 
 import accelerated.compressive as fast
 from accelerated.compressive import Compressive
 from reference import compressive as ref
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.gradients import draw
+from tests.helpers.rollouts import check_key_biases, check_rollout, filled, random_segments
+from tests.helpers.variants import PAPERS, SIMPLIFIED, compression_names
 
 PAPER = PAPERS["compressive"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

@@ -7,10 +7,21 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
-from rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, rows_of_state, torch_segments
-from tolerances import LADDER, TOLERANCE
-from variants import (
+
+from accelerated.models import NAMES, model_class
+from accelerated.protocol import computing_in, detach, keep_lanes
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.rollouts import (
+    check_back_propagation,
+    check_rollout,
+    dropout_from,
+    filled,
+    random_segments,
+    rows_of_state,
+    torch_segments,
+)
+from tests.helpers.tolerances import LADDER, TOLERANCE
+from tests.helpers.variants import (
     EVERY_VARIANT,
     ONE_OF_EACH,
     PAPERS,
@@ -18,9 +29,6 @@ from variants import (
     random_task,
     variant,
 )
-
-from accelerated.models import NAMES, model_class
-from accelerated.protocol import computing_in, detach, keep_lanes
 
 needs_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -6,19 +6,19 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from documents import BYTES, documents_of
-from edges import accelerated_rollout, agreed, random_rows, starting
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
 from torch.nn import functional
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.generation import Sampling, draw
 from accelerated.evaluation.score import Score, evaluate, predictions, score_lines, score_record
+from tests.helpers.comparison import assert_agree
+from tests.helpers.documents import BYTES, documents_of
+from tests.helpers.edges import accelerated_rollout, agreed, random_rows, starting
+from tests.helpers.profiles import examples
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 TASK_READERS = [("memformer", name) for name in PAPERS["memformer"].tasks]
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
-from documents import BYTES, documents_of
-from rollouts import random_segments
 from torch.utils._python_dispatch import TorchDispatchMode
-from variants import ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluate, predictions, token_nats
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.documents import BYTES, documents_of
+from tests.helpers.rollouts import random_segments
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}  # logits; a segment of 2 lanes has 132 to 264
 

@@ -6,13 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
-from definitions import brute_force_softmax
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled, memformer_segments
-from tolerances import LADDER, TOLERANCE
-from variants import PAPERS, random_task
 
 import accelerated.memformer as fast
 from accelerated import replay
@@ -20,6 +15,11 @@ from accelerated.data.lanes import Segment
 from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.memformer import Memformer
 from reference import memformer as ref
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.definitions import brute_force_softmax
+from tests.helpers.rollouts import filled, memformer_segments
+from tests.helpers.tolerances import LADDER, TOLERANCE
+from tests.helpers.variants import PAPERS, random_task
 
 PAPER = PAPERS["memformer"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

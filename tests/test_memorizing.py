@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from variants import PAPERS
 
 from accelerated.memorizing import Memorizing, remember
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
 

@@ -5,14 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from documents import documents_of
-from gradients import draw
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import check_key_biases
-from tolerances import LADDER
-from variants import PAPERS
 
 from accelerated import replay
 from accelerated.data.lanes import Lanes
@@ -20,6 +14,12 @@ from accelerated.data.windows import cut
 from accelerated.evaluation.generation import Sampling, continue_text, read_prompt
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
+from tests.helpers.comparison import assert_agree
+from tests.helpers.documents import documents_of
+from tests.helpers.gradients import draw
+from tests.helpers.rollouts import check_key_biases
+from tests.helpers.tolerances import LADDER
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

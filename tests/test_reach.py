@@ -5,11 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from variants import EVERY_VARIANT, PAPERS, over, random_task, variant
 
 from accelerated.protocol import require_gradient
+from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, random_task, variant
+from tests.tools.reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
 
 TASKS = ("own", "infilling", "recall")
 

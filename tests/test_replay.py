@@ -8,12 +8,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from comparison import assert_agree, named
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
-from variants import EVERY_VARIANT, PAPERS, variant
-from variants import ONE_OF_EACH as ONE_OF_EACH_PAPER
 
 from accelerated import replay
 from accelerated.block_recurrent import BlockRecurrent
@@ -23,6 +19,10 @@ from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import Model, Reading, computing_in, detach, replace_lanes, require_gradient, state_from
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.profiles import examples
+from tests.helpers.variants import EVERY_VARIANT, PAPERS, variant
+from tests.helpers.variants import ONE_OF_EACH as ONE_OF_EACH_PAPER
 
 TOLERANCE = 1e-11  # float64, relative
 EVERY_MODEL = {f"{paper} {name}": (PAPERS[paper].model, variant(paper, name)) for paper, name in EVERY_VARIANT}

@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 import torch
-from comparison import assert_agree
-from test_contract import both_sides
-from test_device_waits import NoQuestions
 from torch.utils._pytree import tree_leaves
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over
 
 from accelerated.evaluation.generation import GraphedStep
 from accelerated.protocol import computing_in, repeat_lane
+from tests.compile.test_device_waits import NoQuestions
+from tests.helpers.comparison import assert_agree
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over
+from tests.test_contract import both_sides
 
 MORE_KINDS = [  # variants whose tokens read or write other rows
     *ONE_OF_EACH,

@@ -5,10 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from scripts import COMPRESSIVE, TINY, WINDOWED, train
 from torch.utils._python_dispatch import TorchDispatchMode
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
 from accelerated.attention.relative_shift import relative_attention, relative_attention_plain
@@ -20,6 +17,9 @@ from accelerated.evaluation.score import evaluating, predictions
 from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.settings import preset_settings
+from tests.helpers.comparison import assert_agree
+from tests.helpers.scripts import COMPRESSIVE, TINY, WINDOWED, train
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 
 @pytest.fixture(autouse=True)

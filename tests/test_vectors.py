@@ -11,17 +11,17 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from rollouts import accelerated_rollout
 from safetensors.numpy import save_file
-from scripts import ROOT
-from wrong import read_wrong
 
 from reference import block_recurrent, check, compressive, memformer, pretrained_recurrence
 from reference.gradients import read_case
-from tests import vectors
-from tests.cases import EVERY_CASE
-from tests.variants import PAPERS
-from tests.vectors import FOLDER, case_file, computed, inputs_of, rules
+from tests.helpers.cases import EVERY_CASE
+from tests.helpers.rollouts import accelerated_rollout
+from tests.helpers.scripts import ROOT
+from tests.helpers.variants import PAPERS
+from tests.helpers.wrong import read_wrong
+from tests.tools import vectors
+from tests.tools.vectors import FOLDER, case_file, computed, inputs_of, rules
 
 WRONG = read_wrong("wrong_conventions.txt")
 cases = pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import TOLERANCE
 
 from accelerated.attention import content
 from accelerated.attention.content import content_attention, content_attention_plain
+from tests.helpers.comparison import assert_agree
+from tests.helpers.tolerances import TOLERANCE
 
 
 @given(n=st.integers(1, 5), k=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))

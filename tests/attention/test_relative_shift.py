@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import TOLERANCE
 
 from accelerated.attention import on_a_cpu, signed_distance
 from accelerated.attention import relative_shift as module
 from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
+from tests.helpers.comparison import assert_agree
+from tests.helpers.tolerances import TOLERANCE
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

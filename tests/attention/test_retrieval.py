@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
 
 from accelerated.attention.content import scaled_attention_plain
 from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
+from tests.helpers.comparison import assert_agree
+from tests.helpers.profiles import examples
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

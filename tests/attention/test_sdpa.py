@@ -7,13 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree, named
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
-from tolerances import LADDER, TOLERANCE
 from torch.nn import functional
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
@@ -21,6 +17,10 @@ from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.lab.speed import counts
 from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
+from tests.helpers.tolerances import LADDER, TOLERANCE
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 SDPA = functional.scaled_dot_product_attention
 

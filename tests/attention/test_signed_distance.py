@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from accelerated.attention.signed_distance import (
     transformer_xl_attention,
 )
 from reference import memformer as ref
+from tests.helpers.comparison import assert_agree
 
 
 @given(

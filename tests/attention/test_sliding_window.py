@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import TOLERANCE
 
 from accelerated.attention import sliding_window as attention
 from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
 from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
+from tests.helpers.comparison import assert_agree
+from tests.helpers.tolerances import TOLERANCE
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from documents import documents_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from accelerated.data.lanes import (
 )
 from accelerated.data.windows import Documents, count_windows, cut, lengths_of
 from accelerated.program.errors import InputError
+from tests.helpers.documents import documents_of
 
 
 def read_lanes(segments, lanes):

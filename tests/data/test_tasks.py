@@ -5,7 +5,6 @@ import collections
 import numpy as np
 import pytest
 import torch
-from documents import documents_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from accelerated.data import tasks as tasks
 from accelerated.data.lanes import Lanes
 from accelerated.data.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
 from reference import memformer as ref
+from tests.helpers.documents import documents_of
 
 SPECIAL = ref.Config().special
 MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")

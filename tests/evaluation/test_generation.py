@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from documents import BYTES, MERGED, documents_of
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.evaluation import generation
@@ -31,6 +29,8 @@ from accelerated.evaluation.generation import (
 )
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
+from tests.helpers.documents import BYTES, MERGED, documents_of
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
 SMALL, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small

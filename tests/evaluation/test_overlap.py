@@ -5,9 +5,7 @@ import math
 
 import pytest
 import torch
-from documents import documents_of
 from torch.utils.flop_counter import FlopCounterMode
-from variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 from accelerated.attention.content import content_attention_plain
 from accelerated.evaluation.overlap import (
@@ -22,6 +20,8 @@ from accelerated.evaluation.overlap import (
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
+from tests.helpers.documents import documents_of
+from tests.helpers.variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 SMALL = PAPERS["pretrained_recurrence"].small
 BITS_PER_NAT = 1 / (math.log(2) * 40)  # per byte of a text of 40 bytes

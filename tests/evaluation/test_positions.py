@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from documents import BYTES, document_from, documents_and_tokenizer, random_nats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from accelerated.evaluation.positions import (
     position_lines,
 )
 from accelerated.program.errors import InputError
+from tests.helpers.documents import BYTES, document_from, documents_and_tokenizer, random_nats
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))

@@ -6,11 +6,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
-from variants import ONE_OF_EACH, PAPERS, variant
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
@@ -29,6 +26,9 @@ from accelerated.evaluation.score import (
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from accelerated.protocol import Reading
+from tests.helpers.documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
+from tests.helpers.profiles import examples
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 WINDOWED = PAPERS["pretrained_recurrence"].small
 CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)

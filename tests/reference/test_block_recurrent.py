@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 import pytest
-from comparison import assert_agree, named
-from definitions import slow_bucket
-from gradients import check_directions, check_operation, draw, flat
 from hypothesis import given
 from hypothesis import strategies as st
-from variants import PAPERS
 
 from reference import block_recurrent as ref
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.definitions import slow_bucket
+from tests.helpers.gradients import check_directions, check_operation, draw, flat
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

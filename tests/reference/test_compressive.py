@@ -5,15 +5,15 @@ import math
 
 import numpy as np
 import pytest
-from comparison import assert_agree, named
-from gradients import check_directions, check_operation, draw, flat, movable
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled
-from variants import PAPERS, compression_names
 
 from reference import compressive as ref
 from reference import memformer
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.gradients import check_directions, check_operation, draw, flat, movable
+from tests.helpers.rollouts import filled
+from tests.helpers.variants import PAPERS, compression_names
 
 PAPER = PAPERS["compressive"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

@@ -7,8 +7,8 @@ import pytest
 
 from reference import gradients
 from reference.check import CheckError
-from tests.cases import CASES, EVERY_CASE
-from tests.vectors import inputs_of
+from tests.helpers.cases import CASES, EVERY_CASE
+from tests.tools.vectors import inputs_of
 
 cases = pytest.mark.parametrize("paper,case", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
 

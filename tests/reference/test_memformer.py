@@ -5,15 +5,15 @@ import math
 
 import numpy as np
 import pytest
-from comparison import assert_agree, named
-from definitions import brute_force_softmax
-from gradients import check_directions, check_operation, dotted, draw, movable, nested
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled, memformer_segments
-from variants import PAPERS, random_task, shaken
 
 from reference import memformer as ref
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.definitions import brute_force_softmax
+from tests.helpers.gradients import check_directions, check_operation, dotted, draw, movable, nested
+from tests.helpers.rollouts import filled, memformer_segments
+from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

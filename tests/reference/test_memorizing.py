@@ -4,16 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from comparison import assert_agree
-from gradients import check_directions, check_operation, draw
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
-from variants import PAPERS
 
 from reference import block_recurrent
 from reference import memorizing as ref
 from reference.rollout import Segment, rollout_backward, rollout_forward
+from tests.helpers.comparison import assert_agree
+from tests.helpers.gradients import check_directions, check_operation, draw
+from tests.helpers.profiles import examples
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
 SMALL, VARIANTS = PAPER.small, PAPER.variants

@@ -1,9 +1,9 @@
 """Operations that several references share: each once, because a test says that their sources are equal."""
 
 import numpy as np
-from gradients import check_operation, draw, flat
 
 from reference import block_recurrent as ref
+from tests.helpers.gradients import check_operation, draw, flat
 
 
 def test_linear_gradient():

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from gradients import check_directions, check_operation, dotted, draw, flat, movable, nested
 from hypothesis import given
 from hypothesis import strategies as st
-from rollouts import filled
-from variants import PAPERS
 
 from reference import pretrained_recurrence as ref
+from tests.helpers.comparison import assert_agree
+from tests.helpers.gradients import check_directions, check_operation, dotted, draw, flat, movable, nested
+from tests.helpers.rollouts import filled
+from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from gradients import check_directions, check_operation, draw
-from roberta import CONFIG, example, shaken
 
 from reference import roberta as ref
+from tests.helpers.gradients import check_directions, check_operation, draw
+from tests.helpers.roberta import CONFIG, example, shaken
 
 
 def test_exact_gelu_gradient():

@@ -5,14 +5,14 @@ import shutil
 
 import pytest
 import torch
-from evaluated import as_json, joined_runs, printed, refused, trained_runs
-from scripts import saved
 
 from accelerated import compressive
 from accelerated.attention import heads
 from accelerated.lab.reports import dynamic
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
+from tests.helpers.evaluated import as_json, joined_runs, printed, refused, trained_runs
+from tests.helpers.scripts import saved
 
 
 @pytest.fixture(scope="module")

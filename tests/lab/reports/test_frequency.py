@@ -7,10 +7,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from documents import BYTES, MERGED, document_from, documents_and_tokenizer, either, random_nats, texts
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
 
 from accelerated.data.windows import Document
 from accelerated.lab.reports import frequency
@@ -23,6 +21,8 @@ from accelerated.lab.reports.frequency import (
     word_counts,
     words_of,
 )
+from tests.helpers.documents import BYTES, MERGED, document_from, documents_and_tokenizer, either, random_nats, texts
+from tests.helpers.profiles import examples
 
 
 def owners_byte_by_byte(text, tokens):

@@ -7,13 +7,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
-from documents import BYTES, documents_of, text_document
-from variants import PAPERS, variant
 
 from accelerated.compressive import Compressive
 from accelerated.lab.reports import memories
 from accelerated.program.errors import InputError
+from tests.helpers.comparison import assert_agree
+from tests.helpers.documents import BYTES, documents_of, text_document
+from tests.helpers.variants import PAPERS, variant
 
 SMALL = PAPERS["compressive"].small
 

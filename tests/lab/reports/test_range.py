@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from documents import BYTES, documents_of
-from variants import PAPERS
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.lab.reports.range import temporal_range
+from tests.helpers.documents import BYTES, documents_of
+from tests.helpers.variants import PAPERS
 
 CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 

@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from variants import ONE_OF_EACH, PAPERS, over, variant
 
 from accelerated.attention import sliding_window
 from accelerated.lab.speed import __main__ as bench
@@ -15,6 +14,7 @@ from accelerated.lab.speed import counts
 from accelerated.lab.speed.variants import model_on_meta, paper_settings, random_model
 from accelerated.models import presets_of
 from accelerated.protocol import computing_in
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 # kernels, saved MB and moved GB of one segment of a lane, forward and backward in bfloat16 with dropout, from above
 MOST = {

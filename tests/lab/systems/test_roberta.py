@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from comparison import assert_agree
 from hypothesis import given
 from hypothesis import strategies as st
-from profiles import examples
-from roberta import CONFIG, example, shaken
 
 from accelerated.lab.systems.roberta import Roberta
 from reference import roberta as ref
+from tests.helpers.comparison import assert_agree
+from tests.helpers.profiles import examples
+from tests.helpers.roberta import CONFIG, example, shaken
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import json
 import os
 
 import pytest
-from rehearsal import TWO, Rehearsal
 
 from accelerated.lab.tables import measure as module
 from accelerated.lab.tables.measure import best, measure, settings_of, step_times, train_rows
@@ -12,6 +11,7 @@ from accelerated.lab.tables.page import page
 from accelerated.lab.tables.table import Measure, Panel, Row
 from accelerated.lab.trials import LOG, Trial, Workshop
 from accelerated.program.errors import InputError
+from tests.helpers.rehearsal import TWO, Rehearsal
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):

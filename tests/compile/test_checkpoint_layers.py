@@ -1,0 +1,180 @@
+"""--checkpoint-layers: each layer keeps only its inputs and is computed again in the backward pass, with the same gradients."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated import protocol, replay
+from accelerated.evaluation import generation
+from accelerated.protocol import computing_in, state_from
+from accelerated.training.optimization import TrainedModel
+from accelerated.training.settings import TrainingConfig
+from tests.helpers.comparison import assert_agree, named
+from tests.helpers.rollouts import random_segments, torch_segments
+from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
+
+TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
+CASES = [
+    *ONE_OF_EACH,
+    ("block_recurrent", "lstm-dual-feedback"),
+    ("block_recurrent", "adjacent-recurrent-lstm"),
+    ("compressive", "conv-attention_reconstruction"),
+    ("compressive", "conv-auto_encoding"),
+    ("compressive", "most_used-none"),
+    ("memformer", "encoder-decoder-xl"),
+    ("pretrained_recurrence", "plain"),
+    ("pretrained_recurrence", "at-every-layer"),
+]
+SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED]
+cases = pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])
+
+
+def setting(paper, name, dropout=0.3, **changes):
+    """(model in training mode, segments with a document start in the middle and tasks, a random state) of two lanes."""
+    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout, **changes)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
+    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), random_segments(paper, name, rng)
+    starts = [np.array([False, number == 1]) for number in range(len(segments))]
+    return model, torch_segments(paper, segments, starts), state
+
+
+def recomputed(model):
+    """The model as --checkpoint-layers has it; the model itself then keeps that."""
+    return TrainedModel(model, TrainingConfig(checkpoint_layers=True))
+
+
+def rows_of(method, model, segments, state, trained=None, dtype=torch.float64):
+    """The loss, every parameter's gradient and the next state, in dtype; with the global generator where it then stands."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    with computing_in(model, dtype):
+        loss, _, after = replay.BACKPROP[method](trained or model, segments, state)
+    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
+    rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
+    return {name: row for name, row in rows.items() if row.numel()}
+
+
+@cases
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_the_gradients_are_the_same_with_dropout(paper, name, method):
+    model, *given = setting(paper, name)
+    expected = rows_of(method, model, *given)
+    assert_agree(expected, rows_of(method, model, *given, recomputed(model)), TOLERANCE)
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_they_are_the_same_in_bfloat16(paper, name):
+    """The layer that is computed again has the same copies of the parameters."""
+    torch.set_default_dtype(torch.float32)
+    model, segments, state = setting(paper, name)
+    model, found = model.float(), []
+    with computing_in(model, torch.bfloat16):
+        state = state_from(model.initial_state(2), state)  # in its fields' own types
+    for trained in (lambda: model, lambda: recomputed(model)):
+        found.append(rows_of("through_time", model, segments, state, trained(), torch.bfloat16))
+    assert_agree(*found, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "paper,name,changes",
+    [
+        ("block_recurrent", "fixed-skip", {"layers": 1, "recurrent_layers": (1,)}),
+        ("memformer", "decoder-only", {"decoder_layers": 1}),
+    ],
+)
+def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout(paper, name, changes):
+    """As --compile has it, without its code generator. Of one layer: each takes seconds to compile."""
+    model, *given = setting(paper, name, **changes)
+    expected = rows_of("through_time", model, *given)
+    trained = recomputed(model)
+    trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert_agree(expected, rows_of("through_time", model, *given, trained), TOLERANCE)
+
+
+def saved_bytes(model, segment, state):
+    """Bytes that are kept for the backward pass of a segment, and how often each layer computes, backward included."""
+    storages, calls, weights = {}, [], {p.untyped_storage()._cdata for p in model.parameters()}
+
+    def keep(tensor):
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    layers = [layer for module in model.modules() if isinstance(module, torch.nn.ModuleList) for layer in module]
+    norms = [next(m for m in layer.modules() if type(m).__name__ == "LayerNorm") for layer in layers]
+    hooks = [norm.register_forward_pre_hook(lambda module, given: calls.append(module)) for norm in norms]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        reading = model.read(segment, state)
+    (reading.hidden.sum() + sum(reading.auxiliary.values())).backward()
+    for hook in hooks:
+        hook.remove()
+    return sum(size for storage, size in storages.items() if storage not in weights), [calls.count(norm) for norm in norms]
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+def test_only_the_layers_inputs_are_kept(paper, name):
+    """At sizes at which the layers' own activations dominate."""
+    config = dataclasses.replace(variant(paper, name), feed_forward=512, width=32 if paper != "memformer" else 40, dropout=0.1)
+    if paper != "pretrained_recurrence":
+        config = dataclasses.replace(config, head_width=16)
+    with torch.device("meta"):
+        model = PAPERS[paper].model(config).to("meta").train()
+    tokens, state = torch.zeros(2, config.segment, dtype=torch.long, device="meta"), model.initial_state(2)
+    whole, once = saved_bytes(model, tokens, state)
+    recomputed(model)
+    inputs, twice = saved_bytes(model, tokens, state)
+    assert inputs < 0.25 * whole
+    assert twice == [2 * count for count in once]
+
+
+@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypatch):
+    """To read a GPU's generator for each layer takes time."""
+    model, [segment, *_], state = setting(paper, name, dropout)
+    asked, ask = [], torch.get_rng_state
+    trained = recomputed(model)
+    monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(model) or ask())
+    trained.read(*replay.inputs_of(segment, state))
+    assert bool(asked) == (dropout > 0)
+
+
+@cases
+def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
+    """Evaluation and generation give the same, and checkpointing never begins."""
+    model, [segment, *_], state = setting(paper, name)
+
+    def read(model):
+        model.eval()
+        with torch.no_grad():
+            reading = model.read(*replay.inputs_of(segment, state))
+        prompt = segment.tokens[:, : model.config.segment]
+        tokens = generation.continue_text(model, prompt, 4, generation.Sampling(0.0))
+        return {"hidden": reading.hidden, "tokens": torch.stack([*tokens])} | named("state", reading.state)
+
+    expected = read(model)
+    monkeypatch.setattr(torch.utils.checkpoint._CheckpointFrame, "save_inputs", lambda *_: pytest.fail("a layer is checkpointed"))
+    recomputed(model)
+    found = read(model)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "memorizing", "windowed"])
+def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
+    """In groups of lanes; the parameters are those of a run without it."""
+    options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--schedule", "constant"]
+    options += ["--sample", 0, "--validation-segments", 1]
+    checkpointed, checkpoint = [], protocol.checkpoint
+    monkeypatch.setattr(protocol, "checkpoint", lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how))
+    train(*options, "--steps", 4, "--out", tmp_path / "plain")
+    train(*options, "--steps", 2, "--out", tmp_path / "run")
+    assert not checkpointed
+    train("--resume", tmp_path / "run", "--steps", 3, "--checkpoint-layers")
+    calls = len(checkpointed)
+    assert calls and saved(tmp_path / "run")["training_config"]["checkpoint_layers"]
+    train("--resume", tmp_path / "run", "--steps", 4, "--no-checkpoint-layers")
+    assert len(checkpointed) == calls
+    assert_agree(saved(tmp_path / "plain")["parameters"], saved(tmp_path / "run")["parameters"], TOLERANCE)

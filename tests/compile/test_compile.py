@@ -1,0 +1,159 @@
+"""--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes what it computed before."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated import replay
+from accelerated.evaluation.score import evaluating
+from accelerated.program.errors import InputError
+from accelerated.protocol import computing_in, detach
+from accelerated.training import opening, process
+from accelerated.training.optimization import TrainedModel
+from accelerated.training.options import parse as parse_training
+from accelerated.training.settings import TrainingConfig
+from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import random_segments, rows_of_state, torch_segments
+from tests.helpers.scripts import TINY, train
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
+
+METHODS = ("through_time", "memory_replay")
+CASES = list(zip([*ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback")], itertools.cycle(METHODS), strict=False))
+ONE_OF_A_PAPER = {case[0]: (case, method) for case, method in CASES[:-1]}.values()
+TYPED = [(*each, torch.float64) for each in CASES] + [(*each, torch.bfloat16) for each in ONE_OF_A_PAPER]
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """A list that grows by one for each graph that is compiled; without torch's code generator, which takes minutes."""
+    found, compile_whole = [], torch.compile
+
+    def without_generating(function, fullgraph, dynamic, mode):
+        assert fullgraph and not dynamic
+        return compile_whole(
+            function, backend=lambda graph, _: found.append(mode) or graph.forward, fullgraph=True, dynamic=False
+        )
+
+    monkeypatch.setattr(torch, "compile", without_generating)
+    torch._dynamo.reset()
+    return found
+
+
+def iterations(paper, name, count):
+    """Rollouts for two lanes; a document starts in the first, and in both lanes of the last."""
+    rng = np.random.default_rng(3)
+    for iteration in range(count):
+        segments = random_segments(paper, name, rng)
+        starts = [np.zeros(2, bool) for _ in segments]
+        starts[0][:] = iteration in (0, count - 1), iteration == count - 1
+        yield torch_segments(paper, segments, starts)
+
+
+def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
+    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between."""
+    config = dataclasses.replace(variant(paper, name), dropout=0.2)
+    model = PAPERS[paper].model(config, seed=9).train()
+    compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
+    with computing_in(model, dtype):
+        state = detach(model.initial_state(2))
+    for number, segments in enumerate(iterations(paper, name, 4)):
+        model.zero_grad()
+        torch.manual_seed(number)
+        with computing_in(model, dtype):
+            loss, _, state = replay.BACKPROP[method](compiled, segments, state)
+            with evaluating(model), torch.no_grad():
+                for lanes in (2, 1):
+                    model.read(segments[0].tokens[:lanes], model.initial_state(lanes))
+        watch()
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return {"loss": loss[None]} | grads | rows_of_state(state)
+
+
+@pytest.mark.parametrize("case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED])
+def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs):
+    """Neither for a state that documents begin, nor for fewer lanes in evaluation; memory replay needs one for all states."""
+    counts = []
+    actual = trained(*case, method, "inductor", lambda: counts.append(len(graphs)), dtype)
+    assert counts[0] >= 1 and counts[1] <= 3 and counts[1:] == counts[1:2] * 3
+    if dtype == torch.float64:
+        assert_agree(trained(*case, method, "none"), actual, 1e-12)
+
+
+def test_a_cuda_graphs_results_are_copied(monkeypatch):
+    """The next replay writes over its outputs; gradient passes through the copies."""
+    modes = []
+    monkeypatch.setattr(torch, "compile", lambda function, mode, **options: modes.append(mode) or function)
+    config, found = variant("compressive", "conv-attention_reconstruction"), []
+    model = PAPERS["compressive"].model(config).train()
+    read = model.read
+    model.read = lambda *given: found.append(read(*given)) or found[-1]
+    compiled = TrainedModel(model, TrainingConfig(compile="cudagraphs"))
+    reading = compiled.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
+    own, copies = ([r.hidden, *r.state, *r.auxiliary.values()] for r in (found[0], reading))
+    assert modes == ["reduce-overhead"] and reading.auxiliary.keys() == found[0].auxiliary.keys()
+    assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(own, copies, strict=True))
+    reading.hidden.sum().backward()
+    assert model.embedding.grad is not None
+
+
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
+    """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's own generator is faster."""
+    model = PAPERS["block_recurrent"].model(variant("block_recurrent", "slide"))
+    names = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: names.append(function.__name__) or function)
+    with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
+        TrainedModel(model, TrainingConfig(backprop=method, compile="inductor"))
+        assert torch._inductor.config.fallback_random == (method == "memory_replay")
+    assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
+
+
+@pytest.mark.parametrize(
+    "horizon,method,works",
+    [(1, "through_time", True), (2, "memory_replay", True), (2, "through_time", False), (2, "checkpointed", False)],
+)
+def test_cuda_graphs_need_each_segments_backward_pass_before_the_next(horizon, method, works, monkeypatch):
+    """What works passes all checks on a GPU, here one in name only."""
+    options = [*map(str, TINY), "--compile", "cudagraphs", "--horizon", str(horizon), "--backprop", method]
+    monkeypatch.setattr(process, "choose_device", lambda name: torch.device("cuda"))
+    if works:
+        opening.check_machine(*parse_training(options))
+    else:
+        with pytest.raises(InputError, match="give --horizon 1 or --backprop memory_replay"):
+            parse_training(options)
+
+
+def test_cuda_graphs_are_refused_on_a_cpu(tmp_path, monkeypatch):
+    """Before anything is written."""
+    monkeypatch.setattr(process, "choose_device", lambda name: torch.device("cpu"))
+    with pytest.raises(InputError, match="cudagraphs needs --device cuda, and this is cpu; give inductor or none"):
+        train(*TINY, "--data", "stdlib", "--compile", "cudagraphs", "--out", tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("device,works", [("cpu", False), ("cuda", True)])
+def test_inductor_in_bfloat16_is_refused_on_a_cpu(device, works, monkeypatch):
+    """torch 2.13's code for it writes beyond its memory."""
+    monkeypatch.setattr(process, "choose_device", lambda name: torch.device(device))
+    options = parse_training([*map(str, TINY), "--compile", "inductor", "--dtype", "bfloat16"])
+    if works:
+        opening.check_machine(*options)
+    else:
+        with pytest.raises(InputError, match="--compile inductor with --dtype bfloat16 crashed on a CPU"):
+            opening.check_machine(*options)
+
+
+@pytest.mark.parametrize("paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")])
+def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
+    """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which are read only then."""
+    model, leaves, arriving = PAPERS[paper].model(variant(paper, name)), [], []
+    leaf_of, backward = replay.require_gradient, torch.autograd.backward
+    monkeypatch.setattr(replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1])
+    monkeypatch.setattr(torch.autograd, "backward", lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads))
+    segments = [segment for segments in iterations(paper, name, 2) for segment in segments]
+    replay.memory_replay(model, segments, model.initial_state(2))
+    own = {field.grad.data_ptr() for leaf in leaves for field in leaf if field.grad is not None and field.numel()}
+    assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}

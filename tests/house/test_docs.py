@@ -1,0 +1,229 @@
+"""README and docs: their code runs, what they name exists, their links lead somewhere, and no line is too long."""
+
+import ast
+import contextlib
+import functools
+import io
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import pytest
+
+from accelerated.evaluation.options import REPORTS, parse, report_parser
+from accelerated.lab.speed.__main__ import parse_options as parse_bench
+from accelerated.lab.tables.__main__ import TABLES
+from accelerated.lab.tables.__main__ import parse_options as parse_experiment
+from accelerated.models import NAMES
+from accelerated.training.options import choose_defaults, first_options, training_parser
+from accelerated.training.options import parse as parse_training
+from reference.gradients import parser_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
+EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
+
+
+def fences(page):
+    """[(language, code)] of a page's code blocks."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def prose(page):
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+
+
+def inline_code(page):
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+@pages
+def test_lines_are_short(page):
+    assert not [number for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > 120]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 80
+
+
+@pages
+def test_python_blocks_run_and_print_what_is_shown(page, monkeypatch):
+    """All blocks of a page share their names; a text block right after a python block is what that prints."""
+    monkeypatch.chdir(ROOT)
+    source, names = page.read_text(), {"__name__": page.stem}
+    for match in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S):
+        code, shown = match.groups()
+        line = source[: match.start()].count("\n") + 1
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile("\n" * line + code, page, "exec"), names)
+        assert shown is None or printed.getvalue() == shown, f"line {line} prints\n{printed.getvalue()}"
+
+
+@functools.cache
+def names_in(file):
+    """Functions, classes, methods and constants that a source file defines."""
+    if not (ROOT / file).is_file():
+        return set()
+    tree = ast.parse((ROOT / file).read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    constants = (
+        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if hasattr(target, "id")
+    )
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)} | set(constants)
+
+
+@pages
+def test_code_that_is_named_exists(page):
+    """`file.py::name`, `path/file.py`, and in a chapter, its results and its answers, functions of the reference."""
+    text = page.read_text()
+    named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
+    assert not [f"{file}::{name}" for file, name in named if name not in names_in(file)]
+    paths = re.findall(r"`((?:accelerated|reference|tests|docs)/[\w./]+)`", text)
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    if page.stem in NAMES:
+        functions = re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)
+        assert not [name for name in functions if name not in names_in(f"reference/{page.stem}.py")]
+
+
+def anchors(page):
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def links(page):
+    """[(path, anchor)] of a page's links and pictures inside the project."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose(page)) + re.findall(r"^\[\w+\]: (\S+)", prose(page), re.M)
+    split = [target.partition("#") for target in targets if "://" not in target]
+    return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in split]
+
+
+@pages
+def test_links_lead_somewhere(page):
+    for target, anchor in links(page):
+        assert target.exists(), target
+        assert not anchor or anchor in anchors(target), f"{target.name}#{anchor}"
+
+
+def test_every_page_is_reached_from_the_index_and_links_onward():
+    reached, waiting = set(), [ROOT / "docs" / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        onward = {target for target, _ in links(page)} - {page}
+        assert any(target.suffix == ".md" for target in onward), f"{page.name} leads nowhere"
+        waiting += onward
+    assert set(PAGES) <= reached, sorted(path.name for path in set(PAGES) - reached)
+
+
+def commands(page):
+    """Command lines of a page, from its bash blocks and from code in its text that begins like one."""
+    lines = [line for language, code in fences(page) if language == "bash" for line in code.replace("\\\n", " ").splitlines()]
+    lines += [code for code in inline_code(page) if re.match(r"(python|torchrun|pytest|pip) \S|(train|eval)\.py .*--", code)]
+    lines += [f"python eval.py {code}" for code in inline_code(page) if re.match(r"[a-z]+ RUN", code)]
+    for line in lines:
+        line = re.sub(r'"\$\([^)]*\)"', "text", line.partition(" #")[0])
+        line = re.sub(r"for (\w+) in (\S+).*?; do (.*); done", lambda loop: loop[3].replace(f"${loop[1]}", loop[2]), line)
+        yield from (part.strip() for part in line.split(" && ") if part.strip())
+
+
+def check_training_options(words):
+    """Parse a train.py command line. What it names is made, or, if it is a run or a GPT-2, replaced by its model."""
+    for option in {"--resume", "--init"} & set(words):
+        at = words.index(option)
+        gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
+        known = [["--model", name] for name in NAMES if name in words[at + 1]]
+        words[at : at + 2] = known[0] if known else ["--model", "pretrained_recurrence", *gpt2]
+    path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
+    if path.suffix == ".txt":
+        path.write_text("some text " * 99)
+    elif path.suffix == ".ulaw":
+        path.write_bytes(bytes(9))
+    elif f"{path}/" in words:
+        path.mkdir(parents=True)
+    parse_training(words)
+
+
+def check_command(line):
+    words = [word for word in shlex.split(line) if word != "."]
+    if "train.py" in words:
+        check_training_options(words[words.index("train.py") + 1 :])
+    elif "eval.py" in words:
+        words = [word.removesuffix("...") for word in words[words.index("eval.py") + 1 :]]
+        for word in words:
+            if word.startswith(("RUN", "runs/")):
+                Path(word).mkdir(parents=True, exist_ok=True)
+        if "--prompt-file" in words:
+            Path(words[words.index("--prompt-file") + 1]).write_bytes(bytes(9))
+        parse(words)
+    elif words[:3] == ["python", "-m", "accelerated.lab.speed"]:
+        parse_bench(words[3:])
+    elif words[:3] == ["python", "-m", "accelerated.lab.tables"]:
+        parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words[3:]])
+    elif words[:2] == ["python", "-m"]:
+        assert words[2] in ("pytest", "venv") or (ROOT / f"{words[2].replace('.', '/')}.py").exists(), line
+    elif words[0] == "python":
+        assert (ROOT / words[1]).exists(), line
+    elif words[0] == "pytest":
+        assert not [word for word in words if word.startswith("tests/") and not (ROOT / word.partition("::")[0]).exists()], line
+    for extras in re.findall(r"\.\[([\w,]+)\]", line):
+        assert set(extras.split(",")) <= set(EXTRAS), line
+
+
+@pages
+def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for line in commands(page):
+        try:
+            check_command(line)
+        except SystemExit as end:
+            assert not end.code, f"{line}: {capsys.readouterr().err}"  # 0 after --help
+
+
+@functools.cache
+def known_options():
+    """All options of train.py, whatever the model, of eval.py, the references and the bench."""
+    given = [["--model", model, *data] for model in NAMES for data in ([], ["--data", "recall"])]
+    parsers = [training_parser(choose_defaults(first_options(words))[0]) for words in given]
+    parsers += [report_parser(name) for name in REPORTS] + [parser_of(name) for name in NAMES]
+    return {option for parser in parsers for option in parser._option_string_actions} | {"--repeats", "--overlaps", "--help"}
+
+
+@pages
+def test_options_that_are_named_exist(page):
+    ours = [code for code in inline_code(page) if not code.startswith(("torchrun", "pip", "curl", "pytest"))]
+    named = {word.partition("=")[0] for code in ours for word in code.split() if re.match(r"--[a-z]", word)}
+    assert not sorted(named - known_options())
+
+
+def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
+    """Names and sizes: letters differ between versions of matplotlib. A .png is a picture of a program's page, not drawn."""
+    pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
+    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+    (tmp_path / "figures").mkdir()
+    for draw in figures["PICTURES"]:
+        monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
+        draw()
+    drawn = {path.name: len(path.read_text()) for path in (tmp_path / "figures").iterdir()}
+    kept = {path.name: len(path.read_text()) for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    shown = {target.name for page in PAGES for target, _ in links(page)}
+    assert drawn.keys() == kept.keys() and {path.name for path in (ROOT / "docs" / "figures").iterdir()} <= shown
+    assert all(0.8 < drawn[name] / size < 1.25 for name, size in kept.items())
+
+
+@chapters
+def test_every_exercise_has_an_answer_that_runs(page):
+    exercises = page.read_text().partition("\n## Exercises\n")[2].partition("\n## ")[0]
+    asked = re.findall(r"^(\d+)\. ", exercises, re.M)
+    sections = re.split(r"^## (\d+)\. .*$", (page.parent / "answers" / page.name).read_text(), flags=re.M)[1:]
+    assert asked == [str(number) for number in range(1, len(asked) + 1)] and len(asked) >= 5
+    assert sections[::2] == asked
+    assert all("```python" in answer and "assert" in answer for answer in sections[1::2])

@@ -1,0 +1,147 @@
+"""The house: imports run one way, rooms and files stay small, every file says what it is for."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerated.models import NAMES
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "accelerated").rglob("*.py")}
+SCRIPTS = {name: ast.parse((ROOT / name).read_text()) for name in ("train.py", "eval.py")}
+ROOMS = {  # what each room may import besides itself; the models, protocol and replay are "accelerated"
+    "reference": set(),
+    "program": set(),
+    "accelerated": {"attention", "reference"},
+    "presets": {"reference"},
+    "attention": {"reference"},
+    "data": set(),
+    "training": {"accelerated", "presets", "attention", "data", "reference"},
+    "evaluation": {"accelerated", "presets", "attention", "data", "training", "reference"},
+    "lab": {"accelerated", "presets", "attention", "data", "training", "evaluation", "reference"},
+    "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
+}
+# configs, initial values, and pure helpers
+FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}
+
+
+def room_of(file):
+    """The room that a file or a dotted module stands in; None for what everybody may import, and for libraries."""
+    parts = file.removesuffix(".py").replace("/", ".").split(".")
+    if parts[0] == "reference":
+        return "reference"
+    if parts[0] != "accelerated":
+        return "scripts" if file in SCRIPTS else None
+    if parts[1:2] == ["program"]:
+        return None
+    return parts[1] if len(parts) > 1 and (ROOT / "accelerated" / parts[1]).is_dir() else "accelerated"
+
+
+def file_of(module):
+    """The project's file of a dotted name, or None."""
+    path = Path(*module.split("."))
+    found = [p for p in (path.with_suffix(".py"), path / "__init__.py") if (ROOT / p).is_file()]
+    return found[0].as_posix() if found else None
+
+
+def imported(tree):
+    """(module, name) of each import anywhere in a file; of a whole module (module, None), however it is written."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are written from the root"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield (whole, None) if file_of(whole) else (node.module, alias.name)
+
+
+def project_imports(tree):
+    return [(module, name) for module, name in imported(tree) if module.split(".")[0] in ("accelerated", "reference")]
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
+def test_imports_run_one_way(file):
+    room = room_of(file)
+    allowed = ROOMS[room] | {room} if room else set()
+    for module, _ in project_imports((FILES | SCRIPTS)[file]):
+        assert room_of(module) in allowed | {None}, f"{file} ({room}) imports {module}"
+
+
+def test_every_room_is_known():
+    assert {room_of(file) for file in FILES} - {None} <= ROOMS.keys()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_of_a_reference_configs_and_initial_values_are_imported(file):
+    """Names alone: whoever has the module could take its forward."""
+    found = {(module, name) for module, name in project_imports(FILES[file]) if module.split(".")[0] == "reference"}
+    assert {name for _, name in found} <= FROM_REFERENCE, f"{file}: {sorted(found, key=str)}"
+
+
+def test_no_circles_between_files():
+    graph = {file: {file_of(module) for module, _ in project_imports(tree)} - {file} for file, tree in FILES.items()}
+    while graph:
+        leaves = [file for file, targets in graph.items() if not targets & graph.keys()]
+        assert leaves, f"files that import each other: {sorted(graph)}"
+        for file in leaves:
+            del graph[file]
+
+
+def test_rooms_hold_at_most_nine_files():
+    folders = [ROOT / "accelerated", *(path for path in (ROOT / "accelerated").rglob("*") if path.is_dir())]
+    counts = {folder.name: len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) for folder in folders}
+    assert not {name: count for name, count in counts.items() if count > 9}
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
+def test_a_file_begins_with_what_it_is_for(file):
+    first = (ast.get_docstring((FILES | SCRIPTS)[file]) or "").partition("\n")[0]
+    assert len(first) > 20 and first.rstrip().endswith((".", ":", ";"))
+    assert Path(file).stem not in ("utils", "common", "helpers", "base")
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
+def test_no_function_is_over_50_lines(file):
+    functions = (node for node in ast.walk((FILES | SCRIPTS)[file]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    long = {node.name: lines for node in functions if (lines := node.end_lineno - node.lineno + 1) > 50}
+    assert not long
+
+
+@pytest.mark.parametrize("script,most", [("train.py", 200), ("eval.py", 150), *((file, 400) for file in FILES)])
+def test_files_are_read_in_one_sitting(script, most):
+    assert len((ROOT / script).read_text().splitlines()) <= most
+
+
+def test_nothing_outside_the_laboratory_imports_from_it():
+    outside = {file: tree for file, tree in (FILES | SCRIPTS).items() if not file.startswith("accelerated/lab/")}
+    assert not [file for file, tree in outside.items() for module, _ in imported(tree) if module.startswith("accelerated.lab")]
+
+
+def test_presets_and_command_lines_load_no_torch():
+    """A misspelt option and --help are answered at once."""
+    modules = [f"accelerated.presets.{name}" for name in NAMES] + [
+        "accelerated.training.options",
+        "accelerated.evaluation.options",
+    ]
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_the_training_script_imports_at_most_twelve_names():
+    names = project_imports(SCRIPTS["train.py"])
+    assert len(names) <= 12, [f"{module}.{name}" for module, name in names]
+
+
+@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
+def test_public_functions_say_their_types(file):
+    """Not those of torch.autograd.Function, whose arguments are what apply() is given."""
+    bodies = [(FILES | SCRIPTS)[file].body]
+    classes = [node for node in bodies[0] if isinstance(node, ast.ClassDef)]
+    bodies += [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
+    for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"):
+        arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
+        assert node.returns is not None and all(a.annotation for a in arguments), f"{node.name} in {file}"

@@ -1,0 +1,54 @@
+"""What the tests promise of themselves: profiles that reach every property, no network, skips that say what runs them."""
+
+import ast
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.helpers.profiles import examples
+
+TESTS = Path(__file__).parents[1]
+CALLS = [
+    (f"{path.relative_to(TESTS)}:{node.lineno}", ast.unparse(node.func), node)
+    for path in sorted(TESTS.rglob("*.py"))
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Call)
+]
+
+
+@pytest.mark.parametrize("profile,counts", [("ci", (12, 150)), ("dev", (12, 150)), ("thorough", (2000, 2000))])
+def test_a_profile_decides_how_many_examples_a_property_gets(profile, counts, request):
+    chosen = settings.get_current_profile_name()
+    request.addfinalizer(lambda: settings.load_profile(chosen))
+    settings.load_profile(profile)
+    assert tuple(examples(count).max_examples for count in (12, 150)) == counts
+    assert settings.default.derandomize == (profile == "ci") and settings.default.print_blob
+
+
+def test_no_property_sets_its_number_of_examples_past_the_profile():
+    sets = [where for where, _, node in CALLS if "max_examples" in [keyword.arg for keyword in node.keywords]]
+    assert not [where for where in sets if not where.startswith("helpers/profiles.py")]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: socket.create_connection(("example.org", 80)), lambda: socket.socket().connect(("192.0.2.1", 9))]
+)
+def test_other_machines_are_refused(ask):
+    with pytest.raises(pytest.fail.Exception, match="needs no network"):
+        ask()
+
+
+def test_the_loopback_address_is_not():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        assert connection.getpeername() == server.getsockname()
+
+
+def test_every_skip_says_what_would_run_it():
+    skips = [(where, node) for where, name, node in CALLS if name in ("pytest.skip", "pytest.importorskip", "pytest.mark.skipif")]
+    said = {
+        where: " ".join(map(ast.unparse, [*node.args, *(keyword.value for keyword in node.keywords)])) for where, node in skips
+    }
+    assert len(said) > 10 and not {where: words for where, words in said.items() if not re.search("need|run |Linux", words)}

@@ -1,0 +1,427 @@
+"""The papers' sets and those of the package datasets: fetched, split, and refused if they are wrong, without a network."""
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import logging
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from accelerated.data import named_sets
+from accelerated.data.config import DataConfig, check_data
+from accelerated.data.corpus import TextDocuments, load_corpus, open_source
+from accelerated.data.named_sets import articles, fetch, table_source, words_of_split
+from accelerated.data.recall import RecallConfig
+from accelerated.data.sources import split_of
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import SPLITS
+from accelerated.program.errors import InputError
+from accelerated.program.files import file_checksum
+from tests.helpers.documents import as_zip, content
+from tests.helpers.loopback import serving
+
+ENWIK8 = bytes(i % 256 for i in range(1000))
+ARTICLES = {
+    "train": b" \n = One = \n \n words of one \n = = Part = = \n \n more \n \n = Two = \n \n x \n",
+    "valid": b" \n = Three = \n \n = not a heading = \n words = \n",
+    "test": b" \n = Four = \n \n",
+}
+BOOKS = {
+    f"/{folder}/{i}.txt": f"{folder} {i}".encode()
+    for folder, n in (("train", 5), ("validation", 3), ("test", 2))
+    for i in range(n)
+}
+BOOKS |= {"/train/notes.md": b"no book"}
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """Serves small sets of the same form; replaces the module's addresses, checksums and counts by theirs."""
+    archive = as_zip({"enwik8": ENWIK8})
+    with serving({"/enwik8.zip": archive} | BOOKS) as server:
+        monkeypatch.setattr(named_sets, "ENWIK8", server.address + "/enwik8.zip")
+        monkeypatch.setattr(named_sets, "ENWIK8_SHA256", hashlib.sha256(archive).hexdigest())
+        monkeypatch.setattr(named_sets, "ENWIK8_ENDS", (0, 900, 950, 1000))
+        monkeypatch.setattr(named_sets, "PG19_LIST", server.address + "/list")
+        monkeypatch.setattr(named_sets, "PG19_BOOKS", server.address + "/")
+        monkeypatch.setattr(named_sets, "PG19_COUNTS", {"train": 5, "validation": 3, "test": 2})
+        yield server
+
+
+def texts_of(source):
+    """Return {split: [bytes]} of a source, in order."""
+    by_split = {split: [] for split in SPLITS}
+    for split, text in source.texts():
+        by_split[split].append(content(text))
+    return by_split
+
+
+def read(name, tmp_path):
+    """Return {split: [bytes]} of a named set, in order."""
+    return texts_of(open_source(DataConfig(name), tmp_path / "data"))
+
+
+@pytest.mark.parametrize("name", ["enwik8", "pg19"])
+def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypatch, capsys, name):
+    """The second one waits, and finds what the first has fetched."""
+    began, second = threading.Event(), threading.Thread(target=lambda: read(name, tmp_path))
+
+    def slow(*given):
+        if not began.is_set():
+            began.set()
+            second.start()
+            time.sleep(0.3)
+        fetch(*given)
+
+    monkeypatch.setattr(named_sets, "fetch", slow)
+    first = read(name, tmp_path)
+    second.join(20)
+    assert not second.is_alive() and read(name, tmp_path) == first
+    assert "another process is fetching " in capsys.readouterr().err
+    paths = [path for path, _ in server.asked if path != "/list"]
+    assert len(paths) == len({*paths}), "nothing is asked for twice"
+
+
+def test_enwik8_is_cut_by_bytes(server, tmp_path):
+    assert read("enwik8", tmp_path) == {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
+    server.asked.clear()
+    assert read("enwik8", tmp_path)["test"] == [ENWIK8[950:]] and not server.asked, "it is fetched once"
+
+
+def test_an_article_begins_between_blank_lines():
+    for text, starts in (
+        (b"", []),
+        (b"words \n", [0]),
+        (b" = A = \n \n", [0]),
+        (b"x \n = A = \n \n", [0]),
+        (b"x \n \n = A = \n \n", [0]),
+        (b" = A = \n \n = B = \n \n", [0, 10]),
+        (b" = A = \n \n x \n = B = \n \n", [0]),
+        (b" \n = A = \n words \n", [0]),
+        (b" \n = = A = = \n \n", [0]),
+    ):
+        cut = list(articles(text.splitlines(keepends=True)))
+        assert cut == [text[start:stop] for start, stop in pairwise([*starts, len(text)])], text
+
+
+def test_pg19s_books_are_documents(server, tmp_path):
+    by_split = read("pg19", tmp_path)
+    assert by_split == {
+        "train": [f"train {i}".encode() for i in range(5)],
+        "valid": [f"validation {i}".encode() for i in range(3)],
+        "test": [b"test 0", b"test 1"],
+    }
+    (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
+    server.asked.clear()
+    assert read("pg19", tmp_path) == by_split
+    assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
+
+
+def test_the_first_books_and_the_beginnings_of_those_to_validate_on(server, tmp_path, monkeypatch):
+    """Adding Recurrence to Pretrained Transformers, section 5: the first ones by name; the test split is whole."""
+    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {"pg19": {"train": 10, "valid": 6, "test": 4}})
+    data = DataConfig("pg19", training_documents=2, validation_tokens=8)
+    splits = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    texts = {split: [bytes([*d.inputs[:1], *d.targets]).decode() for d in documents] for split, documents in splits.items()}
+    assert texts == {"train": ["train 0", "train 1"], "valid": ["validati"] * 3, "test": ["test 0", "test 1"]}
+    words = {split: words_of_split("pg19", split, documents) for split, documents in splits.items()}
+    counted = "counted between white space"
+    assert words == {"train": (4, counted), "valid": (3, counted), "test": (4, "official count")}, "those are of whole splits"
+    whole = load_corpus(DataConfig("pg19"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    assert [len(whole[split]) for split in SPLITS] == [5, 3, 2] and all(whole[split].whole for split in SPLITS)
+
+
+def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
+    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
+    monkeypatch.setattr(
+        named_sets, "OFFICIAL_WORDS", {name: {"test": 9} for name in ("pg19", "wikitext-103", "wikitext-103-raw")}
+    )
+    counted, official = "counted between white space", "official count"
+    for data, words, line_ends, expected in (
+        ("pg19", 9, 4, (9, official)),
+        ("pg19", 8, 1, (8, counted)),
+        ("pg19", 0, 0, (0, counted)),
+        ("wikitext-103", 6, 3, (9, official)),
+        ("wikitext-103-raw", 7, 2, (9, official)),
+        ("wikitext-103", 9, 3, (9, counted)),
+        ("book.txt", 9, 0, (9, counted)),
+    ):
+        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[20, words, 0], [20, 0, line_ends]]))
+        assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
+
+
+def test_a_book_with_a_wrong_checksum_is_refused(server, tmp_path, monkeypatch):
+    listing = server.listing
+    monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'))
+    with pytest.raises(InputError, match=r"has md5 .*, expected"):
+        read("pg19", tmp_path)
+    assert not list((tmp_path / "data").rglob("*.txt"))
+
+
+def test_too_many_books_are_refused(server, tmp_path):
+    read("pg19", tmp_path)
+    (tmp_path / "data" / "pg19" / "test" / "9.txt").write_text("one more")
+    with pytest.raises(InputError, match="test has 3 books, PG-19 has 2; keep exactly those there"):
+        read("pg19", tmp_path)
+
+
+def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
+    monkeypatch.setattr(named_sets, "PG19_LIST", "http://127.0.0.1:9/list")
+    for name, place in (("enwik8", "enwik8/enwik8.zip"), ("pg19", "pg19/train")):
+        with pytest.raises(InputError, match=r"refused.*try again later, or put") as caught:
+            read(name, tmp_path)
+        assert str(tmp_path / "data" / place) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_page_that_is_no_list_of_books_is_refused(server, tmp_path, monkeypatch):
+    """A network that asks for a password answers every address with a page of its own."""
+    monkeypatch.setattr(server, "listing", lambda query: b"<html>")
+    with pytest.raises(InputError, match=r"cannot fetch .*/list.*; try again later, or put the books of"):
+        read("pg19", tmp_path)
+
+
+def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path):
+    read("enwik8", tmp_path)
+    path = tmp_path / "data" / "enwik8" / "enwik8.zip"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"does not have sha256 .*; remove it to fetch it again"):
+        read("enwik8", tmp_path)
+
+
+def test_official_sizes_and_addresses():
+    """The papers' numbers: a typing error would change them unnoticed."""
+    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
+    assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
+    assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    assert named_sets.OFFICIAL_WORDS["wikitext-103"] == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    assert named_sets.OFFICIAL_WORDS["wikitext-103-raw"] == named_sets.OFFICIAL_WORDS["wikitext-103"]
+
+
+CONTENT = bytes(i % 251 for i in range(100_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def file_server():
+    """Serves one file."""
+    with serving({"/file": CONTENT}) as server:
+        yield server
+
+
+def test_a_file_is_fetched_whole(file_server, tmp_path):
+    fetch(file_server.address + "/file", tmp_path / "deep" / "file", SHA256)
+    assert (tmp_path / "deep" / "file").read_bytes() == CONTENT and file_checksum(tmp_path / "deep" / "file") == SHA256
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
+
+
+def test_a_download_that_breaks_off_leaves_nothing(file_server, tmp_path):
+    file_server.break_after = 10_000
+    with pytest.raises(InputError, match=f"put a copy of .*/file .sha256 {SHA256}. at {tmp_path / 'file'}$"):
+        fetch(file_server.address + "/file", tmp_path / "file", SHA256)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_content_is_never_used(file_server, tmp_path):
+    with pytest.raises(InputError, match=f"has sha256 {SHA256}, expected {'0' * 64}; try again") as caught:
+        fetch(file_server.address + "/file", tmp_path / "file", "0" * 64)
+    assert list(tmp_path.iterdir()) == [] and "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_server_are_refused(file_server, tmp_path):
+    for address, words in ((file_server.address + "/none", "Not Found"), ("http://127.0.0.1:9/file", "refused")):
+        with pytest.raises(InputError, match=words) as caught:
+            fetch(address, tmp_path / "file", SHA256)
+        assert f"put a copy of {address} (sha256 {SHA256}) at {tmp_path / 'file'}" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_written_to(file_server, tmp_path):
+    (tmp_path / "folder").write_text("a file")
+    with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
+        fetch(file_server.address + "/file", tmp_path / "folder" / "file", SHA256)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A function that writes {file: rows} as a set in a folder, for hf:FOLDER; nothing uses the network."""
+    library = pytest.importorskip("datasets", reason="hf: needs the extra datasets")
+    monkeypatch.setattr(library.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+    monkeypatch.setattr(library.config, "HF_HUB_OFFLINE", True)
+
+    def write(files, name="set"):
+        (tmp_path / name).mkdir()
+        for file, rows in files.items():
+            table = library.Dataset.from_list([row if isinstance(row, dict) else {"text": row} for row in rows])
+            path = tmp_path / name / file
+            table.to_parquet(path) if path.suffix == ".parquet" else table.to_json(path)
+        return f"hf:{tmp_path / name}"
+
+    return write
+
+
+def rows_of(data, tmp_path):
+    """Return {split: [bytes]} of a set, read back from the cache of tokens."""
+    corpus = load_corpus(DataConfig(data), ByteTokenizer(), RecallConfig(), tmp_path / "data")
+    return {
+        split: [bytes([*document.inputs[:1], *document.targets]) for document in documents]
+        for split, documents in corpus.splits.items()
+    }
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path, suffix):
+    """The set's own splits are used, under each usual name; an empty or null text is a document too."""
+    data = hub(
+        {
+            f"train.{suffix}": ["one é", "", {"text": None}, "two\n"],
+            f"validation.{suffix}": ["three"],
+            f"test.{suffix}": ["four", "five"],
+        }
+    )
+    check_data(DataConfig(data))
+    assert [(split, text.name, content(text)) for split, text in table_source(data).texts() if split == "train"] == [
+        ("train", f"train:{number}", text) for number, text in enumerate(["one é".encode(), b"", b"", b"two\n"], start=1)
+    ]
+    by_split = rows_of(data, tmp_path)
+    assert by_split["valid"] == [b"three"] and by_split["test"] == [b"four", b"five"] and len(by_split["train"]) == 4
+
+
+def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
+    """The hub's rows are the lines of the set's files, but a blank line's row is empty."""
+    files = {}
+    for config in ("wikitext-103-v1", "wikitext-103-raw-v1"):
+        for split, name in (("train", "train"), ("valid", "validation"), ("test", "test")):
+            lines = ARTICLES[split].replace(b"words", b"words" if "raw" not in config else "wörter".encode()).decode()
+            files[f"{config}-{name}.parquet"] = ["" if line == " \n" else line for line in lines.splitlines(keepends=True)]
+    data = hub(files, "wikitext")
+    described = [
+        f"- config_name: {config}\n  data_files:\n"
+        + "".join(f"  - split: {name}\n    path: {config}-{name}.parquet\n" for name in ("train", "validation", "test"))
+        for config in ("wikitext-103-v1", "wikitext-103-raw-v1")
+    ]
+    (tmp_path / "wikitext" / "README.md").write_text("---\nconfigs:\n" + "".join(described) + "---\n")
+    monkeypatch.setattr(named_sets, "WIKITEXT", data.removeprefix("hf:"))
+    second = ARTICLES["train"].index(b" = Two")
+    expected = {
+        "train": [ARTICLES["train"][:second], ARTICLES["train"][second:]],
+        "valid": [ARTICLES["valid"]],
+        "test": [ARTICLES["test"]],
+    }
+    assert read("wikitext-103", tmp_path) == expected
+    assert read("wikitext-103-raw", tmp_path) == {
+        split: [text.replace(b"words", "wörter".encode()) for text in texts] for split, texts in expected.items()
+    }
+    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 11)
+    splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
+    assert words_of_split("wikitext-103", "train", splits["train"])[1] == "official count"
+    assert words_of_split("wikitext-103", "valid", splits["valid"]) == (10, "counted between white space")
+
+
+def test_a_hub_set_is_read_again_when_it_changes(hub, tmp_path):
+    data = hub({"train.jsonl": ["one", "two"], "validation.jsonl": ["a"], "test.jsonl": ["b"]})
+    assert rows_of(data, tmp_path)["train"] == [b"one", b"two"]
+    (tmp_path / "set" / "train.jsonl").write_text(json.dumps({"text": "other"}))
+    assert rows_of(data, tmp_path)["train"] == [b"other"]
+
+
+def test_a_hub_set_with_train_alone_is_split(hub, tmp_path):
+    rows = [{"text": f"row {i}", "other": i} for i in range(80)]
+    by_split = rows_of(hub({"train.jsonl": rows}), tmp_path)
+    assert sorted(row for split in by_split.values() for row in split) == sorted(row["text"].encode() for row in rows)
+    assert all(by_split.values()) and len(by_split["train"]) > 60
+
+
+@pytest.mark.parametrize(
+    "files,words",
+    [
+        ({"train.jsonl": [{"content": "x"}]}, r"needs a string column `text`, has content; use another set"),
+        ({"train.jsonl": [{"text": 3}]}, r"needs a string column `text`, has text; use another set"),
+        ({"test.jsonl": ["x"]}, "has no split train, only test"),
+    ],
+)
+def test_a_hub_set_without_text_is_refused(hub, tmp_path, files, words):
+    with pytest.raises(InputError, match=words) as caught:
+        table_source(hub(files))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
+    data = hub({"train.jsonl": ["x"]})
+    for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}"):
+        with pytest.raises(InputError, match=f"--data {name}: datasets cannot open it .*; check name, files and network"):
+            table_source(name)
+    (tmp_path / "set" / "train.jsonl").write_text("{not json")
+    with pytest.raises(InputError, match=r"datasets cannot open it .*JSON"):
+        table_source(data)
+    assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.jsonl.gz", "A [1*].JSONL"])
+def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
+    """Its documents are dealt to the splits by the table's name and their numbers."""
+    texts = ["None", "NA", "", *(f"row {number} é" for number in range(67))]
+    datasets = pytest.importorskip("datasets", reason="needs the extra datasets")
+    table = datasets.Dataset.from_dict({"text": texts, "other": [3] * 70})
+    lines = "\n\n".join(json.dumps({"text": text, "other": 3}) for text in texts).encode()
+    write = {
+        ".jsonl": lambda path: path.write_bytes(lines),
+        ".gz": lambda path: path.write_bytes(gzip.compress(lines)),
+        ".csv": table.to_csv,
+        ".parquet": table.to_parquet,
+    }
+    path = tmp_path / name
+    write[path.suffix.lower()](path)
+    check_data(DataConfig(str(path)))
+    by_split = texts_of(table_source(str(path)))
+    expected = {split: [] for split in SPLITS}
+    for number, text in enumerate(texts, start=1):
+        expected[split_of(f"{name}:{number}")].append(text.encode())
+    assert by_split == expected and all(by_split.values())
+
+
+def test_a_packed_text_is_a_document(hub, tmp_path):
+    """One text is cut by position; of a .zip each member is a document."""
+    text = "a line, é\n\n" * 40
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    by_split = texts_of(table_source(str(tmp_path / "a.txt.gz")))
+    assert b"".join(b"".join(by_split[split]) for split in SPLITS) == text.encode() and all(
+        len(by_split[split]) == 1 for split in SPLITS
+    )
+    (tmp_path / "b.zip").write_bytes(as_zip({f"in/{number}.txt": f"text {number}" for number in range(80)}))
+    by_split = texts_of(open_source(DataConfig(str(tmp_path / "b.zip")), tmp_path))
+    assert sorted(text for split in SPLITS for text in by_split[split]) == sorted(
+        f"text {number}".encode() for number in range(80)
+    ) and all(by_split.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "words"),
+    [
+        ("a.jsonl", b"{no json", "datasets cannot open it"),
+        ("a.jsonl", b"", r"datasets cannot open it \(\w+\)"),
+        ("a.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt"),
+        ("a.csv", b"text\n3\n", "needs a string column `text`, has text"),
+        ("a.zip", b"PK\x03\x04broken", "datasets cannot open it"),
+        ("a.parquet", b"no", "datasets cannot open it"),
+        ("a.txt.gz", gzip.compress(b"caf\xe9", mtime=0), "datasets cannot open it .*utf-8"),
+        ("a.txt.gz", gzip.compress(b"a text " * 999, mtime=0)[:-40], "datasets cannot open it"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name, written, words):
+    (tmp_path / name).write_bytes(written)
+    with pytest.raises(InputError, match=words) as caught:
+        table_source(str(tmp_path / name))
+    assert str(caught.value).startswith(f"--data {tmp_path / name}")
+
+
+def test_what_the_package_opens_is_refused_without_it(monkeypatch, tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for data in ("hf:a/b", "wikitext-103", str(tmp_path / "a.jsonl")):
+        with pytest.raises(InputError, match=f"--data {data} needs the package datasets; install the extra: .*datasets"):
+            check_data(DataConfig(data))

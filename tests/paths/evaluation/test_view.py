@@ -1,0 +1,568 @@
+"""`eval.py view`: losses are those of scoring, shares of attention those of the reference, and the page works in a browser."""
+
+import argparse
+import dataclasses
+import html
+import json
+import math
+import re
+import shutil
+import subprocess
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import Document, cut, overlap_of
+from accelerated.evaluation import view
+from accelerated.evaluation.options import check_new
+from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
+from accelerated.evaluation.shares import read_watched
+from accelerated.program.errors import InputError
+from reference.memorizing import merge_heads
+from tests.helpers.comparison import assert_agree
+from tests.helpers.documents import BYTES, MERGED, document_from
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+
+ROOT = Path(__file__).parents[3]
+CARRYING = [pair for pair in EVERY_VARIANT if pair[1] not in ("plain", "nothing-remembered")]
+TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
+PARTLY = [True] * 20 + [False] * 30  # which tokens are scored
+TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
+
+
+# Where attention went
+
+
+def watch(monkeypatch, reference):
+    """(softmaxes, [(matrix, the rows that it is multiplied with)]) of a reference from now on, in order.
+
+    Among the latter (bias, (near, retrieved)) of a Memorizing Transformer's gate.
+    """
+    softmaxes, products, softmax, linear = [], [], reference.softmax_forward, reference.linear_forward
+
+    def watched_softmax(scores):
+        softmaxes.append(softmax(scores)[0])
+        return softmax(scores)
+
+    def watched_linear(x, weight):
+        products.append((weight, x))
+        return linear(x, weight)
+
+    monkeypatch.setattr(reference, "softmax_forward", watched_softmax)
+    monkeypatch.setattr(reference, "linear_forward", watched_linear)
+    if hasattr(reference, "memory_gate_forward"):
+        gate = reference.memory_gate_forward
+
+        def watched_gate(near, retrieved, bias):
+            products.append((bias, (near, retrieved)))
+            return gate(near, retrieved, bias)
+
+        monkeypatch.setattr(reference, "memory_gate_forward", watched_gate)
+    return softmaxes, products
+
+
+def summed(weights, *sizes):
+    """The weights (B, H, N, K) of consecutive keys, summed for parts of these sizes, averaged over heads: (B, N, P)."""
+    parts = np.split(weights, np.cumsum(sizes)[:-1], axis=-1)
+    return np.stack([part.sum(-1).mean(1) for part in parts], -1)
+
+
+def lengths(*added):
+    """The shares of vectors by their lengths."""
+    sizes = np.stack([np.sqrt((vectors**2).sum(-1)) for vectors in added], -1)
+    return sizes / sizes.sum(-1, keepdims=True)
+
+
+def of_compressive(config, params, softmaxes, products):
+    sizes = [size for size in (config.compressed_memory, config.memory, config.segment) if size]
+    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
+    return [np.mean([summed(w, *sizes) for w in weights], 0)], len(weights) == config.layers
+
+
+def of_pretrained_recurrence(config, params, softmaxes, products):
+    sizes = (config.vectors, config.segment)
+    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
+    return [np.mean([summed(w, *sizes) for w in weights], 0)], len(weights) == len(config.insertion_layers)
+
+
+def of_block_recurrent(config, params, softmaxes, products):
+    w, blocks = config.window, config.segment // config.window
+    tiles = [weights for weights in softmaxes if weights.shape[2:] == (w, 2 * w)]
+    looked = []
+    for block in range(blocks):
+        of_block = tiles[block * config.layers :][: config.layers] if config.feedback else tiles[block::blocks]  # of each layer
+        tile_sums = np.mean([summed(tile, w, w) for tile in of_block], 0)
+        looked.append(tile_sums if block == 0 else np.stack([0 * tile_sums[..., 0], tile_sums.sum(-1)], -1))
+    added = []
+    for layer in range(config.layers):
+        matrix = params[f"layers.{layer}.output"]
+        rows = np.concatenate([x for weight, x in products if weight is matrix], 1)
+        inner = config.heads * config.head_width
+        if matrix.shape[1] == 2 * inner:
+            halves = [rows[..., part] @ matrix[:, part].T for part in (slice(inner, None), slice(inner))]
+            added.append(lengths(*halves))
+    groups = [np.concatenate(looked, 1)] + ([np.mean(added, 0)] if added else [])
+    return groups, len(tiles) == config.layers * blocks
+
+
+def of_memorizing(config, params, softmaxes, products):
+    n = config.segment
+    tiles = [weights for weights in softmaxes if weights.shape[2:] == (n, 2 * n)]
+    groups = [np.mean([summed(tile, n, n) for tile in tiles], 0)]
+    if config.memory:
+        name = f"layers.{config.memory_layer - 1}"
+        [(near, retrieved)] = [pair for bias, pair in products if bias is params[f"{name}.memory_gate"]]
+        g = (1 / (1 + np.exp(-params[f"{name}.memory_gate"])))[:, None, None]
+        groups.append(lengths(*(merge_heads(part) @ params[f"{name}.output"].T for part in (retrieved * g, near * (1 - g)))))
+    return groups, len(tiles) == config.layers
+
+
+def of_memformer(config, params, softmaxes, products):
+    n, slots = config.segment, config.slots
+    if config.encoder_layers == 0:
+        weights = [w for w in softmaxes if w.shape[2:] == (n, slots + n)]
+        return [np.mean([summed(w, slots, n) for w in weights], 0)], len(weights) == config.decoder_layers
+
+    def added(name):
+        [rows] = [x for weight, x in products if weight is params[f"{name}.output"]]
+        return rows @ params[f"{name}.output"].T + params[f"{name}.output_bias"]
+
+    encoder, decoder = (
+        [f"{side}.layers.{layer}" for layer in range(layers)]
+        for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
+    )
+    encoded = np.mean([lengths(added(f"{layer}.read"), added(f"{layer}.attention")) for layer in encoder], 0)
+    weights = [w.mean(1) for w in softmaxes if w.shape[2:] == (n + 1, n)]
+    groups = [np.mean([lengths(added(f"{layer}.cross"), added(f"{layer}.attention")) for layer in decoder], 0)[:, 1:]]
+    return [*groups, np.mean([w @ encoded for w in weights], 0)[:, 1:]], len(weights) == config.decoder_layers
+
+
+@over(CARRYING)
+def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
+    monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
+    config, rng = variant(paper, name), np.random.default_rng(5)
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
+    seen = watch(monkeypatch, PAPERS[paper].reference)
+    PAPERS[paper].reference.forward(params, config, tokens, state)
+    expected, complete = globals()[f"of_{paper}"](config, params, *seen)
+    assert complete, "a softmax of the reference was not found"
+    model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    reading, groups = read_watched(model, paper, *given)
+    assert torch.equal(reading.hidden, model.read(*given).hidden)
+    assert not any(module._forward_hooks for module in model.modules())
+    assert_agree(dict(enumerate(expected)), dict(enumerate(group.values for group in groups)), 1e-9)
+    for group in groups:
+        assert group.values.shape == (2, config.segment, len(group.parts)) and not group.values.requires_grad
+        assert (group.values > -1e-12).all() and torch.allclose(group.values.sum(-1), torch.ones(2, config.segment))
+
+
+def test_parts_without_rows_are_left_out():
+    for name, parts in (("transformer-xl", ("memory", "this segment")), ("no-memory", ("compressed memory", "this segment"))):
+        model = PAPERS["compressive"].model(variant("compressive", name)).eval()
+        tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
+        assert read_watched(model, "compressive", tokens, model.initial_state(1))[1][0].parts == parts
+
+
+def test_a_documents_first_window_does_not_look_at_inserted_vectors():
+    model = PAPERS["pretrained_recurrence"].model(PAPERS["pretrained_recurrence"].small).eval()
+    tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
+    for present, none in ((False, True), (True, False)):
+        state = model.initial_state(1)._replace(present=torch.tensor([present]))
+        [group] = read_watched(model, "pretrained_recurrence", tokens, state)[1]
+        assert bool((group.values[..., 0] == 0).all()) is none
+
+
+# The page's data
+
+
+def run_of(paper, name, documents, tokenizer=BYTES, carry_over=False):
+    """A TrainedRun of a model with random weights."""
+    config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
+    params = PAPERS[paper].random_params(config, np.random.default_rng(3))
+    model = PAPERS[paper].model_with(params, config).eval()
+    about = (SimpleNamespace(model=paper), {"step": 7}, tokenizer, 2, "some data", {"valid": documents}, carry_over)
+    return TrainedRun("runs/some", model, *about)
+
+
+def page_of(run, path, **options):
+    """(the record, the lines, the page's data) of a page written to path."""
+    asked = {"document": None, "first": 1, "segments": None} | options
+    record, lines = view.report(run, argparse.Namespace(out=str(path), **asked))
+    [data] = re.findall(r'<script type="application/json" id="page">(.*?)</script>', path.read_text(), re.S)
+    return record, lines, json.loads(data)
+
+
+def by_hand(model, document):
+    """Yield (window, logits with the memory carried, logits with it cleared) of a document's windows, (n, V) each."""
+    state, config = model.initial_state(1), model.config
+    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
+        tokens = np.zeros((1, config.segment), np.int64)
+        tokens[0, : window.stop - window.start] = document.inputs[window.start : window.stop]
+        tokens, rows = torch.from_numpy(tokens), slice(window.first - 1 - window.start, window.stop - window.start)
+        cleared = model(tokens, model.initial_state(1)).logits[0, rows]
+        logits, state, _ = model(tokens, state)
+        yield window, logits[0, rows].detach(), cleared.detach()
+
+
+CASES = [(*pair, BYTES, None) for pair in ONE_OF_EACH]
+CASES += [("pretrained_recurrence", "overlapping", MERGED, PARTLY), ("block_recurrent", "lstm-dual-feedback", MERGED, PARTLY)]
+
+
+@pytest.mark.parametrize("paper,name,tokenizer,scored", CASES)
+def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(paper, name, tokenizer, scored, tmp_path):
+    documents = [document_from(text, tokenizer, scored) for text in ("", "short", TEXT, TEXT[:50])]
+    run, document = run_of(paper, name, documents, tokenizer), documents[2]
+    record, lines, data = page_of(run, tmp_path / "page.html")
+    nats = [token_nats(run.model, [document], 2, clear)[0] for clear in (False, True)]
+    scores = [evaluate(run.model, [document], tokenizer, 2, clear) for clear in (False, True)]
+    assert (record["document"], data["documents"], record["segments"]) == (3, 4, [1, data["count"]])
+    for which, key in ((0, "memory_carried"), (1, "cleared")):
+        losses = [loss for segment in data["segments"] for loss in segment["losses"][which]]
+        np.testing.assert_allclose(np.array(losses, float), nats[which] / math.log(2), atol=5.1e-5)
+        assert data["bits"][which] == pytest.approx(scores[which].nats / math.log(2), rel=1e-9)
+        assert record[key]["nats"] == pytest.approx(scores[which].nats, rel=1e-9)
+        assert f"{scores[which].bits_per_byte:.4f}" in "".join(lines)
+        for rows in (data["overview"]["bars"], [[*segment["bits"], segment["bytes"]] for segment in data["segments"]]):
+            assert sum(row[which] for row in rows) == pytest.approx(data["bits"][which], abs=5e-3)
+            assert sum(row[2] for row in rows) == data["bytes"] == scores[which].text_bytes
+    assert data["scored"] == record["tokens"] == scores[0].tokens
+    assert [token for segment in data["segments"] for token in segment["tokens"]] == document.targets.tolist()
+    assert data["before"] + "".join(text for segment in data["segments"] for text in segment["texts"]) == TEXT
+    for segment, (window, *both) in zip(data["segments"], by_hand(run.model, document), strict=True):
+        assert segment["at"] == window.first
+        for (ids, shares), logits in zip(segment["likely"], both, strict=True):
+            expected, at = logits.softmax(-1).topk(5)
+            assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
+        for k, group in enumerate(data["groups"]):
+            assert all(abs(sum(row) - 1000) <= len(group["parts"]) for row in segment["shares"][k])
+    spellings = {int(token): text.encode() for token, text in data["vocabulary"].items() if "\\" not in text}
+    assert spellings and all(tokenizer.decode([token]) == text for token, text in spellings.items())
+
+
+def test_the_page_of_a_model_without_shares_says_nothing_of_attention(tmp_path):
+    run = run_of("block_recurrent", "fixed-skip", [document_from(TEXT, BYTES)])
+    _, _, data = page_of(run, tmp_path / "page.html")
+    _, _, other = page_of(run._replace(settings=SimpleNamespace(model="toy")), tmp_path / "other.html")
+    assert data["groups"] and other["groups"] == []
+    assert [part["losses"] for part in other["segments"]] == [part["losses"] for part in data["segments"]]
+    assert all(part["shares"] == [] for part in other["segments"])
+
+
+def test_shares_are_those_of_the_carried_memory(tmp_path):
+    """In the first segment nothing is inserted; later windows look at the inserted vector."""
+    _, _, data = page_of(run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)]), tmp_path / "page.html")
+    looked = [[row[0] for row in segment["shares"][0]] for segment in data["segments"]]
+    assert not any(looked[0]) and all(map(all, looked[1:]))
+
+
+def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
+    """As in recall, whose targets are zero elsewhere."""
+    inputs, answers = BYTES.encode("B4,?B..?B;"), BYTES.encode("\0\0\0\x004\0\0\x004\0")
+    document = Document("recall", inputs, answers, answers > 0)
+    _, _, data = page_of(run_of("memformer", "decoder-only", [document]), tmp_path / "page.html")
+    assert data["before"] + "".join(text for segment in data["segments"] for text in segment["texts"]) == "B4,?B4.?B4\0"
+    assert data["scored"] == data["bytes"] == 2
+    assert [k for k, loss in enumerate(loss for part in data["segments"] for loss in part["losses"][0]) if loss] == [4, 8]
+
+
+def test_joined_documents_add_up_to_the_split(tmp_path):
+    """With the memory carried over documents the parts that lanes read are the page's documents."""
+    documents = [document_from(text, BYTES) for text in (TEXT[:30], "abbey", TEXT[7:30], "x", TEXT[40:])]
+    run = run_of("pretrained_recurrence", "overlapping", documents, carry_over=True)
+    pages = [page_of(run, tmp_path / f"{k}.html", document=k) for k in (1, 2)]
+    for which, clear in (("memory_carried", False), ("cleared", True)):
+        score = evaluate(run.model, run.documents, BYTES, 2, clear)
+        assert sum(record[which]["nats"] for record, *_ in pages) == pytest.approx(score.nats, rel=1e-9)
+    assert sum(record["tokens"] for record, *_ in pages) == score.tokens == run.count_predictions()
+    assert all(data["joined"] and data["documents"] == 2 for *_, data in pages)
+    losses = [loss for *_, data in pages for segment in data["segments"] for loss in segment["losses"][0]]
+    assert losses.count(None) == 3, "where documents meet; the one of a single token is left out"
+
+
+def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
+    """The losses of the whole document stay."""
+    run = run_of("compressive", "conv-bptt", [document_from(TEXT, BYTES)])  # 8 segments of 8 tokens
+    whole = page_of(run, tmp_path / "whole.html")[2]
+    some = page_of(run, tmp_path / "some.html", first=4, segments=3)
+    assert some[0]["segments"] == [4, 6] and "segments 4 to 6 are in" in some[1][-1]
+    assert some[2]["segments"] == whole["segments"][3:6] and some[2]["first"] == 4 and some[2]["before"] == TEXT[24]
+    assert some[2]["overview"] == whole["overview"] and some[2]["bits"] == whole["bits"] and some[2]["count"] == 8
+    assert page_of(run, tmp_path / "end.html", first=7, segments=30)[0]["segments"] == [7, 8]
+    monkeypatch.setattr(view, "TOKENS", 30)
+    assert page_of(run, tmp_path / "few.html", first=2)[0]["segments"] == [2, 4]
+    monkeypatch.setattr(view, "BARS", 3)
+    strip = page_of(run, tmp_path / "bars.html")[2]["overview"]
+    assert strip["segments"] == 3 and [row[2] for row in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48]
+
+
+def test_shades_are_scaled_to_all_but_a_hundredth_of_the_tokens():
+    gains = np.concatenate([np.full(990, 1.0), np.full(9, -50.0), [math.nan]]) * math.log(2)
+    assert view.shading_scale(gains) == 1.0 and view.shading_scale(-3.14 * gains[:500]) == 3.0
+    assert view.shading_scale(np.zeros(3)) == view.shading_scale(np.array([math.nan])) == 0.1
+
+
+def test_a_character_of_several_tokens_stands_at_its_last():
+    assert view.spelled([b"a", b"\xc3", b"\xa9", b" \xe6\x97", b"\xa5b"]) == ["a", "", "é", " ", "日b"]
+    assert view.spelled([b"\xff", b"\xc3", b"x", b"\xe6"]) == ["\\xff", "", "\\xc3x", "\\xe6"] and view.spelled([]) == []
+
+
+# What is refused
+
+
+def test_a_model_without_memory_is_refused(tmp_path):
+    for paper, name in (("pretrained_recurrence", "plain"), ("compressive", "nothing-remembered")):
+        with pytest.raises(InputError, match="view: this model carries no memory that could be cleared; give"):
+            page_of(run_of(paper, name, [document_from(TEXT, BYTES)]), tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "options,words",
+    [
+        ({"document": 4}, "--document 4: there are 3; give another number, or leave it out for the longest document"),
+        ({"document": 2}, "--document 2: it has nothing to predict; give another number"),
+        ({"first": 5}, "--from 5: the document has 4 segments; give a smaller number"),
+    ],
+)
+def test_what_is_not_there_is_refused(options, words, tmp_path):
+    documents = [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])]
+    run = run_of("memformer", "decoder-only", documents)
+    with pytest.raises(InputError, match=f"^{re.escape(words)}"):
+        page_of(run, tmp_path / "page.html", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "mine.html").write_text("mine")
+    (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
+    for name in ("mine.html", "link.html", "."):
+        with pytest.raises(InputError, match="exists, and nothing is overwritten; give another --out"):
+            check_new(tmp_path / name)
+    with pytest.raises(InputError, match=r"there is no folder .*nowhere; give another --out"):
+        check_new(tmp_path / "nowhere" / "page.html")
+    check_new(tmp_path / "page.html")
+    assert (tmp_path / "mine.html").read_text() == "mine" and not (tmp_path / "page.html").exists()
+
+
+# The page in a browser
+
+
+def test_the_page_is_installed_with_the_package():
+    assert '"accelerated.evaluation" = ["view.html"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_page_loads_nothing():
+    assert set(re.findall(r"https?://[^\s\"'`]+", TEMPLATE)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"(?i)<link|\bsrc\s*=|url\(|@import|fetch\(|import\(|XMLHttpRequest|innerHTML", TEMPLATE)
+    assert "default-src 'none'" in TEMPLATE
+
+
+def colours_of(scheme):
+    """{name: its value} of the page's colours for readers who like light or dark pages."""
+    schemes = re.findall(r":root \{(.*?)\}", TEMPLATE, re.S)
+    rules = "".join(schemes[: 1 + (scheme == "dark")])  # those for dark replace the others
+    return dict(re.findall(r"--([\w-]+): ([^;]+);", rules))
+
+
+def luminance(colour):
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (value / 255 for value in colour)]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(first, second):
+    """The contrast ratio of WCAG 2."""
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_every_shade(scheme):
+    colours = colours_of(scheme)
+    hexed = {name: tuple(bytes.fromhex(value[1:])) for name, value in colours.items() if value.startswith("#")}
+    share = float(colours["strength"])
+    for shade in ("helps", "hurts"):
+        mixed = [share * a + (1 - share) * b for a, b in zip(map(int, colours[shade].split()), hexed["paper"], strict=True)]
+        assert contrast(hexed["ink"], mixed) > 4.5 and contrast(mixed, hexed["paper"]) > 1.3
+    for ground in ("paper", "panel"):
+        assert contrast(hexed["ink"], hexed[ground]) > 7 and contrast(hexed["quiet"], hexed[ground]) > 4.5
+    for part in range(3):
+        assert contrast(hexed[f"part-{part}"], hexed["panel"]) > 2.5
+
+
+def fixed(value, digits):
+    """The number as JavaScript's toFixed writes it: Python rounds halves to even."""
+    return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
+
+
+class Hostile(ByteTokenizer):
+    """Bytes, and two tokens of HTML."""
+
+    html = ("</script><script>hacked=1</script>", "<b id=b>")
+    token_bytes = np.array([*[1] * 256, *map(len, html)])
+
+    def decode(self, ids):
+        return b"".join(self.html[token - 256].encode() if token > 255 else bytes([token]) for token in ids)
+
+    def shown(self, token):
+        """A token as the panel's lists show it."""
+        if token > 255:
+            return self.html[token - 256].replace(" ", "␣")
+        signs = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+        return signs.get(chr(token), chr(token) if 32 < token < 127 else f"\\x{token:02x}")
+
+
+HOSTILE = [*b"it's ", 256, 257, *b"\n\xff \xc3\xa9\x00\r\xe2\x80\xa8 <!-- --> `${1}` & ", *b"ab " * 25]
+# Does what a reader does, and writes down what then stands on the page
+SCRIPT = r"""
+const seen = {}, all = selector => [...document.querySelectorAll(selector)], one = selector => document.querySelector(selector);
+const tokens = () => all("#text [data-token]"), texts = () => tokens().map(token => token.textContent);
+const panel = () => one("#detail").innerText, headings = () => all("#text h2").map(heading => heading.innerText);
+const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
+const place = () => [headings().map(text => parseInt(text.split(" ")[1])), document.activeElement.dataset?.token || null];
+seen.begins = { texts: texts(), panel: panel(), about: one("header").innerText, hash: location.hash, headings: headings() };
+seen.before = one("#text .unscored").textContent;
+key(document.body, "ArrowRight");
+seen.shades = tokens().map(token => [token.className, token.style.getPropertyValue("--share")]);
+tokens()[3].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+seen.pointed = panel();
+tokens()[5].focus();
+seen.focused = panel();
+one("#text").dispatchEvent(new PointerEvent("pointerleave"));
+seen.left = panel();
+key(tokens()[5], "ArrowRight");
+seen.next = [place(), panel()];
+tokens()[11].focus();
+key(document.activeElement, "ArrowRight");
+seen.over = place();
+key(document.activeElement, "ArrowLeft");
+seen.back = place();
+key(document.activeElement, "ArrowUp");
+seen.up = place();
+key(document.activeElement, "ArrowDown");
+seen.down = [place(), location.hash];
+key(document.activeElement, "Escape");
+seen.escaped = [place(), location.hash, panel()];
+key(document.body, "ArrowRight");
+seen.right = place();
+for (let k = 0; k < 99; k++) key(document.body, "ArrowRight");
+seen.end = place();
+one("#slider").value = 1;
+one("#slider").dispatchEvent(new Event("input"));
+seen.slid = [place(), one("#place").textContent];
+one("#at-a-time").value = 4;
+one("#at-a-time").dispatchEvent(new Event("change"));
+seen.four = [place(), one("#place").textContent, texts().length];
+one("#back").click();
+one("#back").click();
+seen.first = place();
+const strip = one("#strip").getBoundingClientRect();
+one("#strip").dispatchEvent(new MouseEvent("click", { clientX: strip.left + strip.width * 0.54 }));
+seen.clicked = place();
+seen.bars = all("#strip .helps, #strip .hurts").map(bar => bar.getAttribute("class"));
+seen.hacked = [typeof hacked, all("#b").length, document.scripts.length];
+location.hash = "#segment=3&at-a-time=2&token=4&of=4";
+addEventListener("hashchange", () => {
+  seen.recalled = [place(), one(".chosen").dataset.token];
+  document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
+});
+"""
+
+COLOURS = r"""
+const colour = (element, property = "backgroundColor") => getComputedStyle(element)[property];
+document.querySelector("#text [data-token]").focus();
+const bars = [...document.querySelectorAll("#detail .bar")].map(bar => [...bar.children].map(piece => colour(piece)));
+const seen = [[colour(document.body), colour(document.body, "color"), colour(document.querySelector("#detail"))], bars];
+document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """browser(page, script, scheme) -> what the script sees on it; skips without a Chromium."""
+    known = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    program = next(filter(None, map(shutil.which, known)), None)
+    if program is None:
+        pytest.skip("looking at the page needs a Chromium on the path")
+
+    def look(path, script, scheme="light"):
+        played = path.with_name("played.html")
+        played.write_text(path.read_text().replace("</body>", f"<script>{script}</script></body>"))
+        flags = ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "virtual-time-budget=2000", "dump-dom"]
+        flags += [f"user-data-dir={path.parent}", f"blink-settings=preferredColorScheme={int(scheme == 'light')}"]
+        command = [program, *(f"--{flag}" for flag in flags), f"{played.as_uri()}#segment=1&at-a-time=1"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        match = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
+        assert match, f"the page's script ended early: {done.stderr[-2000:]}"
+        return json.loads(html.unescape(match[1]))
+
+    return look
+
+
+def test_the_page_works_in_a_browser(browser, tmp_path):
+    """Its text is shown as text; pointing, keys, slider, strip and address do what they say."""
+    ids = np.array(HOSTILE)
+    document = Document("some", ids[:-1], ids[1:], np.arange(len(ids) - 1) % 31 < 30)
+    run = run_of("block_recurrent", "fixed-skip", [document], Hostile())._replace(data=Hostile.html[0])
+    _, _, data = page_of(run, tmp_path / "page.html")
+    seen, segments = browser(tmp_path / "page.html", SCRIPT), data["segments"]
+    count, second = len(segments), segments[1]
+    assert count > 8 and seen["hacked"] == ["undefined", 0, 3]
+    assert seen["before"] == "i"
+    assert seen["begins"]["texts"] == [*"t's ", *Hostile.html, "↵\n", "\\xff", " ", "", "é", "\\x00"]
+    assert f"{data['bits'][0] / data['bytes']:.4f}" in seen["begins"]["about"]
+    for which, words in ((0, "bits per byte carried"), (1, "cleared")):
+        assert f"{fixed(segments[0]['bits'][which] / segments[0]['bytes'], 3)} {words}" in seen["begins"]["headings"][0]
+
+    def missing(panel, token):
+        """What the panel should have said about a token of the second segment, and did not."""
+        carried, cleared = (losses[token] for losses in second["losses"])
+        words = [f"loss, memory carried\t{fixed(carried, 2)} bits", f"loss, memory cleared\t{fixed(cleared, 2)} bits"]
+        words.append(f"{'lost' if cleared < carried else 'saved'} by the memory\t{fixed(abs(cleared - carried), 2)} bits")
+        words.append(f"position {second['at'] + token:,} in the document, segment 2")
+        for ids, shares in second["likely"]:
+            spellings = map(Hostile().shown, ids[token])
+            words += [f"{text}\t{fixed(share / 100, 1)} %" for text, share in zip(spellings, shares[token], strict=True)]
+        for group, shares in zip(data["groups"], second["shares"], strict=True):
+            words += [group["title"]]
+            words += [f"{part}\t{fixed(share / 10, 1)} %" for part, share in zip(group["parts"], shares[token], strict=True)]
+        return [part for part in words if part not in panel]
+
+    assert "Point at a token" in seen["begins"]["panel"]
+    for name, place in (("pointed", 3), ("focused", 5), ("left", 5)):
+        assert not missing(seen[name], place)
+    assert seen["next"][0] == [[2], "1,6"] and not missing(seen["next"][1], 6)
+    gains = [b - a for a, b in zip(*second["losses"], strict=True)]
+    kinds = ["part " * (not text) + ("helps" if gain > 0 else "hurts") for text, gain in zip(second["texts"], gains, strict=True)]
+    assert [kind for kind, _ in seen["shades"]] == kinds and all(gains)
+    shares = [float(share or 0) for _, share in seen["shades"]]
+    assert shares == pytest.approx([min(1, abs(gain) / data["scale"]) for gain in gains], abs=1e-3) and max(shares) > 0.1
+    assert seen["over"] == [[3], "2,0"] and seen["back"] == [[2], "1,11"] and seen["up"] == [[1], "0,0"]
+    assert seen["down"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
+    assert seen["escaped"][:2] == [[[2], None], "#segment=2&at-a-time=1"] and "Point at a token" in seen["escaped"][2]
+    assert seen["right"] == [[3], None] and seen["end"] == [[count], None]
+    assert seen["slid"] == [[[2], None], f"segment 2 of {count}"]
+    assert seen["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
+    assert seen["first"][0] == [1, 2, 3, 4] and seen["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
+    assert seen["recalled"] == [[[3, 4], None], "3,3"]
+    sums = [(cleared - carried) / max(size, 1) for carried, cleared, size in data["overview"]["bars"]]
+    assert seen["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_the_colours_that_its_reader_likes(browser, tmp_path, scheme):
+    """A bar of shares has a colour for each of its parts; a compressive model's has three."""
+    ids = np.arange(200) % 250
+    document = Document("some", ids[:-1], ids[1:], np.ones(199, bool))
+    page_of(run_of("compressive", "conv-bptt", [document]), tmp_path / "page.html")
+    (page, bars), colours = browser(tmp_path / "page.html", COLOURS, scheme), colours_of(scheme)
+
+    def rgb(*names):
+        return [f"rgb({', '.join(map(str, bytes.fromhex(colours[name][1:])))})" for name in names]
+
+    assert page == rgb("paper", "ink", "panel") and bars == [rgb("part-0", "part-1", "part-2")]

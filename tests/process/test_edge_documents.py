@@ -1,0 +1,215 @@
+"""Documents at the edge: of one token, of two, of a million; restarts of all lanes at once; rollouts with nothing to score."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accelerated import replay
+from accelerated.data.lanes import Lanes
+from accelerated.data.windows import Document, cut, overlap_of
+from accelerated.evaluation.score import evaluate, token_nats
+from accelerated.program.errors import InputError
+from accelerated.protocol import require_gradient
+from tests.helpers.comparison import assert_agree
+from tests.helpers.documents import BYTES, documents_of
+from tests.helpers.edges import accelerated_rollout, agreed, random_rows, reference_rollout, rows_of, starting
+from tests.helpers.profiles import examples
+from tests.helpers.rollouts import torch_segments
+from tests.helpers.scripts import ROOT
+from tests.helpers.tolerances import LADDER
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+
+
+def unscored(segments):
+    """The segments with no prediction scored."""
+    return [(tokens, targets, np.zeros(scored.shape, bool)) for tokens, targets, scored in segments]
+
+
+def reference_nats(paper, params, config, document):
+    """-log p of every target of a document (n - 1,), read alone by the reference."""
+    ref, found = PAPERS[paper].reference, [np.empty(0)]
+    state = ref.initial_state(params, config, 1)
+    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
+        size, first = window.stop - window.start, window.first - 1 - window.start
+        tokens = np.zeros((1, config.segment), int)
+        tokens[0, :size] = document.inputs[window.start : window.stop]
+        logits, state, _ = ref.forward(params, config, tokens, state)
+        aims = document.targets[window.start : window.stop].astype(int)
+        own = [ref.cross_entropy_forward(logits[:, [i]], aims[None, [i]], np.ones((1, 1), bool))[0] for i in range(first, size)]
+        found.append(np.array(own))
+    return np.concatenate(found)
+
+
+# Documents with little or nothing to predict
+
+
+@over(ONE_OF_EACH)
+@examples(12)
+@given(
+    lengths=st.lists(st.sampled_from(["none", "one", "two", "a segment", "one more", "some"]), max_size=5), at=st.integers(0, 5)
+)
+def test_documents_of_no_one_and_two_tokens_are_scored_beside_others_as_alone(paper, name, lengths, at):
+    """Every token has the reference's loss; documents with nothing to predict have none, and change nothing."""
+    config = dataclasses.replace(variant(paper, name), vocabulary=256)
+    sizes = {"none": 0, "one": 1, "two": 2, "a segment": config.segment + 1, "one more": config.segment + 2, "some": 9}
+    documents = documents_of([sizes[each] for each in [*lengths[:at], "some", *lengths[at:]]])
+    params = PAPERS[paper].random_params(config, np.random.default_rng(5))
+    model = PAPERS[paper].model_with(params, config)
+    expected = {str(i): reference_nats(paper, params, config, each) for i, each in enumerate(documents)}
+    score, actual = evaluate(model, documents, BYTES, 2), token_nats(model, documents, 2)
+    assert score.tokens == sum(len(nats) for nats in expected.values())
+    assert_agree(expected, {str(i): nats for i, nats in enumerate(actual)}, LADDER)
+    assert score.nats == pytest.approx(sum(nats.sum() for nats in expected.values()), rel=LADDER)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("lengths", [[], [0], [1], [1, 0, 1]], ids=str)
+def test_documents_with_nothing_to_predict_are_refused_if_there_are_no_others(paper, lengths):
+    model = PAPERS[paper].model(dataclasses.replace(PAPERS[paper].small, vocabulary=256))
+    with pytest.raises(InputError, match="no document has two tokens or more"):
+        evaluate(model, documents_of(lengths), BYTES, 2)
+
+
+@over(ONE_OF_EACH)
+@examples(12)
+@given(data=st.data())
+def test_a_rollout_with_a_single_scored_token_is_equal_on_both_sides(paper, name, data):
+    """In any segment, lane and place; the other segments give gradient through what is carried alone."""
+    config, rng = variant(paper, name), np.random.default_rng(0)
+    place = [data.draw(st.integers(0, size - 1)) for size in (3, 2, config.segment)]
+    rows = unscored(random_rows(config, rng))
+    rows[place[0]][2][tuple(place[1:])] = True
+    loss, _, _ = agreed(paper, config, rows, starting(0), methods=("memory_replay",), together=True)
+    assert loss > 0
+
+
+@over([*ONE_OF_EACH, ("compressive", "conv-attention_reconstruction"), ("compressive", "dilated_conv-auto_encoding")])
+@pytest.mark.parametrize("host", [True, False], ids=["host", "device"])
+def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, host, monkeypatch):
+    """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only what is its own."""
+    monkeypatch.setattr(replay, "on_host", lambda tensor: host)
+    config = variant(paper, name)
+    rows = unscored(random_rows(config, np.random.default_rng(0)))
+    loss, _, _ = agreed(paper, config, rows, starting(0, 2))
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, np.random.default_rng(5)), config)
+    auxiliary = {id(p) for p in model.auxiliary_parameters()}
+    own = {n for n, p in model.named_parameters() if id(p) in auxiliary}
+    for method in replay.BACKPROP:
+        found, gradients, _ = accelerated_rollout(paper, model, rows, starting(0, 2), method)
+        assert loss == found == 0 and {n for n, gradient in gradients.items() if gradient.any()} == own
+
+
+@over(ONE_OF_EACH)
+@examples(12)
+@given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=4), lanes=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_horizon_longer_than_its_documents_is_equal_on_both_sides(paper, name, lengths, lanes, seed):
+    """Six segments of documents of one to three, as training deals them: starts are anywhere, windows may overlap."""
+    config, rng = variant(paper, name), np.random.default_rng(seed)
+    texts = [rng.integers(config.vocabulary, size=length) for length in lengths]
+    documents = [Document(str(i), text[:-1], text[1:], np.ones(len(text) - 1, bool)) for i, text in enumerate(texts)]
+    dealt = Lanes(documents, lanes, config.segment, seed, overlap_of(config))
+    segments = [next(dealt) for _ in range(6)]
+    rows = [tuple(field.numpy() for field in (s.tokens, s.targets, s.scored)) for s in segments]
+    agreed(paper, config, rows, [s.starts.numpy() for s in segments], methods=("memory_replay",), together=True)
+
+
+# All lanes at once
+
+
+@over(ONE_OF_EACH)
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_lanes_that_restart_at_every_segment_read_fresh_documents(paper, name, method):
+    """Loss and gradients are the means of the reference's over segments that are read alone; the state is the last one's."""
+    config, rng = variant(paper, name), np.random.default_rng(0)
+    params, rows = PAPERS[paper].random_params(config, rng), random_rows(config, rng)
+    alone = [reference_rollout(paper, params, config, [segment], starting(0, count=1)) for segment in rows]
+    loss = sum(each[0] for each in alone) / 3
+    gradients = {key: sum(each[1].get(key, 0) for each in alone) / 3 for key in params}
+    model = PAPERS[paper].model_with(params, config)
+    found = accelerated_rollout(paper, model, rows, starting(0, 1, 2), method)
+    assert_agree(rows_of(loss, gradients, alone[-1][2], True), rows_of(*found, True), LADDER)
+
+
+@over(ONE_OF_EACH)
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_no_gradient_crosses_a_restart_of_all_lanes_and_nothing_before_it_is_seen(paper, name, method):
+    """Two segments give, bit for bit, what they give alone, if they come after three whose predictions are not scored."""
+    config, rng = variant(paper, name), np.random.default_rng(0)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
+    before, own = unscored(random_rows(config, rng)), random_rows(config, rng, count=2)
+    expected = rows_of(*accelerated_rollout(paper, model, own, starting(0, count=2), method), False)
+    actual = rows_of(*accelerated_rollout(paper, model, [*before, *own], starting(0, 3, count=5), method), False)
+    assert expected.keys() == actual.keys() and all(np.array_equal(expected[key], actual[key]) for key in expected)
+
+
+@over(ONE_OF_EACH)
+def test_a_restart_of_all_lanes_forgets_even_what_is_not_a_number(paper, name):
+    """A carried state of NaN and infinities, as a broken step would leave it: neither value nor gradient of it is left."""
+    config, rng = variant(paper, name), np.random.default_rng(0)
+    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
+    [rows] = random_rows(config, rng, count=1)
+    [segment] = torch_segments(paper, [rows], starting(0, count=1))
+    fresh = model.initial_state(2)
+    broken = require_gradient(type(fresh)(*(field * torch.nan if field.is_floating_point() else field for field in fresh)))
+    loss, _, after = replay.run_segment(model, segment, broken, 0, 1)
+    loss.backward()
+    expected, _, state = replay.run_segment(model, segment, fresh, 0, 1)
+    assert loss == expected and all(torch.equal(a, b) for a, b in zip(after, state, strict=True))
+    assert all(field.grad is None or not field.grad.any() for field in broken)
+
+
+# A million tokens
+
+READ = """
+import sys
+from pathlib import Path
+import numpy as np, torch
+from accelerated.data.config import DataConfig
+from accelerated.data.corpus import load_corpus
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.evaluation.score import carried_through, evaluate
+from accelerated.models import model_class, presets_of
+
+torch.set_num_threads(1)
+tokenizer, status = ByteTokenizer(), Path("/proc/self/status")  # getrusage would count the process that started this one
+common = {"vocabulary": 2, "width": 2, "heads": 1, "feed_forward": 2}
+sizes = {
+    "block_recurrent": {"layers": 1, "head_width": 2, "segment": 2000, "window": 400, "recurrent_layers": (1,), "states": 2},
+    "compressive": {"layers": 1, "head_width": 2, "segment": 400, "memory": 20, "compressed_memory": 5},
+    "memformer": {"encoder_layers": 1, "decoder_layers": 1, "head_width": 2, "segment": 400, "slots": 2, "max_distance": 1},
+    "memorizing": {"layers": 1, "head_width": 2, "segment": 400, "memory_layer": 1, "memory": 800, "retrieved": 2},
+    "pretrained_recurrence": {"layers": 1, "segment": 400, "max_positions": 400, "insertion_layers": (1,), "module_width": 2},
+}
+models = {name: model_class(name)(presets_of(name).Config(**common, **own)) for name, own in sizes.items()}
+for path in sys.argv[2:]:
+    documents = load_corpus(DataConfig(path), tokenizer, None, Path(sys.argv[1])).splits["test"]
+    assert isinstance(documents.tokens, np.memmap)
+    for name, model in models.items():
+        if name in ("compressive", "pretrained_recurrence"):
+            tokens = evaluate(model, documents, tokenizer, 1).tokens
+        else:
+            tokens = sum(segment.count_scored for segment, *_ in carried_through(model, documents, 1, predict=False))
+        print(name, tokens, status.read_text().partition("VmHWM:")[2].split()[0])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the most memory held is read from /proc, which Linux has")
+def test_a_document_of_a_million_tokens_takes_no_more_memory_than_one_of_a_tenth(tmp_path):
+    """Scored by two models and read by `advance` by the others, from the mapped token cache, whose pages (a megabyte) count."""
+    for size in (100_000, 1_000_000):
+        for split, content in (("test", b"\0\1\1\0\1" * (size // 5)), ("train", b"little")):
+            (tmp_path / str(size) / split).mkdir(parents=True)
+            (tmp_path / str(size) / split / "book.txt").write_bytes(content)
+    command = [sys.executable, "-c", READ, tmp_path / "cache", tmp_path / "100000", tmp_path / "1000000"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in printed.splitlines()]
+    assert [int(tokens) for _, tokens, _ in lines] == [99_999] * 5 + [999_999] * 5
+    before, *peaks = [int(peak) for *_, peak in lines[4:]]
+    assert max(peaks) - before < 4_000, printed  # KiB, of tens of thousands if a graph or all predictions were kept
