@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from accelerated.models import NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -63,23 +61,23 @@ def project_imports(tree):
     return [(module, name) for module, name in imported(tree) if module.split(".")[0] in ("accelerated", "reference")]
 
 
-@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
-def test_imports_run_one_way(file):
-    room = room_of(file)
-    allowed = ROOMS[room] | {room} if room else set()
-    for module, _ in project_imports((FILES | SCRIPTS)[file]):
-        assert room_of(module) in allowed | {None}, f"{file} ({room}) imports {module}"
+def test_imports_run_one_way():
+    for file, tree in (FILES | SCRIPTS).items():
+        room = room_of(file)
+        allowed = ROOMS[room] | {room} if room else set()
+        for module, _ in project_imports(tree):
+            assert room_of(module) in allowed | {None}, f"{file} ({room}) imports {module}"
 
 
 def test_every_room_is_known():
     assert {room_of(file) for file in FILES} - {None} <= ROOMS.keys()
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_of_a_reference_configs_and_initial_values_are_imported(file):
+def test_of_a_reference_configs_and_initial_values_are_imported():
     """Names alone: whoever has the module could take its forward."""
-    found = {(module, name) for module, name in project_imports(FILES[file]) if module.split(".")[0] == "reference"}
-    assert {name for _, name in found} <= FROM_REFERENCE, f"{file}: {sorted(found, key=str)}"
+    for file, tree in FILES.items():
+        found = {(module, name) for module, name in project_imports(tree) if module.split(".")[0] == "reference"}
+        assert {name for _, name in found} <= FROM_REFERENCE, f"{file}: {sorted(found, key=str)}"
 
 
 def test_no_circles_between_files():
@@ -97,23 +95,19 @@ def test_rooms_hold_at_most_nine_files():
     assert not {name: count for name, count in counts.items() if count > 9}
 
 
-@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
-def test_a_file_begins_with_what_it_is_for(file):
-    first = (ast.get_docstring((FILES | SCRIPTS)[file]) or "").partition("\n")[0]
-    assert len(first) > 20 and first.rstrip().endswith((".", ":", ";"))
-    assert Path(file).stem not in ("utils", "common", "helpers", "base")
+def test_a_file_begins_with_what_it_is_for():
+    for file, tree in (FILES | SCRIPTS).items():
+        first = (ast.get_docstring(tree) or "").partition("\n")[0]
+        assert len(first) > 20 and first.rstrip().endswith((".", ":", ";")), file
+        assert Path(file).stem not in ("utils", "common", "helpers", "base"), file
 
 
-@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
-def test_no_function_is_over_50_lines(file):
-    functions = (node for node in ast.walk((FILES | SCRIPTS)[file]) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    long = {node.name: lines for node in functions if (lines := node.end_lineno - node.lineno + 1) > 50}
-    assert not long
-
-
-@pytest.mark.parametrize("script,most", [("train.py", 200), ("eval.py", 150), *((file, 400) for file in FILES)])
-def test_files_are_read_in_one_sitting(script, most):
-    assert len((ROOT / script).read_text().splitlines()) <= most
+def test_files_and_functions_are_short():
+    most = dict.fromkeys(FILES, 400) | {"train.py": 200, "eval.py": 150}
+    for file, tree in (FILES | SCRIPTS).items():
+        assert len((ROOT / file).read_text().splitlines()) <= most[file], file
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        assert not [node.name for node in functions if node.end_lineno - node.lineno >= 50], file
 
 
 def test_nothing_outside_the_laboratory_imports_from_it():
@@ -136,12 +130,12 @@ def test_the_training_script_imports_at_most_twelve_names():
     assert len(names) <= 12, [f"{module}.{name}" for module, name in names]
 
 
-@pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
-def test_public_functions_say_their_types(file):
+def test_public_functions_say_their_types():
     """Not those of torch.autograd.Function, whose arguments are what apply() is given."""
-    bodies = [(FILES | SCRIPTS)[file].body]
-    classes = [node for node in bodies[0] if isinstance(node, ast.ClassDef)]
-    bodies += [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
-    for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"):
-        arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
-        assert node.returns is not None and all(a.annotation for a in arguments), f"{node.name} in {file}"
+    for file, tree in (FILES | SCRIPTS).items():
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        own = [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
+        functions = (node for body in [tree.body, *own] for node in body if isinstance(node, ast.FunctionDef))
+        for node in (node for node in functions if node.name[0] != "_"):
+            arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
+            assert node.returns is not None and all(a.annotation for a in arguments), f"{node.name} in {file}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.helpers.profiles import examples
+from tests.conftest import examples
 
 TESTS = Path(__file__).parents[1]
 CALLS = [
@@ -30,7 +30,7 @@ def test_a_profile_decides_how_many_examples_a_property_gets(profile, counts, re
 
 def test_no_property_sets_its_number_of_examples_past_the_profile():
     sets = [where for where, _, node in CALLS if "max_examples" in [keyword.arg for keyword in node.keywords]]
-    assert not [where for where in sets if not where.startswith("helpers/profiles.py")]
+    assert not [where for where in sets if not where.startswith("conftest.py")]
 
 
 @pytest.mark.parametrize(
