@@ -8,6 +8,7 @@ import re
 import runpy
 import shlex
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -204,19 +205,31 @@ def test_options_that_are_named_exist(page):
     assert not sorted(named - known_options())
 
 
+def drawn(path):
+    """What a picture shows: [(tag, style, letters of the path, text)] and all numbers of its paths and places."""
+    shapes, numbers = [], []
+    elements = (element for element in ElementTree.parse(path).iter() if element.tag.startswith("{http://www.w3.org/2000/svg}"))
+    for element in elements:
+        outline = element.get("d", "")
+        shapes.append((element.tag, element.get("style"), re.findall("[A-Za-z]", outline), (element.text or "").strip()))
+        numbers += map(float, re.findall(r"-?\d+\.?\d*", outline) + [element.get(name, "0") for name in ("x", "y")])
+    return shapes, numbers
+
+
 def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
-    """Names and sizes: letters differ between versions of matplotlib. A .png is a picture of a program's page, not drawn."""
+    """Every line and letter; places to 3 points: letters differ between versions. A .png is a picture of a page, not drawn."""
     pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
     (tmp_path / "figures").mkdir()
     for draw in figures["PICTURES"]:
         monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
         draw()
-    drawn = {path.name: len(path.read_text()) for path in (tmp_path / "figures").iterdir()}
-    kept = {path.name: len(path.read_text()) for path in (ROOT / "docs" / "figures").glob("*.svg")}
-    shown = {target.name for page in PAGES for target, _ in links(page)}
-    assert drawn.keys() == kept.keys() and {path.name for path in (ROOT / "docs" / "figures").iterdir()} <= shown
-    assert all(0.8 < drawn[name] / size < 1.25 for name, size in kept.items())
+    kept = ROOT / "docs" / "figures"
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {path.name for path in kept.glob("*.svg")}
+    for path in (tmp_path / "figures").iterdir():
+        (shapes, places), (kept_shapes, kept_places) = drawn(path), drawn(kept / path.name)
+        assert shapes == kept_shapes and places == pytest.approx(kept_places, abs=3), f"{path.name}: run docs/figures.py"
+    assert {path.name for path in kept.iterdir()} <= {target.name for page in PAGES for target, _ in links(page)}
 
 
 @chapters
