@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
-
-from tests.helpers import profiles  # noqa: F401 (registers Hypothesis' profiles)
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -18,8 +16,20 @@ PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C
-settings.load_profile("ci")
+# What a profile does not say is Hypothesis' default, which is another where the variable CI is set
+USUAL = 25
+LIKE = {"deadline": None, "print_blob": True}
+settings.register_profile("ci", max_examples=USUAL, derandomize=True, **LIKE)  # the default: the same examples each time
+settings.register_profile("dev", max_examples=USUAL, derandomize=False, **LIKE)  # others each time; a failure prints its blob
+settings.register_profile("thorough", max_examples=2000, derandomize=False, suppress_health_check=[HealthCheck.too_slow], **LIKE)
+settings.load_profile("ci")  # pytest --hypothesis-profile=NAME comes after this choice
 torch.set_num_threads(int(os.environ.setdefault("OMP_NUM_THREADS", "1")))  # of processes that tests start, too
+
+
+def examples(count: int) -> settings:
+    """The settings of a property that needs another number than USUAL; `thorough` gives it as many as any other."""
+    chosen = settings.default.max_examples
+    return settings(max_examples=count if chosen == USUAL else chosen)
 
 
 def pytest_configure(config):

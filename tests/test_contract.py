@@ -10,7 +10,7 @@ import torch
 
 from accelerated.models import NAMES, model_class
 from accelerated.protocol import computing_in, detach, keep_lanes
-from tests.helpers.comparison import assert_agree, named
+from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
 from tests.helpers.rollouts import (
     check_back_propagation,
     check_rollout,
@@ -20,7 +20,6 @@ from tests.helpers.rollouts import (
     rows_of_state,
     torch_segments,
 )
-from tests.helpers.tolerances import LADDER, TOLERANCE
 from tests.helpers.variants import (
     EVERY_VARIANT,
     ONE_OF_EACH,

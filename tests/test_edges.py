@@ -14,10 +14,10 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.generation import Sampling, draw
 from accelerated.evaluation.score import Score, evaluate, predictions, score_lines, score_record
+from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
-from tests.helpers.documents import BYTES, documents_of
-from tests.helpers.edges import accelerated_rollout, agreed, random_rows, starting
-from tests.helpers.profiles import examples
+from tests.helpers.rollouts import accelerated_gradients, agreed, random_rows, starting
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 TASK_READERS = [("memformer", name) for name in PAPERS["memformer"].tasks]
@@ -170,7 +170,7 @@ def test_rows_of_attention_with_one_dominant_key_are_equal_on_both_sides(paper, 
     agreed(paper, config, segments, starts, params, together=True)
     assert max(largest) > 1e4
     model = PAPERS[paper].model_with(params, config).float()
-    assert all_finite(*accelerated_rollout(paper, model, segments, starts, dtype=torch.float32))
+    assert all_finite(*accelerated_gradients(paper, model, segments, starts, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.0), Sampling(1e-3), Sampling(top_p=0.5)])
@@ -211,7 +211,7 @@ def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_
     params = scaled(PAPERS[paper].random_params(config, np.random.default_rng(5)), {"embedding": 10.0**exponent})
     segments, model = random_rows(config, np.random.default_rng(0), count=2), PAPERS[paper].model_with(params, config).float()
     for dtype in (torch.float32, torch.bfloat16):
-        assert all_finite(*accelerated_rollout(paper, model, segments, starting(0, count=2), dtype=dtype)), dtype
+        assert all_finite(*accelerated_gradients(paper, model, segments, starting(0, count=2), dtype=dtype)), dtype
 
 
 # Queries that see no key (tests/data/test_tasks.py: no text that an encoder reads is empty)

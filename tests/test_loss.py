@@ -12,8 +12,8 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluate, predictions, token_nats
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.documents import BYTES, documents_of
 from tests.helpers.rollouts import random_segments
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}  # logits; a segment of 2 lanes has 132 to 264

@@ -15,10 +15,9 @@ from accelerated.data.lanes import Segment
 from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.memformer import Memformer
 from reference import memformer as ref
-from tests.helpers.comparison import assert_agree, named
+from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
 from tests.helpers.definitions import brute_force_softmax
 from tests.helpers.rollouts import filled, memformer_segments
-from tests.helpers.tolerances import LADDER, TOLERANCE
 from tests.helpers.variants import PAPERS, random_task
 
 PAPER = PAPERS["memformer"]

@@ -14,11 +14,10 @@ from accelerated.data.windows import cut
 from accelerated.evaluation.generation import Sampling, continue_text, read_prompt
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.documents import documents_of
+from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.gradients import draw
 from tests.helpers.rollouts import check_key_biases
-from tests.helpers.tolerances import LADDER
+from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]

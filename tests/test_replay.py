@@ -19,8 +19,8 @@ from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import Model, Reading, computing_in, detach, replace_lanes, require_gradient, state_from
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
+from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.profiles import examples
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, variant
 from tests.helpers.variants import ONE_OF_EACH as ONE_OF_EACH_PAPER
 

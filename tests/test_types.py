@@ -18,7 +18,7 @@ from accelerated.protocol import computing_in
 from accelerated.training import opening
 from accelerated.training.settings import preset_settings
 from tests.helpers.comparison import assert_agree
-from tests.helpers.scripts import COMPRESSIVE, TINY, WINDOWED, train
+from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, train
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from reference import block_recurrent, check, compressive, memformer, pretrained_recurrence
 from reference.gradients import read_case
-from tests.helpers.cases import EVERY_CASE
+from tests.helpers.programs import ROOT
 from tests.helpers.rollouts import accelerated_rollout
-from tests.helpers.scripts import ROOT
 from tests.helpers.variants import PAPERS
 from tests.helpers.wrong import read_wrong
 from tests.tools import vectors
+from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, case_file, computed, inputs_of, rules
 
 WRONG = read_wrong("wrong_conventions.txt")

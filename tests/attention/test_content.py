@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from accelerated.attention import content
 from accelerated.attention.content import content_attention, content_attention_plain
-from tests.helpers.comparison import assert_agree
-from tests.helpers.tolerances import TOLERANCE
+from tests.helpers.comparison import TOLERANCE, assert_agree
 
 
 @given(n=st.integers(1, 5), k=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))

@@ -9,8 +9,7 @@ from accelerated.attention import on_a_cpu, signed_distance
 from accelerated.attention import relative_shift as module
 from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.tolerances import TOLERANCE
+from tests.helpers.comparison import TOLERANCE, assert_agree
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

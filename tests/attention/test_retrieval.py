@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from accelerated.attention.content import scaled_attention_plain
 from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
+from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
-from tests.helpers.profiles import examples
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -17,9 +17,8 @@ from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.lab.speed import counts
 from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
-from tests.helpers.comparison import assert_agree, named
+from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
 from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
-from tests.helpers.tolerances import LADDER, TOLERANCE
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 SDPA = functional.scaled_dot_product_attention

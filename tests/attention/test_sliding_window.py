@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from accelerated.attention import sliding_window as attention
 from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
 from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
-from tests.helpers.comparison import assert_agree
-from tests.helpers.tolerances import TOLERANCE
+from tests.helpers.comparison import TOLERANCE, assert_agree
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -12,8 +12,8 @@ from accelerated.protocol import computing_in, state_from
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 from tests.helpers.rollouts import random_segments, torch_segments
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0

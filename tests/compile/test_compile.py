@@ -16,8 +16,8 @@ from accelerated.training.optimization import TrainedModel
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
+from tests.helpers.programs import TINY, train
 from tests.helpers.rollouts import random_segments, rows_of_state, torch_segments
-from tests.helpers.scripts import TINY, train
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 METHODS = ("through_time", "memory_replay")

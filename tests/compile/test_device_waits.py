@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import train as training_script
 from accelerated import replay
 from accelerated.training import optimization
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, train
 from tests.helpers.rollouts import random_segments, torch_segments
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, train
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 aten = torch.ops.aten

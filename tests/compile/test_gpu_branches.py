@@ -13,7 +13,7 @@ import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, train
 
 SCRIPTS = {
     "block_recurrent": TINY,

@@ -21,7 +21,7 @@ from accelerated.data.lanes import (
 )
 from accelerated.data.windows import Documents, count_windows, cut, lengths_of
 from accelerated.program.errors import InputError
-from tests.helpers.documents import documents_of
+from tests.helpers.texts import documents_of
 
 
 def read_lanes(segments, lanes):

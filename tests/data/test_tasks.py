@@ -12,7 +12,7 @@ from accelerated.data import tasks as tasks
 from accelerated.data.lanes import Lanes
 from accelerated.data.tasks import MultiTask, TaskConfig, mask_spans, span_lengths
 from reference import memformer as ref
-from tests.helpers.documents import documents_of
+from tests.helpers.texts import documents_of
 
 SPECIAL = ref.Config().special
 MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")

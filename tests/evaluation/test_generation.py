@@ -29,7 +29,7 @@ from accelerated.evaluation.generation import (
 )
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
-from tests.helpers.documents import BYTES, MERGED, documents_of
+from tests.helpers.texts import BYTES, MERGED, documents_of
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)

@@ -20,7 +20,7 @@ from accelerated.evaluation.overlap import (
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
-from tests.helpers.documents import documents_of
+from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 SMALL = PAPERS["pretrained_recurrence"].small

@@ -18,7 +18,7 @@ from accelerated.evaluation.positions import (
     position_lines,
 )
 from accelerated.program.errors import InputError
-from tests.helpers.documents import BYTES, document_from, documents_and_tokenizer, random_nats
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))

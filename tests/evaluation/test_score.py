@@ -26,8 +26,8 @@ from accelerated.evaluation.score import (
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from accelerated.protocol import Reading
-from tests.helpers.documents import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
-from tests.helpers.profiles import examples
+from tests.conftest import examples
+from tests.helpers.texts import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 WINDOWED = PAPERS["pretrained_recurrence"].small

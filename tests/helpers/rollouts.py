@@ -1,7 +1,7 @@
 """A rollout (consecutive segments) by a reference and by its accelerated model: everything that must agree, by name.
 
-Segments are (tokens, targets, scored) arrays of two lanes (rows of the batch), with a reference's Task if the segment has one;
-lane 1 starts a document at one of them. The objective is that of reference/rollout.py.
+Segments are (tokens, targets, scored) arrays (lanes, n), with a reference's Task if the segment has one. The objective is that
+of reference/rollout.py.
 """
 
 import numpy as np
@@ -9,10 +9,9 @@ import torch
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.protocol import replace_lanes, require_gradient
+from accelerated.protocol import computing_in, replace_lanes, require_gradient
 from reference import rollout
-from tests.helpers.comparison import assert_agree, named
-from tests.helpers.tolerances import LADDER
+from tests.helpers.comparison import LADDER, as_array, assert_agree, named
 from tests.helpers.variants import PAPERS, random_task
 
 RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
@@ -154,3 +153,54 @@ def memformer_segments(config, rng, horizon, lanes=3):
         task = random_task(config, rng, rng.integers(3, size=lanes)) if config.encoder_layers and rng.random() < 0.6 else None
         segments.append(PAPERS["memformer"].reference.Segment(tokens, targets, scored, starts, task))
     return segments
+
+
+def random_rows(config, rng, lanes=2, count=3):
+    """`count` segments (tokens, targets, scored) with every prediction scored."""
+    return [
+        (*rng.integers(config.vocabulary, size=(2, lanes, config.segment)), np.ones((lanes, config.segment), bool))
+        for _ in range(count)
+    ]
+
+
+def starting(*numbers, count=3, lanes=2):
+    """For each of `count` segments, whether a document starts in each lane (lanes,): in all lanes of the numbered segments."""
+    return [np.full(lanes, number in numbers) for number in range(count)]
+
+
+def reference_gradients(paper, params, config, segments, starts):
+    """(Mean loss, {name: gradient}, next state) by the reference, from a document's start."""
+    ref = PAPERS[paper].reference
+    segments = [rollout.Segment(*rows[:3], begins, *rows[3:]) for rows, begins in zip(segments, starts, strict=True)]
+    state = ref.initial_state(params, config, len(starts[0]))
+    rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
+    grads, _ = rollout.rollout_backward(ref, params, config, caches)
+    return sum(rows[f"{k}/loss"] for k in range(len(segments))) / rollout.count_scored(segments), grads, after
+
+
+def accelerated_gradients(paper, model, segments, starts, method="through_time", dtype=torch.float64):
+    """The same by one of the ways of back-propagation, computed in dtype."""
+    model.zero_grad()
+    with computing_in(model, dtype):
+        state = model.initial_state(len(starts[0]))
+        loss, _, after = replay.BACKPROP[method](model, torch_segments(paper, segments, starts), state)
+    return loss, {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}, after
+
+
+def rows_of(loss, grads, state, together):
+    """One {name: array} of a rollout's results. If together, all gradients are one row: some are zero and have only rounding."""
+    if together:
+        grads = {"gradients": np.concatenate([as_array(grads[name]).ravel() for name in sorted(grads)])}
+    return filled({"loss": np.asarray(loss)[None]} | grads | {f"state.{n}": field for n, field in state._asdict().items()})
+
+
+def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False):
+    """The reference's (loss, gradients, state), after checking it against the methods; NumPy may not overflow or divide by 0."""
+    params = PAPERS[paper].random_params(config, np.random.default_rng(5)) if params is None else params
+    with np.errstate(all="raise", under="ignore"):
+        expected = reference_gradients(paper, params, config, segments, starts)
+    model = PAPERS[paper].model_with(params, config)
+    for method in methods:
+        found = accelerated_gradients(paper, model, segments, starts, method)
+        assert_agree(rows_of(*expected, together), rows_of(*found, together), LADDER, method)
+    return expected

@@ -12,7 +12,7 @@ from torch import nn
 from accelerated.block_recurrent import BlockRecurrent, LSTMGate
 from accelerated.compressive import Compressive
 from accelerated.lab import ablations, experiment
-from tests.helpers.scripts import evaluate, train
+from tests.helpers.programs import evaluate, train
 
 RATES = {name: own.rates[-1] for name, own in ablations.ABLATIONS.items()}
 RESULTS = Path(__file__).parents[2] / "docs" / "results"

@@ -9,7 +9,7 @@ import pytest
 from accelerated.lab.trials import LOG, Trial, Workshop, ended, join, settled, validation
 from accelerated.program.errors import InputError
 from accelerated.training.log import read_metrics
-from tests.helpers.rehearsal import Rehearsal
+from tests.helpers.programs import Rehearsal
 
 
 def test_what_is_finished_is_not_trained_again(tmp_path):

@@ -21,8 +21,7 @@ from accelerated.training import opening
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
-from tests.helpers.children import differences, ended, hanging, killed, start
-from tests.helpers.scripts import COMPRESSIVE, ROOT, evaluate, saved, train
+from tests.helpers.programs import COMPRESSIVE, ROOT, differences, ended, evaluate, hanging, killed, saved, start, train
 
 QUICK = ["--sample", 0, "--validation-segments", 2, "--log-every", 1]
 SAFE = [*COMPRESSIVE, *QUICK, "--save-every", 1]

@@ -17,13 +17,19 @@ from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation.score import evaluate, token_nats
 from accelerated.program.errors import InputError
 from accelerated.protocol import require_gradient
-from tests.helpers.comparison import assert_agree
-from tests.helpers.documents import BYTES, documents_of
-from tests.helpers.edges import accelerated_rollout, agreed, random_rows, reference_rollout, rows_of, starting
-from tests.helpers.profiles import examples
-from tests.helpers.rollouts import torch_segments
-from tests.helpers.scripts import ROOT
-from tests.helpers.tolerances import LADDER
+from tests.conftest import examples
+from tests.helpers.comparison import LADDER, assert_agree
+from tests.helpers.programs import ROOT
+from tests.helpers.rollouts import (
+    accelerated_gradients,
+    agreed,
+    random_rows,
+    reference_gradients,
+    rows_of,
+    starting,
+    torch_segments,
+)
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 
@@ -102,7 +108,7 @@ def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, 
     auxiliary = {id(p) for p in model.auxiliary_parameters()}
     own = {n for n, p in model.named_parameters() if id(p) in auxiliary}
     for method in replay.BACKPROP:
-        found, gradients, _ = accelerated_rollout(paper, model, rows, starting(0, 2), method)
+        found, gradients, _ = accelerated_gradients(paper, model, rows, starting(0, 2), method)
         assert loss == found == 0 and {n for n, gradient in gradients.items() if gradient.any()} == own
 
 
@@ -129,11 +135,11 @@ def test_lanes_that_restart_at_every_segment_read_fresh_documents(paper, name, m
     """Loss and gradients are the means of the reference's over segments that are read alone; the state is the last one's."""
     config, rng = variant(paper, name), np.random.default_rng(0)
     params, rows = PAPERS[paper].random_params(config, rng), random_rows(config, rng)
-    alone = [reference_rollout(paper, params, config, [segment], starting(0, count=1)) for segment in rows]
+    alone = [reference_gradients(paper, params, config, [segment], starting(0, count=1)) for segment in rows]
     loss = sum(each[0] for each in alone) / 3
     gradients = {key: sum(each[1].get(key, 0) for each in alone) / 3 for key in params}
     model = PAPERS[paper].model_with(params, config)
-    found = accelerated_rollout(paper, model, rows, starting(0, 1, 2), method)
+    found = accelerated_gradients(paper, model, rows, starting(0, 1, 2), method)
     assert_agree(rows_of(loss, gradients, alone[-1][2], True), rows_of(*found, True), LADDER)
 
 
@@ -144,8 +150,8 @@ def test_no_gradient_crosses_a_restart_of_all_lanes_and_nothing_before_it_is_see
     config, rng = variant(paper, name), np.random.default_rng(0)
     model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
     before, own = unscored(random_rows(config, rng)), random_rows(config, rng, count=2)
-    expected = rows_of(*accelerated_rollout(paper, model, own, starting(0, count=2), method), False)
-    actual = rows_of(*accelerated_rollout(paper, model, [*before, *own], starting(0, 3, count=5), method), False)
+    expected = rows_of(*accelerated_gradients(paper, model, own, starting(0, count=2), method), False)
+    actual = rows_of(*accelerated_gradients(paper, model, [*before, *own], starting(0, 3, count=5), method), False)
     assert expected.keys() == actual.keys() and all(np.array_equal(expected[key], actual[key]) for key in expected)
 
 

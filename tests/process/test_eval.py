@@ -24,8 +24,20 @@ from accelerated.program import progress
 from accelerated.program.errors import InputError, run_program
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from tests.helpers.evaluated import BRIEF, as_json, joined_runs, printed, refused, trained_runs
-from tests.helpers.scripts import COMPRESSIVE, ROOT, TINY, WINDOWED, evaluate, train
+from tests.helpers.programs import (
+    BRIEF,
+    COMPRESSIVE,
+    ROOT,
+    TINY,
+    WINDOWED,
+    as_json,
+    evaluate,
+    joined_runs,
+    printed,
+    refused,
+    train,
+    trained_runs,
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,22 @@ from accelerated.program.errors import InputError
 from accelerated.training import run as runs
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
-from tests.helpers.children import differences, ended, hanging, killed, measurements, start
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, saved, train
+from tests.helpers.programs import (
+    COMPRESSIVE,
+    MEMFORMER,
+    MEMORIZING,
+    ROOT,
+    TINY,
+    WINDOWED,
+    differences,
+    ended,
+    hanging,
+    killed,
+    measurements,
+    saved,
+    start,
+    train,
+)
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--keep", 2, "--log-every", 1, "--dropout", 0.1]

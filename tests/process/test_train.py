@@ -21,7 +21,7 @@ from accelerated.training import run as runs
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 from accelerated.training.log import read_metrics
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]
 MODELS = {

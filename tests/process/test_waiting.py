@@ -22,7 +22,7 @@ sys.path[:0] = [{root!r}, {root!r} + "/tests"]
 from accelerated.program import progress
 from accelerated.program.errors import run_program
 progress.SECONDS = 0.001
-from tests.helpers.documents import small_encoding
+from tests.helpers.texts import small_encoding
 from accelerated.data.config import DataConfig
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import source_of_path

@@ -7,7 +7,7 @@ import pytest
 
 from reference import gradients
 from reference.check import CheckError
-from tests.helpers.cases import CASES, EVERY_CASE
+from tests.tools.cases import CASES, EVERY_CASE
 from tests.tools.vectors import inputs_of
 
 cases = pytest.mark.parametrize("paper,case", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reference import block_recurrent
 from reference import memorizing as ref
 from reference.rollout import Segment, rollout_backward, rollout_forward
+from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
 from tests.helpers.gradients import check_directions, check_operation, draw
-from tests.helpers.profiles import examples
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]

@@ -22,8 +22,8 @@ from accelerated.training.settings import TrainingConfig
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 from reference.check import GIVEN, INNER
 from reference.rollout import ADAMW, SGD_RATE, Segment, adamw, named, rollout_backward, rollout_forward, sgd
-from tests.helpers.cases import CASES, EVERY_CASE, INNER_VALUES, MEMFORMER, Case
 from tests.helpers.variants import PAPERS, random_task, shaken
+from tests.tools.cases import CASES, EVERY_CASE, INNER_VALUES, MEMFORMER, Case
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW

@@ -11,8 +11,7 @@ from accelerated.attention import heads
 from accelerated.lab.reports import dynamic
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from tests.helpers.evaluated import as_json, joined_runs, printed, refused, trained_runs
-from tests.helpers.scripts import saved
+from tests.helpers.programs import as_json, joined_runs, printed, refused, saved, trained_runs
 
 
 @pytest.fixture(scope="module")

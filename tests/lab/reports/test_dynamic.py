@@ -12,7 +12,7 @@ from accelerated.compressive import Compressive
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from tests.helpers.documents import BYTES, MERGED, document_from
+from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import PAPERS, variant
 
 RECURRENT, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small

@@ -21,8 +21,8 @@ from accelerated.lab.reports.frequency import (
     word_counts,
     words_of,
 )
-from tests.helpers.documents import BYTES, MERGED, document_from, documents_and_tokenizer, either, random_nats, texts
-from tests.helpers.profiles import examples
+from tests.conftest import examples
+from tests.helpers.texts import BYTES, MERGED, document_from, documents_and_tokenizer, either, random_nats, texts
 
 
 def owners_byte_by_byte(text, tokens):

@@ -12,7 +12,7 @@ from accelerated.compressive import Compressive
 from accelerated.lab.reports import memories
 from accelerated.program.errors import InputError
 from tests.helpers.comparison import assert_agree
-from tests.helpers.documents import BYTES, documents_of, text_document
+from tests.helpers.texts import BYTES, documents_of, text_document
 from tests.helpers.variants import PAPERS, variant
 
 SMALL = PAPERS["compressive"].small

@@ -7,7 +7,7 @@ import torch
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.lab.reports.range import temporal_range
-from tests.helpers.documents import BYTES, documents_of
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
 
 CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)

@@ -16,7 +16,7 @@ from accelerated.evaluation.generation import read_prompt
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
-from tests.helpers.scripts import WINDOWED, evaluate, train
+from tests.helpers.programs import WINDOWED, evaluate, train
 from tests.helpers.variants import PAPERS
 
 GARDEN, SEA = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "

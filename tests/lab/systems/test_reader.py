@@ -13,7 +13,7 @@ from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import Question, text_of
 from accelerated.program.errors import InputError
-from tests.helpers.profiles import examples
+from tests.conftest import examples
 
 TOKENS = [bytes([byte]) for byte in range(256)] + [b"th", b"the", b" the", b" ca", b" caf", "é".encode()]
 BPE = tokenizer_of_ranks("bpe", {token: rank for rank, token in enumerate(TOKENS)})

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from accelerated.lab.systems.roberta import Roberta
 from reference import roberta as ref
+from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
-from tests.helpers.profiles import examples
 from tests.helpers.roberta import CONFIG, example, shaken
 
 

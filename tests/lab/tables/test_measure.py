@@ -11,7 +11,7 @@ from accelerated.lab.tables.page import page
 from accelerated.lab.tables.table import Measure, Panel, Row
 from accelerated.lab.trials import LOG, Trial, Workshop
 from accelerated.program.errors import InputError
-from tests.helpers.rehearsal import TWO, Rehearsal
+from tests.helpers.programs import TWO, Rehearsal
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):

@@ -12,7 +12,7 @@ from accelerated.data.recall import GOES, TAKES, RecallConfig, RecallDocuments
 from accelerated.lab.tables.notes import NOTES, draw, mean_of, pareto, sign_test, values_of
 from accelerated.lab.tables.page import cost, differences, mean_and_spread, names_and_rows, page, settings_part, verdict
 from accelerated.lab.tables.table import TABLES, Panel
-from tests.helpers.rehearsal import CARRIED, TWO, record_of
+from tests.helpers.programs import CARRIED, TWO, record_of
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 

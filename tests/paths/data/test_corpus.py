@@ -23,7 +23,7 @@ from accelerated.data.sources import Text, source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, tokenizer_of_ranks
 from accelerated.data.windows import SPLITS, count_words, lengths_of
 from accelerated.program.errors import InputError
-from tests.helpers.documents import documents_of, small_encoding, text_document
+from tests.helpers.texts import documents_of, small_encoding, text_document
 
 BYTES, SMALL = ByteTokenizer(), BpeTokenizer("small", small_encoding())
 WORDS = "the anthem thé an hour 中文。字 42 don't;\n\n  the end\n"

@@ -13,7 +13,7 @@ from accelerated.data.corpus import tokenised
 from accelerated.data.sources import Text, read_bytes, source_of_path
 from accelerated.data.tokenizers import ByteTokenizer, train_bpe, train_words
 from accelerated.program.errors import InputError
-from tests.helpers.documents import content
+from tests.helpers.texts import content
 
 BYTES = ByteTokenizer()
 

@@ -22,8 +22,8 @@ from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum
-from tests.helpers.documents import as_zip, content
-from tests.helpers.loopback import serving
+from tests.helpers.programs import serving
+from tests.helpers.texts import as_zip, content
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 ARTICLES = {

@@ -12,7 +12,7 @@ from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import Text, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from tests.helpers.documents import content
+from tests.helpers.texts import content
 
 
 def source(path, **options):

@@ -19,7 +19,7 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, open_tokenizer, show_ranks, train_bpe
 from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
-from tests.helpers.documents import small_encoding
+from tests.helpers.texts import small_encoding
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import load_exported
 from accelerated.training.settings import settings_from
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs the extra gpt2: safetensors")
 

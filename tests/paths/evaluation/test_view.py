@@ -25,7 +25,7 @@ from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from reference.memorizing import merge_heads
 from tests.helpers.comparison import assert_agree
-from tests.helpers.documents import BYTES, MERGED, document_from
+from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 ROOT = Path(__file__).parents[3]

@@ -17,7 +17,7 @@ from accelerated.presets.gpt2_weights import check_described, check_gpt2, load_g
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.program.errors import InputError
 from reference import pretrained_recurrence as ref
-from tests.helpers.profiles import examples
+from tests.conftest import examples
 
 safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
 

@@ -11,7 +11,7 @@ from accelerated.program.errors import InputError
 from accelerated.training import checkpoint
 from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters, save_checkpoint, save_in_run
 from accelerated.training.folder import checkpoint_path, numbered_checkpoints
-from tests.helpers.checkpoints import EMPTY_CHECKPOINT
+from tests.helpers.programs import EMPTY_CHECKPOINT
 
 CONTENTS = EMPTY_CHECKPOINT | {
     "step": 3,

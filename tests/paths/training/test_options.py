@@ -14,7 +14,7 @@ from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import DataConfig, TrainingConfig, preset_settings, settings_contents
-from tests.helpers.checkpoints import EMPTY_CHECKPOINT
+from tests.helpers.programs import EMPTY_CHECKPOINT
 
 
 def options_in_help(capsys, *argv):

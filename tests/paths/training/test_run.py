@@ -12,7 +12,7 @@ import train as training_script
 from accelerated.models import NAMES
 from accelerated.program.errors import InputError
 from accelerated.training import folder, opening, process
-from tests.helpers.scripts import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 

@@ -1,0 +1,364 @@
+"""train.py and eval.py as a user calls them, here or in a process to be killed; a file server; a workshop without training."""
+
+import atexit
+import base64
+import contextlib
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import eval as evaluation_script
+import train as training_script
+from accelerated.evaluation.options import parse
+from accelerated.lab.tables.table import Measure, Row, Table
+from accelerated.lab.trials import Workshop
+from accelerated.program.errors import InputError, begin_program, run_program
+from accelerated.training.checkpoint import load_checkpoint
+from accelerated.training.folder import checkpoint_path, numbered_checkpoints
+from accelerated.training.log import read_metrics
+from accelerated.training.options import parse as parse_training
+
+ROOT = Path(__file__).parents[2]
+
+TINY = [
+    *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
+    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--validation-segments", 0),
+]
+COMPRESSIVE = [
+    *("--model", "compressive", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
+    *("--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2, "--batch", 3, "--warmup", 2),
+    *("--sample", 0, "--validation-segments", 0),
+]
+MEMFORMER = [
+    *("--model", "memformer", "--width", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2, "--head-width", 8),
+    *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
+MEMORIZING = [
+    *("--model", "memorizing", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
+    *("--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
+    *("--validation-segments", 0),
+]
+WINDOWED = [
+    *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
+    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, "--validation-segments", 0),
+]
+
+
+def train(*argv):
+    """Run train.py with these arguments."""
+    training_script.main(*parse_training([str(argument) for argument in argv]))
+
+
+def evaluate(*argv):
+    """Run eval.py with these arguments."""
+    evaluation_script.main(*parse([str(argument) for argument in argv]))
+
+
+def saved(run):
+    """The contents of a run's last checkpoint."""
+    return load_checkpoint(checkpoint_path(run))
+
+
+def equal(first, second):
+    """Whether two saved values are the same to the bit."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return first == second
+
+
+BRIEF = ["--sample", 0, "--validation-segments", 2, "--steps", 2]
+
+
+def trained_runs(folder):
+    """A run of each model, trained for two steps on one text."""
+    book = folder / "book.txt"
+    content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
+    book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
+    kinds = {
+        "recurrent": [*TINY, "--save-every", 1, "--keep", 2],
+        "compressive": COMPRESSIVE,
+        "memformer": MEMFORMER,
+        "memorizing": MEMORIZING,
+        "windowed": [*WINDOWED, "--overlap", 2],
+        "plain": [*WINDOWED, "--vectors", 0],
+    }
+    for name, options in kinds.items():
+        train(*options, "--data", book, *BRIEF, "--out", folder / name)
+    return SimpleNamespace(book=book, **{name: folder / name for name in kinds})
+
+
+def joined_runs(folder):
+    """Runs that were trained with memory carried over documents, and the folder of documents."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(80):
+        (texts / f"{number}.txt").write_text(f"text number {number} of some. " * (number % 7 + 1))
+    kinds = {"compressive": COMPRESSIVE, "windowed": [*WINDOWED, "--overlap", 2], "plain": [*WINDOWED, "--vectors", 0]}
+    for name, options in kinds.items():
+        train(*options, "--data", texts, "--carry-over-documents", *BRIEF, "--out", folder / name)
+    return SimpleNamespace(texts=texts, **{name: folder / name for name in kinds})
+
+
+def printed(capsys, *argv):
+    capsys.readouterr()
+    evaluate(*argv)
+    return capsys.readouterr().out
+
+
+def as_json(capsys, *argv):
+    [line] = printed(capsys, *argv, "--json").splitlines()
+    return json.loads(line)
+
+
+def refused(capsys, *argv):
+    """The one-line error message, from the parser or from an InputError."""
+    capsys.readouterr()
+    with pytest.raises((InputError, SystemExit)) as caught:
+        evaluate(*argv)
+    line = str(caught.value) if isinstance(caught.value, InputError) else capsys.readouterr().err.rstrip("\n")
+    assert "\n" not in line and (isinstance(caught.value, InputError) or caught.value.code == 2)
+    return line
+
+
+PATIENCE = 120.0  # seconds
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.helpers.programs", "pytest", "torch._dynamo"])  # imported once, before the forks
+
+
+def run_script(argv, output, errors, environment, hang):
+    """In a child: be train.py with these arguments, files for stdout and stderr, and environment."""
+    for path, number in ((output, 1), (errors, 2)):
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), number)
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # buffered, as it is for a file, whatever PYTHONUNBUFFERED says
+    os.environ.update(environment)
+    if hang:
+        hang_in(*hang)
+    sys.argv = ["train.py", *argv]
+    run_program("train.py", training_script.main, *begin_program("train.py", "accelerated.training.options"))
+
+
+def hang_in(owner, name, call, marker):
+    """Make a call of the function owner.name, counted from 1, write the file marker and never return."""
+    owner = pkgutil.resolve_name(owner)
+    calls, function = [], getattr(owner, name)
+
+    def hanging(*given, **others):
+        calls.append(name)
+        if len(calls) == call:
+            Path(marker).touch()
+            time.sleep(PATIENCE)
+        return function(*given, **others)
+
+    setattr(owner, name, hanging)
+
+
+def start(argv, errors, output=None, hang=None, processes=1):
+    """Begin train.py in that many processes that train together; stderr and, unless output is given, stdout go to `errors`."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    started = []
+    for rank in range(processes):
+        environment = together | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        given = ([*map(str, argv)], output or errors, errors, environment, hang)
+        started.append(SERVER.Process(target=run_script, args=given, daemon=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # the server, which the first start begins, imports from there
+        for process in started:
+            process.start()
+            atexit.register(process.kill)  # of a test that fails; by itself it would end only if it heard of SIGTERM
+    return started
+
+
+def ended(started):
+    """Wait for processes to end; returns their exit codes."""
+    for process in started:
+        process.join(PATIENCE)
+    return [process.exitcode for process in started]
+
+
+def killed(started):
+    """End processes by SIGKILL; returns whether one of them was still at work."""
+    for process in started:
+        process.kill()
+    return -signal.SIGKILL in ended(started)
+
+
+def hanging(argv, folder, owner, name, call=1):
+    """Begin train.py and return its processes as soon as it hangs in that call of owner.name; see hang_in."""
+    marker = folder / f"in-{name}"
+    started = start(argv, folder / "errors", hang=(owner, name, call, marker))
+    deadline = time.monotonic() + PATIENCE
+    while not marker.exists():
+        assert started[0].is_alive() and time.monotonic() < deadline, (folder / "errors").read_text()
+        time.sleep(0.01)
+    return started
+
+
+def measurements(run):
+    """The records of a run's metrics.jsonl, without its speed."""
+    return [{name: value for name, value in record.items() if name != "tokens_per_second"} for record in read_metrics(run)]
+
+
+def differences(first, second, besides=()):
+    """What two runs differ in: fields of the last checkpoint and of the best one, kept checkpoints, measurements."""
+    found = [path for path in ("best.pt",) if (first / path).exists() != (second / path).exists()]
+    pairs = [(saved(first), saved(second))]
+    if (first / "best.pt").exists() and not found:
+        pairs.append((load_checkpoint(first / "best.pt"), load_checkpoint(second / "best.pt")))
+    for one, other in pairs:
+        found += [key for key in one.keys() | other.keys() if not equal(one.get(key), other.get(key))]
+    found += ["step-N.pt"] if list(numbered_checkpoints(first)) != list(numbered_checkpoints(second)) else []
+    found += ["metrics.jsonl"] if measurements(first) != measurements(second) else []
+    return [name for name in found if name not in besides]
+
+
+EMPTY_CHECKPOINT = {
+    "model": "compressive",
+    "model_config": {},
+    "training_config": {},
+    "data_config": {},
+    "parameters": {},
+    "optimizer": {},
+    "state": (),
+    "lanes": {},
+    "random": torch.zeros(1),
+    "step": 1,
+    "corpus": "",
+    "tokenizer": "",
+    "best": math.inf,
+    "pending": (0.0, 0, 0),
+    "validation_due": False,
+}
+
+
+class Server:
+    """Serves {path: bytes}. break_after: bytes before a connection ends; ranges: whether parts are sent; page: books per list."""
+
+    def __init__(self, files):
+        self.files, self.break_after, self.ranges, self.page, self.asked = files, None, True, 2, []
+        self.address = ""
+
+    def respond(self, request):
+        path, _, query = request.path.partition("?")
+        self.asked.append((path, request.headers.get("Range")))
+        if path == "/list":
+            return self.send(request, 200, self.listing(dict(urllib.parse.parse_qsl(query))))
+        if path not in self.files:
+            return request.send_error(404)
+        content, start = self.files[path], 0
+        if request.headers.get("Range") and self.ranges:
+            start = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
+            if start >= len(content):
+                return request.send_error(416)
+        self.send(request, 206 if start else 200, content[start:])
+
+    def send(self, request, status, content):
+        request.send_response(status)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content if self.break_after is None else content[: self.break_after])
+
+    def listing(self, query):
+        """A page of the names and MD5 sums under a prefix, as Google's storage lists a bucket."""
+        names = sorted(path[1:] for path in self.files if path[1:].startswith(query["prefix"]))
+        start = int(query.get("pageToken") or 0)
+        items = [{"name": n, "md5Hash": base64.b64encode(hashlib.md5(self.files["/" + n]).digest()).decode()} for n in names]
+        page = {"items": items[start : start + self.page]}
+        if start + self.page < len(items):
+            page["nextPageToken"] = str(start + self.page)
+        return json.dumps(page).encode()
+
+
+@contextlib.contextmanager
+def serving(files):
+    """Run a Server inside."""
+    server = Server(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            server.respond(self)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        server.address = f"http://127.0.0.1:{http.server_port}"
+        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        http.shutdown()
+
+
+class Rehearsal(Workshop):
+    """A workshop whose train.py and eval.py only note their arguments; `loss` is {part of the options: bits}."""
+
+    def __init__(self, runs, jobs=1, loss=(), fails=()):
+        super().__init__(runs, jobs, say=lambda line: self.said.append(line))
+        self.said, self.calls, self.loss, self.fails = [], [], dict(loss), dict(fails)
+
+    def run(self, command):
+        words = [str(word) for word in command[1:]]
+        self.calls.append(words)
+        text = " ".join(words)
+        for part, line in self.fails.items():
+            if part in text:
+                return 2, "some progress\n", line
+        if words[0].endswith("eval.py"):
+            return 0, json.dumps({"asked": words[1:]}), "a warning"
+        folder = Path(words[words.index("--out" if "--out" in words else "--resume") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        bits = next((loss for part, loss in self.loss.items() if part in text), 1.0)
+        records = [{"step": 1, "loss": 3.0, "bits_per_byte": -bits}]
+        records.append({"step": 5, "final": True, "validation_bits_per_byte": bits})
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return 0, "trained\n", "trained"
+
+
+CARRIED = Measure("test, bits per byte", "score --split test", "bits_per_byte")
+TWO = Table(
+    title="A paper, Table 9",
+    about="What is it about? " * 20,
+    options="--width 8",
+    rows={"a": Row("--x 1", "1.5"), "b": Row("--x 2", "2.5")},
+    measures=[CARRIED],
+    orderings=["a < b", "b - a < a"],
+    grid=["--rate 1", "--rate 2"],
+    first="",
+    tuned_by=["validation", "its last validation"],
+    timed=True,
+    prepare="",
+    notes="",
+    picture=[],
+)
+
+
+def record_of(table, **measured):
+    """A record of a table with given measures {row: [values by seed]} of its first measure."""
+    common = {"choice": "--rate 1", "tuning": {"--rate 1": 2.0}, "parameters": 1234}
+    rows = [
+        {"name": name, **row._asdict(), **common, "step_seconds": seconds, "measured": {table.measures[0].title: measured[name]}}
+        for (name, row), seconds in zip(table.rows.items(), ([0.5, 0.5, 0.5], [1.5, 2.5, 2.0]), strict=False)
+    ]
+    record = {"name": "a-table", "date": "2026-01-02", "machine": "2 cores", "torch": "2.13.0", "jobs": 2, "rows": rows}
+    return record | {"options": "--width 8", "first": "", "grid": ["--rate 1", "--rate 2"]}

@@ -1,0 +1,97 @@
+"""Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in memory, a few BPE merges."""
+
+import io
+import zipfile
+
+import numpy as np
+import tiktoken
+from hypothesis import strategies as st
+
+from accelerated.data.sources import read_bytes
+from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.windows import Document
+
+BYTES = ByteTokenizer()
+
+
+def text_document(name, text, tokenizer):
+    """A document that predicts each of its tokens except the first."""
+    tokens = tokenizer.encode(text)
+    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool), len(text.split()))
+
+
+def documents_of(lengths):
+    """Documents with recognisable tokens: document d holds 10 d + 1, 10 d + 2, ... modulo 256."""
+    texts = [bytes((10 * d + 1 + i) % 256 for i in range(n)) for d, n in enumerate(lengths)]
+    return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
+
+
+def content(text):
+    """The bytes of a Text, read a few at a time."""
+    return b"".join(read_bytes(text, 7))
+
+
+def as_zip(members):
+    """The bytes of a zip of {name: content}."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return file.getvalue()
+
+
+def small_encoding():
+    """An encoding of all 256 bytes and a few merges, which splits words as GPT-2 does."""
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for token in (b"th", b"the", b" the", b"an", b"\xc3\xa9"):
+        ranks[token] = len(ranks)
+    pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+    return tiktoken.Encoding("small", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+
+
+class MergedTokenizer:
+    """A tiktoken encoding with tokens that hold white space, only white space, or several words."""
+
+    ranks = (*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b")
+    encoding = tiktoken.Encoding(
+        "merged", pat_str=r"(?s).+", mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
+    )
+    vocabulary = len(ranks)
+    token_bytes = np.array([len(token) for token in ranks])
+
+    def encode(self, text):
+        return np.array(self.encoding.encode_ordinary(text), np.uint16)
+
+    def decode(self, ids):
+        return self.encoding.decode_bytes([int(token) for token in ids])
+
+
+MERGED = MergedTokenizer()
+
+
+def document_from(text, tokenizer, scored=None):
+    """A Document with read-only arrays; all of it is scored unless a mask is given."""
+    ids = tokenizer.encode(text)
+    ids.flags.writeable = False
+    size = max(len(ids) - 1, 0)
+    scored = np.broadcast_to(True, size) if scored is None else np.resize(np.array(scored, bool), size)
+    return Document(text, ids[:-1], ids[1:], scored)
+
+
+texts = st.text("theab \n\t\r\x0b\x0cé\xa0.", max_size=40)
+either = st.sampled_from([BYTES, MERGED])
+
+
+@st.composite
+def documents_and_tokenizer(draw, least=0):
+    """Documents with some tokens scored; if least is given, one has at least that many tokens."""
+    tokenizer, masks = draw(either), st.none() | st.lists(st.booleans(), min_size=1, max_size=5)
+    documents = [document_from(draw(texts), tokenizer, draw(masks)) for _ in range(draw(st.integers(0, 4)))]
+    documents += [document_from(draw(texts) + "he" * least, tokenizer, draw(masks))] if least else []
+    return documents, tokenizer
+
+
+def random_nats(documents, seed):
+    """Random losses in the form of token_nats: NaN if a token is not scored."""
+    rng = np.random.default_rng(seed)
+    return [np.where(document.scored, rng.exponential(3.0, len(document.inputs)), np.nan) for document in documents]
