@@ -4,8 +4,8 @@ Training and evaluation use it. The documents may be joined into one text first;
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -75,63 +75,36 @@ def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
     return Parts(documents, taken)
 
 
-class Stretch:
-    """A lazy slice of one field of a Joined: it is read when it is converted to an array. Slicing it gives another Stretch."""
-
-    def __init__(self, read: Callable, start: int, stop: int):
-        self.read, self.start, self.stop = read, start, max(start, stop)
-
-    def __len__(self):
-        return self.stop - self.start
-
-    def __getitem__(self, part):
-        start, stop, step = part.indices(len(self))
-        if step != 1:
-            raise IndexError(f"a Stretch has no slices of step {step}")
-        return Stretch(self.read, self.start + start, self.start + stop)
-
-    def __array__(self, dtype=None, copy=None):
-        return np.asarray(self.read(self.start, self.stop), dtype)
-
-
 class Joined(Documents):
-    """All documents joined into a single one, with nothing between them.
+    """All documents joined into a single one, with nothing between them; it is held in memory, with a bool for each token.
 
     At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
     tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. With a seed the
-    documents are shuffled. Nothing is read before it is needed, because all documents together may not fit in memory.
+    documents are shuffled.
     """
 
     def __init__(self, documents: Sequence, seed: int | None = None):
-        self.documents, lengths = documents, lengths_of(documents)
-        numbers = np.flatnonzero(lengths)
+        self.of_documents = lengths_of(documents)
+        numbers = np.flatnonzero(self.of_documents)
         self.order = (numbers if seed is None else np.random.default_rng(seed).permutation(numbers)).tolist()
-        self.document = lru_cache(1024)(documents.__getitem__)  # a segment reads fields of many
-        self.stops = np.cumsum(lengths[self.order] + 1)  # where the documents end in the text, in tokens
-        self.starts = self.stops - lengths[self.order] - 1
-        self.lengths = np.array([max(0, int(self.stops[-1:].sum()) - 1)])
+        tokens, scored = [np.empty(0, np.uint8)], [np.empty(0, bool)]
+        for document in (documents[number] for number in self.order):
+            tokens += [document.inputs, document.targets[-1:]]
+            scored += [document.scored, [False]]
+        self.tokens, self.scored = np.concatenate(tokens), np.concatenate(scored)
+        self.lengths = np.array([max(0, len(self.tokens) - 1)])
 
     def __getitem__(self, index):
-        length = int(self.lengths[index])
-        spans = ((False, 0), (False, 1), (True, 0))  # inputs, targets, scored
-        return Document("joined", *(Stretch(partial(self._read, kind), start, start + length) for kind, start in spans))
-
-    def _read(self, scored, start, stop):
-        """Tokens start .. stop - 1 of the text, or whether the predictions at them are scored."""
-        pieces = [np.empty(0, bool if scored else np.int64)]
-        for place in range(self.stops.searchsorted(start, "right"), self.starts.searchsorted(stop, "left")):
-            document = self.document(self.order[place])
-            first = max(start - self.starts[place], 0)
-            pieces.append((document.scored if scored else document.inputs)[first : stop - self.starts[place]])
-            if stop >= self.stops[place]:
-                pieces.append([False] if scored else document.targets[-1:])
-        return np.concatenate(pieces)
+        if index:
+            raise IndexError(index)
+        return Document("joined", self.tokens[:-1], self.tokens[1:], self.scored[:-1])
 
     def by_document(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
         """Split the values of all predictions, given for the text's parts in order, into (n - 1,) for each document."""
-        joined, split = np.concatenate(list(values)), [np.empty(0)] * len(self.documents)
-        for number, start, stop in zip(self.order, self.starts, self.stops, strict=True):
-            split[number] = joined[start : stop - 1]
+        joined, split, start = np.concatenate(list(values)), [np.empty(0)] * len(self.of_documents), 0
+        for number in self.order:
+            split[number] = joined[start : start + self.of_documents[number]]
+            start += self.of_documents[number] + 1
         return split
 
 
@@ -231,7 +204,6 @@ class Lanes:
         self.documents, self.length, self.overlap, self.seed = documents, length, overlap, seed
         self.passes, self.dealt, self.order = 0, 0, self._shuffle(0)
         self.reading = [None] * lanes  # per lane (document index, segments read) or None
-        self.busy = list(range(lanes))  # lanes that are not padding in the last segment
         self.document = lru_cache(int(lanes))(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
@@ -269,8 +241,7 @@ class Lanes:
 
     def __next__(self):
         work = [self._advance(lane) for lane in range(len(self.reading))]
-        self.busy = [lane for lane, part in enumerate(work) if part is not None]
-        if not self.busy:
+        if not any(work):
             raise StopIteration
         return stack_windows(work, self.length, len(work))
 
@@ -290,8 +261,8 @@ def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> 
 
     kept lists the rows of the previous segment that continue, in order: index the carried state with it.
     """
-    reader, rows = Lanes(documents, lanes, length, overlap=overlap), list(range(lanes))
-    for segment in reader:
-        kept = [row for row, lane in enumerate(rows) if lane in reader.busy]
-        rows = reader.busy
-        yield segment.keep_lanes(rows), kept
+    rows = list(range(lanes))
+    for segment in Lanes(documents, lanes, length, overlap=overlap):
+        busy = np.flatnonzero(segment.place[:, 0] >= 0).tolist()  # the others are padding
+        yield segment.keep_lanes(busy), [row for row, lane in enumerate(rows) if lane in busy]
+        rows = busy

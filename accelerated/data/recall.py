@@ -2,8 +2,7 @@
 
 A document has facts, then filler, then questions, out of attention's reach. A fact is a key and its value; a question is ? and a
 key. The answer is the prediction at the question's last byte; only answers are scored. Answers never appear in the input, so the
-facts are their only source. Each key has values of its own, or all keys share one set (`shared_values`): then it is not enough to
-remember which values were seen.
+facts are their only source. Each key has values of its own.
 
     facts       BdA8CkDM=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
     copying     =-4:.,9-...;1=...?:;?.-?        `pairs` values somewhere in the filler; the i-th ? asks for the i-th
@@ -28,6 +27,7 @@ OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VALU
 # All bytes that facts may use: values are taken from the front, keys from the back
 SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
 STATEMENT = 3  # bytes of a statement of one_fact and two_facts
+SIZES = {"train": 100_000, "valid": 64, "test": 64}  # documents in each split
 
 
 @dataclass(frozen=True)
@@ -40,38 +40,34 @@ class RecallConfig:
         pairs: facts at the beginning of a document; in copying the values, in one_fact and two_facts the statements
         vary_pairs: let each training document have a number of facts of its own, up to that one, evenly on a logarithmic scale
         values: values that a key can have; a guess is right one time in so many
-        shared_values: let all keys share one set of values, so that which key has which value must be remembered
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
         distance: tokens of filler between the last pair and the first question; statements stand in it
         vary_distance: let each training document draw a distance of its own, up to that one, evenly on a logarithmic scale
         spacing: tokens from one question to the next, at least 2
-        documents: training documents; each other split has 64
     """
 
     task: str = "facts"
     pairs: int = 4
     vary_pairs: bool = False
     values: int = 10
-    shared_values: bool = False
     rewrites: int = 0
     questions: int = 24
     distance: int = 88
     vary_distance: bool = False
     spacing: int = 4
-    documents: int = 100_000
 
     def __post_init__(self):
         check_choice("task", self.task, STORIES)
-        least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2, "documents": 1}
+        least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2}
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {number}")
-        needed = self.pairs + self.values * (1 if self.shared_values else self.pairs)  # bytes for the keys and values of facts
+        needed = self.pairs * (1 + self.values)  # bytes for the keys and values of facts
         if self.task == "facts" and needed > len(SYMBOLS):
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
-        if self.task != "facts" and (self.rewrites or self.values != 10 or self.shared_values or self.vary_pairs):
+        if self.task != "facts" and (self.rewrites or self.values != 10 or self.vary_pairs):
             raise ValueError(f"task {self.task} has ten values for all questions; leave values, rewrites and vary_pairs out")
         if self.task == "two_facts" and self.pairs < 4:
             raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
@@ -112,9 +108,8 @@ class Story(NamedTuple):
 
 def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
     """Keys with their values; `rewrites` of them get another value later."""
-    sets = 1 if config.shared_values else config.pairs
     keys = SYMBOLS[::-1][: config.pairs]
-    values = np.broadcast_to(SYMBOLS[: sets * config.values].reshape(sets, config.values), (config.pairs, config.values))
+    values = SYMBOLS[: config.pairs * config.values].reshape(config.pairs, config.values)
     every, drawn = np.arange(config.pairs), rng.integers(config.values, size=config.pairs)
     opening = np.stack([keys, values[every, drawn]], 1)[rng.permutation(config.pairs)].flatten()
     changed, new = rng.integers(config.pairs, size=config.rewrites), rng.integers(config.values, size=config.rewrites)
@@ -199,7 +194,7 @@ class RecallDocuments(Documents):
 
     def __init__(self, config: RecallConfig, split: str):
         self.config, self.split = config, split
-        self.lengths = np.full(config.documents if split == "train" else 64, config.length)
+        self.lengths = np.full(SIZES[split], config.length)
 
     def __getitem__(self, index):
         if not 0 <= index < len(self):

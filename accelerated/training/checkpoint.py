@@ -15,7 +15,7 @@ import torch
 
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
-from accelerated.training.folder import SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
 from accelerated.training.settings import is_of_type
 
 FORMAT = "palimpsest"
@@ -92,14 +92,22 @@ def load_checkpoint(path: str | Path) -> dict:
     return contents
 
 
-def load_exported(folder: str | Path) -> dict:
-    """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; raises InputError if it is damaged."""
+def load_exported(folder: str | Path) -> dict | None:
+    """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; None if it wrote no such folder.
+
+    Raises InputError if it is damaged.
+    """
 
     def with_tuples(values: dict) -> dict:  # JSON has none
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
-    described = json.loads(config.read_text(), object_hook=with_tuples)
+    try:
+        described = json.loads(config.read_text(), object_hook=with_tuples)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(described, dict) or described.get("format") != EXPORT:
+        return None
     safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")

@@ -39,15 +39,6 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
     return path
 
 
-def is_exported(folder: str | Path) -> bool:
-    """Whether eval.py export wrote this folder."""
-    try:
-        described = json.loads((Path(folder) / SETTINGS).read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(described, dict) and described.get("format") == EXPORT
-
-
 def new_folder(out: str | None, stem: str) -> Path:
     """The folder of a new run: --out, or else runs/STEM-1, -2 ...; raises InputError if --out already holds a run."""
     if out is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
-from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, longest_document, spread
+from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
@@ -51,10 +51,10 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings, or if a GPT-2 does not fit them."""
-    if start.gpt2:
+    if start.init and not start.initial:
         from accelerated.presets.gpt2_weights import check_gpt2
 
-        check_gpt2(start.gpt2, settings.model_config)
+        check_gpt2(start.init, settings.model_config)
     if settings.data.train_bpe and not (start.resumed or start.initial):
         tokenizers_package()
     training = settings.training
@@ -170,7 +170,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     if first:
         write_settings(start.folder, settings_contents(settings))
         introduce(run, start)
-        warn(run, longest_document(documents, config.segment, overlap_of(config)))
+        warn(run)
     start.resumed = start.initial = None  # frees their tensors
     return run
 
@@ -207,11 +207,7 @@ def with_steps(settings: Settings, documents: Sequence, start: Start) -> Setting
 
 def take_weights(model: torch.nn.Module, start: Start) -> None:
     """Load the weights of the resumed run, of another run, or of a GPT-2; otherwise keep the initial ones."""
-    if start.gpt2:
-        from accelerated.presets.gpt2_weights import load_gpt2
-
-        load_gpt2(model, start.gpt2)
-    elif start.resumed:
+    if start.resumed:
         load_parameters(model, start.resumed["parameters"], checkpoint_path(start.folder))
     elif start.initial:
         initial, parameters = model.state_dict(), start.initial["parameters"]
@@ -219,6 +215,10 @@ def take_weights(model: torch.nn.Module, start: Start) -> None:
         if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
             parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
         load_parameters(model, parameters, start.init)
+    elif start.init:
+        from accelerated.presets.gpt2_weights import load_gpt2
+
+        load_gpt2(model, start.init)
 
 
 def introduce(run: Run, start: Start) -> None:
@@ -235,29 +235,16 @@ def introduce(run: Run, start: Start) -> None:
         print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
 
 
-def warn(run: Run, longest: int) -> None:
-    """Warn of settings that waste work; `longest` counts the segments of the longest document."""
+def warn(run: Run) -> None:
+    """Warn of settings that waste work."""
     training = run.settings.training
-    horizon, document = training.horizon, "part of the joined text" if run.settings.data.carry_over_documents else "document"
-    for wasteful, message in (
-        (
-            training.warmup > training.steps,
-            f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}: the learning rate ends at "
-            f"{learning_rate(training.steps, training) / training.learning_rate:.0%} of --learning-rate",
-        ),
-        (
-            horizon > longest,
-            f"--horizon {horizon} is longer than the longest training {document} ({longest} segments): every rollout "
-            f"(the segments of one iteration) crosses the start of a {document}, where gradient stops; {longest} is enough",
-        ),
-        (
-            horizon > 1 and not gradient_passes(run.model),
-            f"--horizon {horizon} only takes memory: no gradient passes between segments through this model's state; "
-            f"use --horizon 1 --update-every {horizon}",
-        ),
-    ):
-        if wasteful:
-            print(f"warning: {message}", file=sys.stderr)
+    if training.warmup > training.steps:
+        reached = learning_rate(training.steps, training) / training.learning_rate
+        what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
+        print(f"warning: {what}: the learning rate ends at {reached:.0%} of --learning-rate", file=sys.stderr)
+    if training.horizon > 1 and not gradient_passes(run.model):
+        what = f"--horizon {training.horizon} only takes memory: no gradient passes between segments through this model's state"
+        print(f"warning: {what}; use --horizon 1 --update-every {training.horizon}", file=sys.stderr)
 
 
 def gradient_passes(model: torch.nn.Module) -> bool:

@@ -8,21 +8,27 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import SETTINGS, checkpoint_path, is_exported, new_folder
+from accelerated.training.folder import checkpoint_path, new_folder
 from accelerated.training.log import is_finished
-from accelerated.training.settings import PREFIXES, RECALL, Given, Settings, by_config, check, preset_settings, settings_from
+from accelerated.training.settings import PREFIXES, Settings, TrainingConfig, by_config, preset_settings, settings_from
 
 METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
-NO_OPTIONS = ("vocabulary", "shared_values", "documents")  # fields that only programs set; the last two of the recall task
+RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
+OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
+FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
+# --init of a run decides these
+OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
 
 
 @dataclasses.dataclass
@@ -33,9 +39,8 @@ class Start:
     data_dir: Path
     resumed: dict | None = None  # contents of the run's own checkpoint
     written: float = 0.0  # when that checkpoint was
-    init: str | None = None  # another run
-    initial: dict | None = None  # contents of its checkpoint
-    gpt2: str | None = None  # a GPT-2
+    init: str | None = None  # another run, or a GPT-2
+    initial: dict | None = None  # contents of that run's checkpoint
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -52,16 +57,10 @@ class OptionParser(argparse.ArgumentParser):
             option, known = unknown[0].split("=")[0], self._option_string_actions
             misspelt = difflib.get_close_matches(option, known, cutoff=0.85)  # answered at once
             if not misspelt and (place := place_of(option)):
-                similar = [name for name in known if known[name].type and name.endswith(option[1:])]
-                advice = f"give {' or '.join(similar)}" if similar else "leave it out or choose that"
-                self.error(f"{option} is an option of {place}; {advice}")
-            self.refuse(option)
+                self.error(f"{option} is an option of {place}; leave it out or choose that")
+            nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
+            self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
         return options
-
-    def refuse(self, option: str) -> None:
-        """End with the error of an unknown option; it names the nearest one."""
-        nearest = difflib.get_close_matches(option, self._option_string_actions, n=1, cutoff=0.0)[0]
-        self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
 
 
 @functools.cache
@@ -136,38 +135,23 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 def place_of(option: str) -> str:
     """What has an option that not every run has: other models, or other data; "" if nothing has."""
-
-    def is_option_of(settings: Settings) -> bool:
-        return option in training_parser(settings)._option_string_actions
-
     of_texts = [preset_settings(name, "tiny") for name in NAMES]
-    models = [settings.model for settings in of_texts if is_option_of(settings)]
-    if models:
-        return "--data with texts" if len(models) == len(NAMES) else f"--model {' or '.join(models)}"
-    return "--data recall" if is_option_of(of_texts[0]._replace(data=DataConfig(RECALL))) else ""
-
-
-def refuse_unknown(argv: list[str]) -> None:
-    """Refuse an option that no run has, before the checkpoint that decides the model is read, which takes seconds."""
-    parser = training_parser(preset_settings(DEFAULT, "tiny"))
-    for option in (word.split("=")[0] for word in argv if word.startswith("--")):
-        if option not in parser._option_string_actions and not place_of(option):
-            parser.refuse(option)
+    of_recall = of_texts[0]._replace(data=DataConfig(RECALL))
+    *models, recall = (option in training_parser(settings)._option_string_actions for settings in (*of_texts, of_recall))
+    if any(models):
+        return "--data with texts" if all(models) else f"--model {' or '.join(itertools.compress(NAMES, models))}"
+    return "--data recall" if recall else ""
 
 
 def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, float]:
     """Return (Settings before options change them, the checkpoint of --resume or --init, or None, and when it was written)."""
-    path, saved = checkpoint_path(first.resume or first.init or ""), None
-    written = path.stat().st_mtime if path.is_file() else 0.0
-    if first.resume or (first.init and path.is_file()):
-        from accelerated.training.checkpoint import load_checkpoint  # here: it imports torch
+    run, saved = first.resume or first.init, None
+    written = path.stat().st_mtime if (path := checkpoint_path(run or "")).is_file() else 0.0
+    if run:
+        from accelerated.training.checkpoint import load_checkpoint, load_exported  # here: it imports torch
 
-        saved = load_checkpoint(path)
-    elif first.init and is_exported(first.init):
-        from accelerated.training.checkpoint import load_exported
-
-        path, saved = Path(first.init) / SETTINGS, load_exported(first.init)
-    held = saved and settings_from(saved, path)
+        saved = load_checkpoint(path) if first.resume or written else load_exported(run)
+    held = saved and settings_from(saved, run)
     if first.resume:
         return held, saved, written
     of_gpt2 = next(name for name in NAMES if getattr(presets_of(name), "TAKES_GPT2", False)) if first.init and not held else ""
@@ -182,12 +166,11 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, f
     preset = first.preset or usual
     check_choice("--preset", preset, presets, InputError)
     defaults = preset_settings(model, preset)
-    data, training = held.data if held else defaults.data, defaults.training
-    kept = ("tokenizer", "train_bpe", "train_words") if held else ()  # of the data before
-    kept += () if first.data == RECALL else ("carry_over_documents",)
+    chosen = (held or defaults)._replace(training=defaults.training)
     if first.data == RECALL or (first.data and held):
-        data = DataConfig(first.data, **{name: getattr(data, name) for name in kept})
-    return (held or defaults)._replace(data=data, training=training), saved, written
+        kept = (*(OF_A_TOKENIZER if held else ()), *(() if first.data == RECALL else ("carry_over_documents",)))
+        chosen = chosen._replace(data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept}))
+    return chosen, saved, written
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -216,21 +199,19 @@ def training_parser(defaults: Settings) -> OptionParser:
     if defaults.data.data == RECALL:
         of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
         add_options(parser, "data", defaults.data, leave_out=of_texts)
-        add_options(parser, "recall task", defaults.recall, prefix="recall_", leave_out=NO_OPTIONS)
+        add_options(parser, "recall task", defaults.recall, prefix="recall_")
     else:
         add_options(parser, "data (--data recall has options of its own)", defaults.data)
     add_options(parser, "training", defaults.training)
     if getattr(presets_of(defaults.model), "TAKES_TASKS", False):
         add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
-    add_options(parser, "model", defaults.model_config, leave_out=NO_OPTIONS)
+    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary",))
     return parser
 
 
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    if first.resume or first.init:
-        refuse_unknown(argv)
     defaults, saved, written = choose_defaults(first)
     options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
@@ -243,17 +224,16 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
         if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:  # a preset's are those of its words
             asked["model_config"].setdefault("cutoffs", ())
     settings = Settings(defaults.model, *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()))
-    given = Given(*settings[1:], options)
-    if saved:
-        finished = bool(first.resume) and is_finished(first.resume, saved["step"])
-        given = given._replace(resume=first.resume, init=first.init, held=defaults, step=saved["step"], finished=finished)
-    check(settings.model, given)
+    if first.resume:
+        check_resumed(first.resume, settings, options, defaults, saved["step"])
+    elif saved:
+        check_begun(first.init, settings.data.data, options, defaults.model_config)
+    check(settings, options)
     check_data(settings.data)
     if first.resume:
         return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    weights = {"init": first.init, "initial": saved} if saved else {"gpt2": first.init}
-    return settings, Start(folder, options["data_dir"], **weights)
+    return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
 
 
 def vocabulary_of(data: DataConfig) -> int:
@@ -281,10 +261,60 @@ def adjust(asked: dict[str, dict]) -> None:
         training.setdefault("weight_decay", 0.0)
     if data.get("data", "").lower().endswith(RECORDING):
         data.setdefault("tokenizer", MU_LAW)
-    if "tokenizer" in data:
-        data.setdefault("train_bpe", 0)
-        data.setdefault("train_words", 0)
-    for name, other in (("train_bpe", "train_words"), ("train_words", "train_bpe")):
-        if data.get(name):
-            data.setdefault("tokenizer", "bytes")
-            data.setdefault(other, 0)
+    if any(map(data.get, OF_A_TOKENIZER)):
+        for name in OF_A_TOKENIZER:
+            data.setdefault(name, getattr(DataConfig, name))
+
+
+def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, step: int) -> None:
+    """Raise InputError if the run, which is at that step and has the settings `held`, cannot take the options asked for."""
+    training, data = settings.training, settings.data
+    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {"resume", "data_dir"}
+    takes |= {"model"} if asked.get("model") == held.model else set()
+    takes |= {"data"} if RECALL not in (held.data.data, data.data) else set()  # a text may have moved
+    if "out" in asked:
+        raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
+    if asked.keys() - takes:
+        kept = f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out"
+        raise InputError(f"{kept} (except --data, if its files have moved), or start a new run without --resume")
+    if os.path.isabs(data.data) and not os.path.exists(data.data):
+        moved = "is not there; if it has moved, give --data with its new place"
+        raise InputError(f"{data.data}, which {run} was trained on, {moved}")
+    if asked.get("epochs") and training.horizon != held.training.horizon:
+        raise InputError("--epochs counts passes at the run's own --horizon; give --steps with another one")
+    if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
+        raise InputError(f"--resume {run} is at step {step}; give --steps above that")
+
+
+def check_begun(run: str, data: str, asked: dict, weights: Any) -> None:
+    """Raise InputError if --init's weights, of a model with the config `weights`, do not go with the options or the data."""
+    for name in OF_THE_WEIGHTS:
+        if asked.get(name, size := getattr(weights, name, None)) != size:
+            have = f"the weights of --init {run} have {size}; leave it out"
+            raise InputError(f"{option_name(name)} is {asked[name]}, {have}")
+    if asked.keys() & {*OF_A_TOKENIZER}:
+        raise InputError(f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
+    if data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
+        other = f"the weights of --init {run} have another tokenizer; leave one of them out"
+        raise InputError(f"--data recall is made of bytes, and {other}")
+
+
+def check(settings: Settings, asked: dict) -> None:
+    """Raise InputError if options do not work together; the last checks are those of the model's presets."""
+    training, data = settings.training, settings.data
+    if sum(getattr(data, name) != getattr(DataConfig, name) for name in OF_A_TOKENIZER) > 1:
+        raise InputError("--tokenizer names a tokenizer, --train-bpe and --train-words learn one; give one of them")
+    if "steps" in asked and asked.get("epochs"):
+        raise InputError("--steps and --epochs both say how long to train; give one of them")
+    if training.schedule != "cosine" and asked.get("final_fraction"):
+        raise InputError(f"--final-fraction has no effect: --schedule {training.schedule} has none; leave it out")
+    if training.update_every == 1 and asked.get("update_every_from"):
+        raise InputError("--update-every-from has no effect: --update-every is 1; leave it out")
+    if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
+        reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
+        needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
+        raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")
+    given = SimpleNamespace(config=settings.model_config, training=training, tasks=settings.tasks, asked=asked)
+    for condition, message in getattr(presets_of(settings.model), "CHECKS", ()):
+        if condition(given):
+            raise InputError(message.format(**vars(given)))

@@ -6,15 +6,14 @@ that a wrong option is answered at once.
 
 import dataclasses
 import math
-import os
 import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from accelerated.data.config import ENCODINGS, DataConfig, TaskConfig
+from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
-from accelerated.program.errors import InputError, check_choice, option_name
+from accelerated.program.errors import InputError, check_choice
 
 COMPILERS = ("none", "inductor", "cudagraphs")
 DEVICES = ("auto", "cpu", "cuda")
@@ -30,11 +29,7 @@ POSITIVE = ("steps", "batch", "horizon", "accumulate", "save_every", "update_eve
 NOT_NEGATIVE = ("warmup", "weight_decay", "clip", "seed", "update_every_from", "validate_every", "validation_segments")
 NOT_NEGATIVE += ("sample", "epochs")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
-RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
 EARLIER = {"compile": {"eager": "none", "aot_eager": "none"}, "device": {"mps": "auto"}}  # {field: {value it had: one it has}}
-FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
-# --init of a run decides these
-OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
 
 
 @dataclass(frozen=True)
@@ -195,102 +190,3 @@ def settings_from(contents: dict, path: Any) -> Settings:
     if gone:
         print(f"{path} has settings of an earlier release, which are ignored: {', '.join(gone)}", file=sys.stderr)
     return settings
-
-
-class Given(NamedTuple):
-    """What the conditions of CHECKS look at, and their messages name."""
-
-    config: Any  # the model's
-    training: TrainingConfig
-    data: DataConfig
-    recall: RecallConfig
-    tasks: TaskConfig
-    asked: dict  # {field: value} of the options that were given
-    resume: str | None = None  # a run
-    init: str | None = None  # a run
-    held: Settings | None = None  # the settings of either run
-    step: int = 0  # of the resumed run
-    finished: bool = False  # whether the resumed run has made its last report
-
-
-def asked_of_what_stays(given: Given) -> set[str]:
-    """The given options that a resumed run cannot take; a text may have moved."""
-    takes = {field.name for field in dataclasses.fields(TrainingConfig)} - {*FIXED_IN_A_RUN} | {"resume", "out", "data_dir"}
-    takes |= {"model"} if given.asked.get("model") == given.held.model else set()
-    takes |= {"data"} if RECALL not in (given.held.data.data, given.data.data) else set()
-    return given.asked.keys() - takes
-
-
-# (condition, message): options that do not work together, or not with the run of --resume or --init. The first that holds is
-# refused. CHECKS of a model's presets follow
-CHECKS = (
-    (
-        lambda given: given.resume and "out" in given.asked,
-        "--resume {resume} continues in its own folder; leave --out out, or begin a new run with --init",
-    ),
-    (
-        lambda given: given.resume and asked_of_what_stays(given),
-        f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out (except --data, if its "
-        "files have moved), or start a new run without --resume",
-    ),
-    (
-        lambda given: given.resume and os.path.isabs(given.data.data) and not os.path.exists(given.data.data),
-        "{data.data}, which {resume} was trained on, is not there; if it has moved, give --data with its new place",
-    ),
-    (
-        lambda given: given.resume and given.asked.get("epochs") and given.training.horizon != given.held.training.horizon,
-        "--epochs counts passes at the run's own --horizon; give --steps with another one",
-    ),
-    (
-        lambda given: given.resume and not given.asked.get("epochs") and given.step + given.finished > given.training.steps,
-        "--resume {resume} is at step {step}; give --steps above that",
-    ),
-    *(
-        (
-            lambda given, name=name: (
-                given.init and given.asked.get(name) not in (None, getattr(given.held.model_config, name, None))
-            ),
-            f"{option_name(name)} is {{config.{name}}}, the weights of --init {{init}} have {{held.model_config.{name}}}; "
-            "leave it out",
-        )
-        for name in OF_THE_WEIGHTS
-    ),
-    (
-        lambda given: given.init and given.asked.keys() & {"tokenizer", "train_bpe", "train_words"},
-        "--init {init} keeps the tokenizer of its weights; leave --tokenizer and --train-... out",
-    ),
-    (
-        lambda given: given.data.data == RECALL and given.config.vocabulary != ENCODINGS["bytes"],
-        "--data recall is made of bytes, and the weights of --init {init} have another tokenizer; leave one of them out",
-    ),
-    (
-        lambda given: sum(map(bool, (given.data.train_bpe, given.data.train_words, given.data.tokenizer != "bytes"))) > 1,
-        "--tokenizer names a tokenizer, --train-bpe and --train-words learn one; give one of them",
-    ),
-    (
-        lambda given: "steps" in given.asked and given.asked.get("epochs"),
-        "--steps and --epochs both say how long to train; give one of them",
-    ),
-    (
-        lambda given: given.training.schedule != "cosine" and given.asked.get("final_fraction"),
-        "--final-fraction has no effect: --schedule {training.schedule} has none; leave it out",
-    ),
-    (
-        lambda given: given.training.update_every == 1 and given.asked.get("update_every_from"),
-        "--update-every-from has no effect: --update-every is 1; leave it out",
-    ),
-    (
-        lambda given: (
-            given.training.compile == "cudagraphs" and given.training.horizon > 1 and given.training.backprop != "memory_replay"
-        ),
-        "--compile cudagraphs needs a segment's backward pass before the next is read, and --backprop {training.backprop} "
-        "reads all {training.horizon} of --horizon first; give --horizon 1 or --backprop memory_replay",
-    ),
-)
-
-
-def check(model: str, given: Given) -> None:
-    """Raise InputError with the message of the first of all checks, those of the model included, whose condition holds."""
-    for condition, message in (*CHECKS, *getattr(presets_of(model), "CHECKS", ())):
-        if condition(given):
-            raise InputError(message.format(**given._asdict()))
