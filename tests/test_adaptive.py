@@ -13,7 +13,7 @@ from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
-from tests.helpers.gradients import check_operation
+from tests.helpers.finite_differences import check_operation
 from tests.helpers.variants import PAPERS
 
 SMALL = PAPERS["compressive"].small

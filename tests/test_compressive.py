@@ -14,7 +14,7 @@ import accelerated.compressive as fast
 from accelerated.compressive import Compressive
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.gradients import draw
+from tests.helpers.finite_differences import draw
 from tests.helpers.rollouts import check_key_biases, check_rollout, filled, random_segments
 from tests.helpers.variants import PAPERS, SIMPLIFIED, compression_names
 

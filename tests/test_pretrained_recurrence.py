@@ -15,7 +15,7 @@ from accelerated.evaluation.generation import Sampling, continue_text, read_prom
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import LADDER, assert_agree
-from tests.helpers.gradients import draw
+from tests.helpers.finite_differences import draw
 from tests.helpers.rollouts import check_key_biases
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS

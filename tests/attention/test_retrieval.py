@@ -9,27 +9,27 @@ from hypothesis import strategies as st
 from accelerated.attention.content import scaled_attention_plain
 from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
-from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
+from tests.helpers.definitions import SIZES
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
-@examples(40)
 @given(
     sizes=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 12), st.integers(1, 4)),
     share=st.floats(0, 1),
+    size=SIZES,
     seed=st.integers(0, 2**31),
-    path=st.sampled_from([retrieval_attention, retrieval_attention_plain]),
 )
-def test_it_is_the_references(sizes, share, seed, path):
+@pytest.mark.parametrize("path", [retrieval_attention, retrieval_attention_plain])
+def test_it_is_the_references(path, sizes, share, size, seed):
     """Outputs and gradients; the memory's rows need no order and get no gradient. Lanes have different numbers of empty rows."""
     (batch, heads, n, m, e), rng = sizes, np.random.default_rng(seed)
     retrieved = max(1, round(share * m))
     query, keys, values = (rng.standard_normal((batch, heads, rows, e)) for rows in (n, m, m))
     for lane, young in enumerate(rng.integers(m + 1, size=batch)):
         keys[lane, :, :young], values[lane, :, :young] = 0, 0
-    scale, dout = rng.random(heads), rng.standard_normal(query.shape)
+    scale, dout = size * rng.random(heads), rng.standard_normal(query.shape)
     expected, cache = memorizing.retrieval_forward(query, keys, values, scale, retrieved)
     dquery, dscale = memorizing.retrieval_backward(dout, cache)
     leaves = [torch.tensor(x, requires_grad=True) for x in (query, keys, values, scale)]

@@ -7,21 +7,38 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
 from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.lab.speed import counts
 from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
+from tests.helpers.definitions import SIZES
 from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 SDPA = functional.scaled_dot_product_attention
+THROUGH_SDPA = [  # variants that differ in how their attentions reach SDPA
+    *ONE_OF_EACH,
+    ("block_recurrent", "fixed-dual-feedback"),
+    ("block_recurrent", "slide"),
+    ("block_recurrent", "states-outnumber-window"),
+    ("compressive", "transformer-xl"),
+    ("compressive", "short-memory"),
+    ("compressive", "conv-attention_reconstruction"),
+    ("compressive", "simplified-attention_reconstruction"),
+    ("memformer", "encoder-decoder-xl"),
+    ("memformer", "decoder-only-xl"),
+    ("memformer", "one-token"),
+    ("memorizing", "transformer-xl"),
+    ("pretrained_recurrence", "plain"),
+    ("pretrained_recurrence", "several-vectors"),
+    ("pretrained_recurrence", "one-token"),
+]
 
 
 @pytest.fixture
@@ -80,25 +97,31 @@ def relative_inputs(batch, heads, length, before, width, dtype=torch.float64):
     )
 
 
+def masks_of(n, kind):
+    """What a query of n must not see, (N, N) or (N,): later ones, the last one's padding, or nothing."""
+    return {"causal": torch.ones(n, n).triu(1).bool(), "padded": torch.arange(n) >= n - 1, "whole": None}[kind]
+
+
 sizes = st.integers(1, 3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@given(batch=sizes, heads=sizes, blocks=st.integers(1, 4), window=st.integers(1, 9), width=st.integers(1, 6))
-def test_sliding_attention(dtype, batch, heads, blocks, window, width):
+@given(batch=sizes, heads=sizes, blocks=st.integers(1, 4), window=st.integers(1, 9), width=st.integers(1, 6), size=SIZES)
+def test_sliding_attention(batch, heads, blocks, window, width, size):
     """Outputs and every gradient, that of the bias included."""
-    inputs = sliding_inputs(batch, heads, blocks, window, width, dtype)
+    inputs = sliding_inputs(batch, heads, blocks, window, width)
+    inputs["query"], inputs["offset"] = (
+        size * inputs["query"],
+        inputs["offset"].masked_fill(inputs["offset"].isfinite(), 0) + size,
+    )
     plain, fused = sliding_window.sliding_attention_plain, sliding_window.sliding_attention_sdpa
-    assert_agree(gradients(plain, inputs), gradients(fused, inputs), TOLERANCE["cpu", dtype])
+    assert_agree(gradients(plain, inputs), gradients(fused, inputs), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(batch=sizes, heads=sizes, length=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6))
-def test_relative_attention(dtype, batch, heads, length, before, width):
-    assume(dtype == torch.float64 or width > 1)  # a bias of one number may have a gradient that is nearly all rounding
-    inputs = relative_inputs(batch, heads, length, before, width, dtype)
+def test_relative_attention(batch, heads, length, before, width):
+    inputs = relative_inputs(batch, heads, length, before, width)
     plain = lambda *a: relative_shift.relative_attention_plain(*a)[0]  # noqa: E731
-    assert_agree(gradients(plain, inputs), gradients(relative_shift.relative_attention_sdpa, inputs), TOLERANCE["cpu", dtype])
+    assert_agree(gradients(plain, inputs), gradients(relative_shift.relative_attention_sdpa, inputs), 1e-12)
 
 
 @given(
@@ -114,10 +137,9 @@ def test_transformer_xl_attention(batch, heads, n, before, width, reach, kind):
     inputs = relative_inputs(batch, heads, n, before, width)
     lowest = 0 if kind == "causal" else -reach
     inputs["distance_key"] = torch.randn(heads, reach - lowest + 1, width)
-    index = signed_distance.distance_index(n, lowest, reach)
-    masks = {"causal": torch.ones(n, n).triu(1).bool(), "padded": torch.arange(n).view(1, 1, 1, n) >= n - 1, "whole": None}
+    given_too = signed_distance.distance_index(n, lowest, reach), masks_of(n, kind)
     plain, fused = signed_distance.transformer_xl_attention_plain, signed_distance.transformer_xl_attention_sdpa
-    assert_agree(gradients(plain, inputs, index, masks[kind]), gradients(fused, inputs, index, masks[kind]), 1e-12)
+    assert_agree(gradients(plain, inputs, *given_too), gradients(fused, inputs, *given_too), 1e-12)
 
 
 @given(batch=sizes, heads=sizes, tiles=st.integers(0, 3), n=st.integers(1, 5), k=st.integers(2, 5), width=st.integers(1, 6))
@@ -133,7 +155,7 @@ def test_scaled_attention(batch, heads, tiles, n, k, width):
 def test_causal_and_masked_content_attention(n, masked, width):
     inputs = drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width)))
     options = {"mask": content.causal_mask(n, n)} if masked else {"causal": True}
-    expected = gradients(content.content_attention_plain, inputs, mask=content.causal_mask(n, n))
+    expected = gradients(content.content_attention_plain, inputs, mask=masks_of(n, "causal"))
     assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
     assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)
 
@@ -141,36 +163,45 @@ def test_causal_and_masked_content_attention(n, masked, width):
 # Dropout
 
 
-def with_dropout():
-    """Each attention with dropout as (what SDPA computes, the same with functional.dropout on its weights), inputs, options."""
-    fold, unfold = content.fold_tiles, content.unfold_tiles
+def sliding_attention_by_tiles(query, keys, values, offset, rate):
+    """sliding_attention_plain with the tiles in the batch, as SDPA has them, so that both drop the same weights."""
+    window, fold = offset.shape[1], content.fold_tiles
+    near = [fold(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)]
+    weights = (fold(query.unflatten(2, (-1, window))) @ near[0].transpose(-1, -2) + offset).softmax(-1)
+    return content.unfold_tiles(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
 
-    def sliding(query, keys, values, offset, rate):
-        window = offset.shape[1]
-        tiles = fold(query.unflatten(2, (-1, window)))
-        near = [fold(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)]
-        weights = (tiles @ near[0].transpose(-1, -2) + offset).softmax(-1)
-        return unfold(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
 
-    index = signed_distance.distance_index(8, -7, 7)
-    xl = relative_inputs(2, 3, 8, 2, 4) | {"distance_key": torch.randn(3, 15, 4)}
-    same = drawn(torch.float64, query=(2, 3, 5, 4), key=(2, 3, 5, 4), value=(2, 3, 5, 4))
+def attentions(n, before, width, dtype=torch.float64):
+    """{kind: (plain, by SDPA, by the fastest path, inputs)} for n queries; the first two take a rate of dropout last."""
+    index = signed_distance.distance_index(n, 1 - n, n - 1)
+    placed = lambda attend: lambda *a: attend(*a[:6], index.to(a[0].device), None, *a[6:])  # noqa: E731
+    first = lambda attend: lambda *a: attend(*a)[0]  # noqa: E731
+    xl, relative = relative_inputs(2, 3, n, before, width, dtype), relative_inputs(2, 3, n, before, width, dtype)
+    xl["distance_key"] = torch.randn(3, 2 * n - 1, width, dtype=dtype)
     return {
-        "sliding": (sliding_window.sliding_attention_sdpa, sliding, sliding_inputs(2, 3, 2, 4, 5)),
+        "sliding": (
+            sliding_attention_by_tiles,
+            sliding_window.sliding_attention_sdpa,
+            sliding_window.sliding_attention,
+            sliding_inputs(2, 3, 2, n // 2, width, dtype),
+        ),
         "relative": (
+            first(relative_shift.relative_attention_plain),
             relative_shift.relative_attention_sdpa,
-            lambda *a: relative_shift.relative_attention_plain(*a)[0],
-            relative_inputs(2, 3, 8, 5, 4),
+            first(relative_shift.relative_attention),
+            relative,
         ),
         "transformer-xl": (
-            lambda *a: signed_distance.transformer_xl_attention_sdpa(*a[:6], index, None, a[6]),
-            lambda *a: signed_distance.transformer_xl_attention_plain(*a[:6], index, None, a[6]),
+            placed(signed_distance.transformer_xl_attention_plain),
+            placed(signed_distance.transformer_xl_attention_sdpa),
+            placed(signed_distance.transformer_xl_attention),
             xl,
         ),
         "causal": (
-            lambda *a: content.sdpa(*a[:3], None, a[3], True),
             lambda *a: content.content_attention_plain(*a[:3], None, a[3], True),
-            same,
+            lambda *a: content.sdpa(*a[:3], None, a[3], True),
+            lambda *a: content.content_attention(*a, causal=True),
+            drawn(dtype, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width))),
         ),
     }
 
@@ -181,7 +212,7 @@ KINDS = ["sliding", "relative", "transformer-xl", "causal"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_is_that_of_the_weights(kind):
     """With torch's dropout drawn from the same seed: outputs and every gradient. Another seed drops others, rate 0 none."""
-    fused, plain, inputs = with_dropout()[kind]
+    plain, fused, _, inputs = attentions(8, 4, 5)[kind]
     found = []
     for function, seed in ((plain, 3), (fused, 3), (fused, 3), (fused, 4)):
         torch.manual_seed(seed)
@@ -192,17 +223,7 @@ def test_dropout_is_that_of_the_weights(kind):
     assert_agree(gradients(plain, inputs, 0.0), gradients(fused, inputs, 0.0), 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
-def test_the_mean_over_many_draws_is_the_result_without_dropout(kind):
-    fused, plain, inputs = with_dropout()[kind]
-    exact = plain(*inputs.values(), 0.0)
-    draws = torch.stack([fused(*inputs.values(), 0.3) for _ in range(4000)])
-    distance = (draws.mean(0) - exact) / (draws.std(0) / 4000**0.5 + 1e-12)  # in standard errors
-    assert distance.abs().max() < 6 and distance.std() < 1.5
-
-
-@over(EVERY_VARIANT)
+@over(THROUGH_SDPA)
 def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch, as_on_a_gpu):
     """With the reference's random numbers in SDPA too."""
     config, rng, lanes = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5), 2
@@ -231,22 +252,13 @@ def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch, as_on
 # Whole models
 
 
-def calls_sdpa(paper, config):
-    """Whether the model has an attention that goes through SDPA."""
-    if paper == "memformer":  # simplified positions need the weights
-        return config.encoder_layers or config.positions == "transformer_xl"
-    if paper == "compressive" and config.positions == "simplified":
-        return config.compressed_memory and config.compression_loss == "attention_reconstruction"
-    return paper != "compressive" or config.compression != "most_used"  # this one measures in every layer
-
-
-@over(EVERY_VARIANT)
+@over(THROUGH_SDPA)
 def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
     """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
     config, rng = variant(paper, name), np.random.default_rng(5)
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
-    assert as_on_a_gpu or not calls_sdpa(paper, config)
+    assert as_on_a_gpu or (paper, name) == ("memformer", "decoder-only"), "whose simplified positions need the weights"
 
 
 @over([*ONE_OF_EACH, ("memformer", "encoder-decoder-xl"), ("block_recurrent", "fixed-skip-feedback")])
@@ -331,18 +343,6 @@ def test_the_path_is_that_of_the_device(device, paths, rate, monkeypatch):
     assert len(calls) <= 1  # one key: the gradient of query and key must be exactly zero
 
 
-def test_every_query_sees_a_key():
-    """A row of -inf alone would be NaN."""
-    for window in (1, 2, 7):
-        mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
-        assert (mask.sum(-1) == window).all()
-    rng = np.random.default_rng(0)
-    for length in range(1, 9):  # what is left of a text to fill in
-        assert len(mask_spans(np.zeros(length, int), 1, TaskConfig(), rng)) >= 1
-    inputs = sliding_inputs(2, 3, 3, 4, 5, torch.float32)
-    assert all(row.isfinite().all() for name, row in gradients(sliding_window.sliding_attention_sdpa, inputs).items())
-
-
 def test_compiled_it_is_one_graph():
     """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
     for device in ("cpu", "meta"):
@@ -353,57 +353,16 @@ def test_compiled_it_is_one_graph():
         assert out.shape == inputs[0].shape and all(x.grad.shape == x.shape for x in inputs)
 
 
-def on_a_gpu():
-    """Each attention as (plain, by the fastest path, inputs, the kernel that a GPU should take in bfloat16)."""
-    index = signed_distance.distance_index(64, -63, 63)
-    xl = relative_inputs(2, 3, 64, 8, 32, torch.float32)
-    xl["distance_key"] = torch.randn(3, 127, 32, dtype=torch.float32)
-    rows = dict.fromkeys(("query", "key", "value"), (2, 3, 64, 32))
-    positions = lambda function: lambda *a: function(*a, index.to(a[0].device))  # noqa: E731
-    return {
-        "sliding": (
-            sliding_window.sliding_attention_plain,
-            sliding_window.sliding_attention,
-            sliding_inputs(2, 3, 4, 16, 32, torch.float32),
-            "efficient",
-        ),
-        "relative": (
-            lambda *a: relative_shift.relative_attention_plain(*a)[0],
-            lambda *a: relative_shift.relative_attention(*a)[0],
-            relative_inputs(2, 3, 64, 70, 32, torch.float32),
-            "efficient",
-        ),
-        "transformer-xl": (
-            positions(signed_distance.transformer_xl_attention_plain),
-            positions(signed_distance.transformer_xl_attention),
-            xl,
-            "efficient",
-        ),
-        "causal": (
-            lambda *a: content.content_attention_plain(*a, causal=True),
-            lambda *a: content.content_attention(*a, causal=True),
-            drawn(torch.float32, **rows),
-            "flash",
-        ),
-        "tokens to states": (
-            content.scaled_attention_plain,
-            content.scaled_attention,
-            drawn(torch.float32, query=(2, 3, 4, 16, 32), key=(2, 3, 4, 8, 32), value=(2, 3, 4, 8, 32), scale=(3, 1)),
-            "flash",
-        ),
-    }
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kind", on_a_gpu())
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_gpu_gives_what_the_cpu_gives(kind, dtype):
-    """By the kernel that saves no scores."""
-    plain, fastest, inputs, kernel = on_a_gpu()[kind]
+    """By the kernel that saves no scores: flash in bfloat16 without an offset, or the memory-efficient one."""
+    plain, _, fastest, inputs = attentions(64, 70, 32, torch.float32)[kind]
     with Dispatched() as dispatched:
         actual = gradients(fastest, {name: x.to("cuda", dtype) for name, x in inputs.items()})
-    assert_agree(gradients(plain, inputs), actual, TOLERANCE["cuda", dtype])
-    kernel = kernel if dtype == torch.bfloat16 else "efficient"
+    assert_agree(gradients(plain, inputs, 0.0), actual, TOLERANCE["cuda", dtype])
+    kernel = "flash" if kind == "causal" and dtype == torch.bfloat16 else "efficient"
     assert f"_scaled_dot_product_{kernel}_attention.default" in dispatched.names
 
 
@@ -425,17 +384,6 @@ def on_meta(shapes):
 B, H, E = 2, 8, 128  # lanes, and the papers' heads
 
 
-@pytest.mark.parametrize("rate,megabytes,operations,share", [(0.0, 101.0, 8, 0.51), (0.05, 101.0, 8, 0.26)])
-def test_what_sliding_attention_saves(rate, megabytes, operations, share):
-    """At the paper's sizes: queries, each key and value twice and the output, but no scores (N x 2W would be 134 MB)."""
-    n, w = 4096, 512
-    inputs = on_meta([(B, H, n, E), (B, H, w + n, E), (B, H, w + n, E), (H, w, 2 * w)])
-    plain, _, _ = cost(lambda *a: sliding_window.sliding_attention_plain(*a, rate), inputs)
-    saved, count, largest = cost(lambda *a: sliding_window.sliding_attention_sdpa(*a, rate), inputs)
-    assert saved <= 1e6 * megabytes and count <= operations and largest == 2 * (2 * B * H * n * E)  # keys
-    assert saved <= share * plain
-
-
 @pytest.mark.parametrize("rate,share", [(0.0, 0.89), (0.1, 0.44)])
 def test_what_relative_attention_saves(rate, share):
     """At N 512 and K 1,536: the offset (25 MB) is the only tensor of scores that is saved."""
@@ -447,9 +395,8 @@ def test_what_relative_attention_saves(rate, share):
     assert saved <= share * plain
 
 
-@pytest.mark.parametrize("number,megabytes,operations,share", [(1, 320, 62, 0.5), (10, 820, 600, 0.61)])
-def test_what_a_block_recurrent_layer_saves(number, megabytes, operations, share, monkeypatch):
-    """Layers of the paper's size, forward and backward with dropout; the tenth is recurrent."""
+def test_what_a_block_recurrent_layer_saves(monkeypatch):
+    """A layer of the paper's size without states, forward and backward with dropout: half, and no scores of N x 2W."""
     config = block_recurrent.Config(
         width=1024,
         layers=12,
@@ -463,15 +410,14 @@ def test_what_a_block_recurrent_layer_saves(number, megabytes, operations, share
         dropout=0.05,
     )
     with torch.device("meta"):
-        layer = block_recurrent.Layer(config, number).bfloat16().train()
+        layer = block_recurrent.Layer(config, 1).bfloat16().train()
         tile = (torch.zeros(512, 1024, dtype=torch.long), torch.zeros(512, 1024, dtype=torch.bool))
-    x, key, value, states = on_meta([(B, 4096, 1024), (B, H, 512, E), (B, H, 512, E), (B, 512, 1024)])
-    own, found = None if layer.state is None else states, []
-    read = lambda x, key, value: layer(x, (key, value), own, None, tile)[0]  # noqa: E731
+    x, key, value = on_meta([(B, 4096, 1024), (B, H, 512, E), (B, H, 512, E)])
+    read, found = lambda x, key, value: layer(x, (key, value), None, None, tile)[0], []
     for path in (True, False):
         for module in (sliding_window, content):
             monkeypatch.setattr(module, "takes_sdpa", lambda query, key, path=path: path)
         found.append(cost(read, [x, key, value], list(layer.parameters())))
     (saved, count, largest), (plain, _, scores) = found
-    assert saved <= 1e6 * megabytes and count <= operations and saved <= share * plain, (saved, count, plain)
+    assert saved <= 320e6 and count <= 62 and saved <= 0.5 * plain, (saved, count, plain)
     assert largest < scores == 2 * B * H * 4096 * 1024

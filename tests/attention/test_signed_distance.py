@@ -15,6 +15,7 @@ from accelerated.attention.signed_distance import (
 )
 from reference import memformer as ref
 from tests.helpers.comparison import assert_agree
+from tests.helpers.definitions import SIZES, brute_force_softmax
 
 
 @given(
@@ -23,14 +24,16 @@ from tests.helpers.comparison import assert_agree
     reach=st.integers(1, 7),
     causal=st.booleans(),
     padded=st.booleans(),
-    seed=st.integers(0, 99),
+    size=SIZES,
+    seed=st.integers(0, 2**31),
 )
-def test_simplified_attention_equals_the_references(n, before, reach, causal, padded, seed):
+def test_simplified_attention_equals_the_references(n, before, reach, causal, padded, size, seed):
     """Outputs and gradients in every shape."""
     rng = np.random.default_rng(seed)
     distances = np.arange(0 if causal else -reach, reach + 1)
     shapes = {"query": n, "key": before + n, "value": before + n}
     arrays = {name: rng.standard_normal((2, 3, rows, 4)) for name, rows in shapes.items()}
+    arrays["query"] *= size
     dout, table = rng.standard_normal((2, 3, n, 4)), rng.standard_normal((len(distances), 4))
     readable = None
     if padded and not causal:
@@ -48,13 +51,12 @@ def test_simplified_attention_equals_the_references(n, before, reach, causal, pa
     assert_agree(expected, {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}, 1e-12)
 
 
-@given(n=st.integers(1, 5), before=st.integers(0, 3), causal=st.booleans(), seed=st.integers(0, 99))
-def test_transformer_xl_attention_is_equation_1(n, before, causal, seed):
+@given(n=st.integers(1, 5), before=st.integers(0, 3), causal=st.booleans(), size=SIZES, seed=st.integers(0, 2**31))
+def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
     """The terms (a) to (d) of each pair, one query and head at a time, equal the reference and the accelerated path."""
     rng, width = np.random.default_rng(seed), 8
-    query = rng.standard_normal((2, 2, n, 3))
-    key, value = rng.standard_normal((2, 2, 2, before + n, 3))
-    u, v, weight = rng.standard_normal((2, 3)), rng.standard_normal((2, 3)), rng.standard_normal((2, 3, width))
+    query, (u, v) = size * rng.standard_normal((2, 2, n, 3)), size * rng.standard_normal((2, 2, 3))
+    (key, value), weight = rng.standard_normal((2, 2, 2, before + n, 3)), rng.standard_normal((2, 3, width))
     expected = np.zeros(query.shape)
     for b, h, i in np.ndindex(2, 2, n):
         scores, values = [], []
@@ -67,8 +69,7 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, seed):
                 score += q @ r + v[h] @ r
             scores.append(score / math.sqrt(3))
             values.append(value[b, h, before + j])
-        weights = np.exp(scores)
-        expected[b, h, i] = weights / weights.sum() @ np.array(values)
+        expected[b, h, i] = brute_force_softmax(scores) @ np.array(values)
     distances = np.arange(0 if causal else 1 - n, n)
     p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
     index, mask = ref.distance_index(n, distances), ref.self_attention_mask(n, before, causal, None)

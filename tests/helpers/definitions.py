@@ -1,18 +1,27 @@
-"""Slow definitions, one number at a time, to compare reference and accelerated code with."""
+"""Slow definitions, one number at a time, to compare reference and accelerated code with, and sizes of what they read."""
 
 import math
+from fractions import Fraction
+
+from hypothesis import strategies as st
+
+SIZES = st.sampled_from([0.0, 1.0, 30.0])  # of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 
 
 def brute_force_softmax(scores):
     """The softmax of a list of numbers."""
-    exps = [math.exp(score) for score in scores]
+    exps = [math.exp(score - max(scores)) for score in scores]
     return [value / sum(exps) for value in exps]
 
 
 def slow_bucket(distance, buckets, furthest):
-    """The bucket of one distance by T5's rule."""
+    """The bucket of one distance by T5's rule, in fractions: log(distance / half) / log(furthest / half) needs no logarithm.
+
+    Half of the buckets hold one distance each. Of the others it is the k-th with the largest k for which
+    (distance / half)^half >= (furthest / half)^k, and the last one from `furthest` on.
+    """
     half = buckets // 2
     if distance < half:
         return distance
-    step = int(math.log(distance / half) / math.log(furthest / half) * (buckets - half) + 1e-12)
-    return min(half + step, buckets - 1)
+    ratio, longest = Fraction(distance, half) ** half, Fraction(furthest, half)
+    return min(half + next(k for k in range(half + 1) if k == half or ratio < longest ** (k + 1)), buckets - 1)

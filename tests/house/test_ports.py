@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from reference import check
-from tests.helpers.wrong import read_wrong
+from tests.tools.wrong import read_wrong
 
 ROOT = Path(__file__).parents[2]
 PORTS, VECTORS = ROOT / "docs" / "ports", ROOT / "docs" / "vectors"

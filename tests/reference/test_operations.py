@@ -1,64 +1,44 @@
-"""Operations that several references share: each once, because a test says that their sources are equal."""
+"""Operations that several references share: each once, because their sources are equal."""
+
+import ast
+import collections
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from reference import block_recurrent as ref
-from tests.helpers.gradients import check_operation, draw, flat
+from reference import memformer
+from tests.helpers.finite_differences import check_operation, draw
 
-
-def test_linear_gradient():
-    check_operation(
-        lambda x, weight: ref.linear_forward(x, weight),
-        lambda dout, cache: dict(zip(("x", "weight"), ref.linear_backward(dout, cache), strict=True)),
-        {"x": draw(2, 3, 4), "weight": draw(5, 4)},
-        "linear",
-    )
-
-
-def test_layer_norm_gradient():
-    check_operation(
+FILES = sorted((Path(__file__).parents[2] / "reference").glob("*.py"))
+TARGETS, SCORED = np.array([[1, 3, 0], [2, 2, 1]]), np.array([[1, 0, 1], [1, 1, 0]], bool)
+OPERATIONS = {  # forward, backward, inputs
+    "linear": (ref.linear_forward, ref.linear_backward, {"x": draw(2, 3, 4), "weight": draw(5, 4)}),
+    "affine": (
+        lambda x, **p: memformer.affine_forward(p, "own", x),
+        memformer.affine_backward,
+        {"x": draw(2, 3, 4), "own": draw(5, 4), "own_bias": draw(5)},
+    ),
+    "layer_norm": (
         lambda x, **p: ref.layer_norm_forward(p, "own", x),
-        lambda dout, cache: flat(ref.layer_norm_backward(dout, cache), ["x"]),
+        ref.layer_norm_backward,
         {"x": draw(2, 3, 5), "own.scale": draw(5), "own.bias": draw(5)},
-        "layer_norm",
-    )
-
-
-def test_unit_norm_gradient():
-    check_operation(
-        ref.unit_norm_forward,
-        lambda dout, cache: {"x": ref.unit_norm_backward(dout, cache)},
-        {"x": draw(2, 3, 5)},
-        "unit_norm",
-    )
-
-
-def test_softmax_gradient():
-    check_operation(
-        ref.softmax_forward,
-        lambda dout, cache: {"scores": ref.softmax_backward(dout, cache)},
-        {"scores": draw(3, 5)},
-        "softmax",
-    )
-
-
-def test_dropout_gradient():
-    check_operation(
-        lambda x: ref.dropout_forward(x, 0.4, np.random.default_rng(8)),
-        lambda dout, keep: {"x": ref.dropout_backward(dout, keep)},
-        {"x": draw(3, 5)},
-        "dropout",
-    )
-
-
-def test_cross_entropy_gradient():
-    targets, scored = np.array([[1, 3, 0], [2, 2, 1]]), np.array([[1, 0, 1], [1, 1, 0]], bool)
-    check_operation(
-        lambda logits: ref.cross_entropy_forward(logits, targets, scored),
-        lambda dout, cache: {"logits": ref.cross_entropy_backward(dout, cache)},
+    ),
+    "unit_norm": (ref.unit_norm_forward, ref.unit_norm_backward, {"x": draw(2, 3, 5)}),
+    "softmax": (ref.softmax_forward, ref.softmax_backward, {"scores": draw(3, 5)}),
+    "dropout": (lambda x: ref.dropout_forward(x, 0.4, np.random.default_rng(8)), ref.dropout_backward, {"x": draw(3, 5)}),
+    "cross_entropy": (
+        lambda logits: ref.cross_entropy_forward(logits, TARGETS, SCORED),
+        ref.cross_entropy_backward,
         {"logits": draw(2, 3, 5)},
-        "cross_entropy",
-    )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_gradient(name):
+    check_operation(*OPERATIONS[name], name)
 
 
 def test_dropout_rate_and_scale():
@@ -67,3 +47,28 @@ def test_dropout_rate_and_scale():
     assert set(np.unique(dropped)) == {0.0, 1 / 0.75}
     assert abs((dropped == 0).mean() - 0.25) < 0.005
     assert ref.dropout_forward(x, 0.25, None)[0] is x
+
+
+def test_softmax_and_norms_of_what_is_large_small_and_equal():
+    assert (ref.softmax_forward(np.array([1e4, 1e4, -np.inf, -1e4]))[0] == [0.5, 0.5, 0, 0]).all()
+    for size in (0.0, 1e-3, 1e6):
+        x = size * np.array([[3.0, 4.0]])
+        assert ref.unit_norm_forward(x)[0] == pytest.approx(x / np.sqrt(25 * size**2 + 1e-6), rel=1e-12)
+        normal, _ = ref.layer_norm_forward({"own.scale": np.full(2, 2.0), "own.bias": np.ones(2)}, "own", x)
+        assert normal[0, 1] == pytest.approx(1 + size / np.sqrt(0.25 * size**2 + 1e-6), rel=1e-12)
+
+
+def test_functions_of_one_name_are_the_same_in_every_reference():
+    """Compared without docstrings; `forward`, `backward` and what a paper defines for itself may differ."""
+    own = {"forward", "backward", "initial_state", "initial_state_backward", "init_params", "init_layer"}
+    own |= {"layer_forward", "layer_backward", "loss_and_gradients", "demonstrate", "check_config", "stopped"}
+    bodies = collections.defaultdict(dict)
+    for path in FILES:
+        if "\nclass Config:" in path.read_text():
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.FunctionDef) and node.name not in own:
+                    if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+                        node.body = node.body[1:]
+                    bodies[node.name][path.name] = ast.dump(node)
+    different = {name: [*found] for name, found in bodies.items() if len(set(found.values())) > 1}
+    assert not different and len(bodies["linear_forward"]) == 5

@@ -6,37 +6,27 @@ import numpy as np
 import pytest
 
 from reference import roberta as ref
-from tests.helpers.gradients import check_directions, check_operation, draw
+from tests.helpers.finite_differences import check_directions, check_operation, draw
 from tests.helpers.roberta import CONFIG, example, shaken
 
-
-def test_exact_gelu_gradient():
-    check_operation(
-        ref.exact_gelu_forward, lambda dout, cache: {"x": ref.exact_gelu_backward(dout, cache)}, {"x": draw(3, 5)}, "gelu"
-    )
-
-
-def test_mean_of_rows_gradient():
-    counted = np.array([[1, 1, 0, 1], [0, 0, 0, 0]], bool)
-    check_operation(
-        lambda x: ref.mean_of_rows_forward(x, counted),
-        lambda dout, cache: {"x": ref.mean_of_rows_backward(dout, cache)},
-        {"x": draw(2, 4, 3)},
-        "mean of rows",
-    )
-    means, _ = ref.mean_of_rows_forward(np.arange(24.0).reshape(2, 4, 3), counted)
-    np.testing.assert_allclose(means, [[4, 5, 6], [0, 0, 0]])
+COUNTED = np.array([[1, 1, 0, 1], [0, 0, 0, 0]], bool)
+OPERATIONS = {  # forward, backward, inputs
+    "exact_gelu": (ref.exact_gelu_forward, ref.exact_gelu_backward, {"x": draw(3, 5)}),
+    "mean_of_rows": (lambda x: ref.mean_of_rows_forward(x, COUNTED), ref.mean_of_rows_backward, {"x": draw(2, 4, 3)}),
+    "larger": (ref.larger_forward, ref.larger_backward, {"a": draw(3, 5), "b": draw(3, 5)}),
+}
 
 
-def test_larger_gradient():
-    check_operation(
-        ref.larger_forward,
-        lambda dout, cache: dict(zip(("a", "b"), ref.larger_backward(dout, cache), strict=True)),
-        {"a": draw(3, 5), "b": draw(3, 5)},
-        "larger",
-    )
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation_gradient(name):
+    check_operation(*OPERATIONS[name], name)
+
+
+def test_of_two_equal_ones_one_has_the_gradient_and_no_rows_have_mean_zero():
     da, db = ref.larger_backward(np.ones(1), ref.larger_forward(np.ones(1), np.ones(1))[1])
-    assert da == 1 and db == 0, "one of two equal ones has the gradient"
+    assert da == 1 and db == 0
+    means, _ = ref.mean_of_rows_forward(np.arange(24.0).reshape(2, 4, 3), COUNTED)
+    np.testing.assert_allclose(means, [[4, 5, 6], [0, 0, 0]])
 
 
 def test_initial_weights_are_as_large_as_their_layers_ask_for():
@@ -52,7 +42,7 @@ def test_initial_weights_are_as_large_as_their_layers_ask_for():
     assert len(scales) == 2 * 3 + 2 and len(biases) > 20
 
 
-SIZES = [
+CHANGES = [
     {},
     {"recurrent": False},
     {"insertion_layer": 1},
@@ -62,20 +52,20 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("change", SIZES)
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_gradients_of_answering_and_of_the_pretraining(change, dropout):
-    """Along random directions; a bias of keys gets exactly none, because softmax cancels it."""
-    config, rng = dataclasses.replace(CONFIG, dropout=dropout, **change), np.random.default_rng(3)
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_gradients_of_answering_and_of_the_pretraining(change):
+    """Along random directions, with dropout; a bias of keys gets exactly none, because softmax cancels it."""
+    config, rng = dataclasses.replace(CONFIG, dropout=0.3, **change), np.random.default_rng(3)
     params, (windows, answer) = shaken(config, rng), example(config, rng)
     targets, scored = rng.integers(config.vocabulary, size=(3, config.segment)), rng.random((3, config.segment)) < 0.5
 
-    def dropping():
-        return np.random.default_rng(4) if dropout else None
-
     for function, own, other in (
-        (lambda p: ref.loss_and_gradients(p, config, windows, answer, dropping()), "answer.", "masked."),
-        (lambda p: ref.masked_loss_and_gradients(p, config, windows[0][0], targets, scored, dropping()), "masked.", "answer."),
+        (lambda p: ref.loss_and_gradients(p, config, windows, answer, np.random.default_rng(4)), "answer.", "masked."),
+        (
+            lambda p: ref.masked_loss_and_gradients(p, config, windows[0][0], targets, scored, np.random.default_rng(4)),
+            "masked.",
+            "answer.",
+        ),
     ):
         _, grads = function(params)
         assert not any(grad.any() for name, grad in grads.items() if name.startswith(other) or name.endswith("key_bias"))

@@ -166,8 +166,8 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
     return rows | {f"adamw/{name}": value for name, value in after.items()}
 
 
-def computed(paper: str, name: str, reference: object) -> dict:
-    """{name: array} of all that a port should compute, by this reference."""
+def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
+    """{name: array} of all that a port should compute, by this reference; steps of optimisers are left out if not asked for."""
     config = reference.Config(**dataclasses.asdict(CASES[paper][name].config))
     params, state, segments = inputs_of(paper, name)
     rows, caches, _ = rollout_forward(reference, params, config, segments, state)
@@ -175,7 +175,7 @@ def computed(paper: str, name: str, reference: object) -> dict:
     rows = inner_of(paper, name, reference, params, state, segments) | rows
     rows |= {f"grad/{n}": value for n, value in grads.items()}
     rows |= {f"grad_state/{field}": value for field, value in dstate._asdict().items() if getattr(state, field).dtype.kind == "f"}
-    return rows | steps_of(reference, config, params, state, segments)
+    return rows | (steps_of(reference, config, params, state, segments) if steps else {})
 
 
 def case_file(paper: str, name: str) -> tuple[dict, dict]:

@@ -1,4 +1,4 @@
-"""Mistakes that a port may make, planted in a copy of a reference or of a port: for test_vectors.py and test_ports.py.
+"""Mistakes that a port may make, planted in a copy of a reference or of a port: for house/test_check.py and house/test_ports.py.
 
 A block of wrong_conventions.txt or wrong_in_c.txt is the rule that is broken, the paper, the case of docs/vectors that has to
 notice, the tensor that the checker has to name, and the text before (-) and after (+).

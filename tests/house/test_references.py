@@ -1,0 +1,175 @@
+"""Each reference file stands alone, has the idea first and its mathematics written out, and shows what it does when it is run."""
+
+import ast
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    path.stem: path.read_text() for path in sorted((ROOT / "reference").glob("*.py")) if "\nclass Config:" in path.read_text()
+}
+TREES = {name: ast.parse(source) for name, source in SOURCES.items()}
+PAPERS = [name for name in SOURCES if name != "roberta"]  # which has no chapter of its own
+SECTIONS = ["configuration", "the method", "the model", "through segments", "demonstration"]  # a first reading's, in this order
+SECTIONS += ["what every Transformer has", "variants", "starting values", "checks"]
+FIRST = 250  # lines, in which the whole idea stands
+LINES = {
+    "block_recurrent": 811,
+    "compressive": 894,
+    "memformer": 967,
+    "memorizing": 590,
+    "pretrained_recurrence": 732,
+    "roberta": 487,
+}
+FORMULAS = {  # backward functions with their mathematics above them
+    "block_recurrent": 18,
+    "compressive": 23,
+    "memformer": 13,
+    "memorizing": 13,
+    "pretrained_recurrence": 13,
+    "roberta": 7,
+}
+OBVIOUS = {"forward", "backward", "layer", "model", "dropout", "norm", "mlp", "gelu_mlp", "initial_state", "token_projection"}
+
+
+def imported_modules(tree):
+    """Names of all modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def sections_of(name):
+    """{title: (first line, last line, what its heading says)}, lines from 1."""
+    lines = SOURCES[name].splitlines()
+    starts = [number for number, line in enumerate(lines, 1) if line == "# " + "-" * 76]
+    titles = [lines[number].removeprefix("# ").partition(": ") for number in starts]
+    ends = [*(number - 1 for number in starts[1:]), len(lines)]
+    return {title: (start, end, words) for start, end, (title, _, words) in zip(starts, ends, titles, strict=True)}
+
+
+def operation(name):
+    """What a function computes, forward or backward; merge_heads is the backward of split_heads."""
+    return "heads" if name in ("split_heads", "merge_heads") else name.removesuffix("_forward").removesuffix("_backward")
+
+
+def test_imports_are_numpy_and_the_standard_library():
+    """RoBERTa, which belongs to one of the papers, takes what every Transformer has from that paper's file."""
+    imported = {(name, module) for name, tree in TREES.items() for module in imported_modules(tree)}
+    other = {pair for pair in imported if pair[1].split(".")[0] not in sys.stdlib_module_names | {"numpy"}}
+    assert other == {("roberta", "reference.pretrained_recurrence")}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_reference_has_the_idea_first(name):
+    """What a first reading skips stands behind and says so; a Config only calls its checks, which stand last."""
+    sections = sections_of(name)
+    absent = {"variants"} if name in PAPERS else {"what every Transformer has"}
+    assert list(sections) == [title for title in SECTIONS if title in sections] and set(SECTIONS) - set(sections) <= absent
+    for title in SECTIONS[5:]:
+        assert title not in sections or "first reading" in sections[title][2], title
+    defined = {node.name: node for node in TREES[name].body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    (checks,) = (node for node in defined["Config"].body if getattr(node, "name", "") == "__post_init__")
+    (called,) = checks.body
+    assert defined[called.value.func.id].lineno > sections["checks"][0]
+    *_, last = TREES[name].body
+    assert isinstance(last, ast.If) and "__main__" in ast.unparse(last.test)
+    assert len(SOURCES[name].splitlines()) <= LINES[name]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_whole_idea_stands_in_the_first_250_lines(name):
+    """Config, State and the method end there, and the method calls at most five operations that are explained later."""
+    start, end, _ = sections_of(name)["the method"]
+    defined = {node.name: node for node in TREES[name].body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert max(end, defined["Config"].end_lineno, defined["State"].end_lineno) <= FIRST
+    method = [node for node in defined.values() if start < node.lineno <= end and isinstance(node, ast.FunctionDef)]
+    assert sum(node.name.endswith("_backward") for node in method) > 2
+    names = {node.id for function in method for node in ast.walk(function) if isinstance(node, ast.Name)}
+    later = {operation(called) for called in names & set(defined) if defined[called].lineno > FIRST}
+    assert len(later) <= 5, f"explained later: {', '.join(sorted(later))}"
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_backward_of_an_operation_follows_it_with_its_mathematics_above(name):
+    """Of the section `what every Transformer has`, where a backward is a formula; others, where it is no chain of calls."""
+    functions = [node.name for node in TREES[name].body if isinstance(node, ast.FunctionDef)]
+    pairs = dict(zip(functions, [*functions[1:], ""], strict=True))
+    assert all(pairs[each] == each.removesuffix("forward") + "backward" for each in functions if each.endswith("_forward"))
+    start, end, _ = sections_of(name).get("what every Transformer has", (0, 0, ""))
+    backwards = re.findall(r"(.*)\ndef ([a-z_0-9]+)_backward\(", SOURCES[name])
+    explained = {own for above, own in backwards if re.match("# .+: .*d", above)}
+    operations = re.findall(r"\ndef ([a-z_0-9]+)_backward\(", "\n".join(SOURCES[name].splitlines()[start:end]))
+    assert len(operations) > 3 or name not in PAPERS
+    assert set(operations) - explained <= OBVIOUS and len(explained) >= FORMULAS[name]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_caches_of_more_than_five_fields_have_names(name):
+    indexed = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
+    assert not [node.lineno for node in indexed if "cache" in ast.unparse(node.value) and isinstance(node.slice.value, int)]
+    forwards = [node for node in TREES[name].body if isinstance(node, ast.FunctionDef) and node.name.endswith("forward")]
+    values = [node.value for forward in forwards for node in ast.walk(forward) if isinstance(node, ast.Return | ast.Assign)]
+    parts = [part for value in values if isinstance(value, ast.Tuple) for part in (value, *value.elts)]
+    assert not [part.lineno for part in parts if isinstance(part, ast.Tuple) and len(part.elts) > 5]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
+    chapter = (ROOT / "docs" / f"{name}.md").read_text()
+    listed = chapter.partition("\n## Departures and decisions\n")[2].partition("\n## ")[0]
+    items = re.split(r"^(\d+)\. ", listed, flags=re.M)[1:]
+    numbers, texts = [int(number) for number in items[::2]], items[1::2]
+    assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 9
+    assert all("   Ours:" in text or " Ours:" in text for text in texts)
+    source = re.sub(r"\n *(# )?", " ", SOURCES[name])
+    assert not re.findall(r"decisions? \d+\b(?!: [^\s).;]+ \w).{20}", source), "a citation says in three words what is decided"
+    cited = {int(number) for number in re.findall(r"decision (\d+): ", source)}
+    elsewhere = {
+        number for number, text in zip(numbers, texts, strict=True) if re.search(r"`(accelerated/|train\.py|eval\.py)", text)
+    }
+    assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, f"cited nowhere: {set(numbers) - cited - elsewhere}"
+
+
+def no_replay(seed, t):
+    """Dropout's random numbers, others when a segment is read again."""
+    return None if seed is None else np.random.default_rng()
+
+
+@pytest.mark.parametrize(
+    "name,faults",
+    [
+        ("block_recurrent", {"sigmoid": np.tanh}),  # its derivative is another
+        (
+            "compressive",
+            {
+                "relative_shift_backward": lambda dout, cache: dout,
+                "content_attention_backward": lambda dout, cache: (0 * cache[1], 0 * cache[1]),  # the compression's own loss
+            },
+        ),
+        ("memformer", {"softmax_backward": lambda dweights, weights: weights * dweights, "segment_rng": no_replay}),
+        ("memorizing", {"sigmoid": np.tanh}),
+        ("roberta", {"exact_gelu_backward": lambda dy, cache: dy * (cache[0] > 0)}),
+        ("pretrained_recurrence", {"gelu_backward": lambda dy, cache: dy * (cache[0] > 0), "segment_rng": no_replay}),
+    ],
+    ids=["block_recurrent", "compressive", "memformer", "memorizing", "roberta", "pretrained_recurrence"],
+)
+def test_the_demonstration_runs_and_notices_faults(name, faults, capsys, monkeypatch):
+    module = importlib.import_module(f"reference.{name}")
+    module.demonstrate()
+    printed = capsys.readouterr().out
+    assert "Largest relative error" in printed and ("cleared" in printed or "disjoint" in printed)
+    for function, broken in faults.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(module, function, broken)
+            if function == "segment_rng":  # noticed by what comes after the finite differences, which take long
+                patch.setattr(module, "check_gradients", lambda *given: 0.0)
+            with pytest.raises(SystemExit):
+                module.demonstrate()
