@@ -10,23 +10,30 @@ from accelerated.program.errors import InputError
 from accelerated.training import process
 
 
-def test_a_missing_gpu_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert process.choose_device("auto").type == "cpu"
-    with pytest.raises(InputError, match="torch finds no GPU"):
-        process.choose_device("cuda")
-
-
-def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch):
-    for name, answer in (("is_available", True), ("current_device", 0), ("device_count", 2)):
-        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
-    assert process.choose_device("auto") == process.choose_device("cuda") == torch.device("cuda", 0)
-    assert process.choose_device("cpu").type == "cpu"
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert process.choose_device("auto") == torch.device("cuda", 1)
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(InputError, match="torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"):
-        process.choose_device("auto")
+@pytest.mark.parametrize(
+    "name,gpus,local_rank,expected",
+    [
+        ("cpu", 2, None, "cpu"),
+        ("auto", 0, None, "cpu"),
+        ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
+        ("auto", 2, None, "cuda:0"),
+        ("cuda", 2, None, "cuda:0"),
+        ("auto", 2, "1", "cuda:1"),
+        ("auto", 2, "2", "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"),
+        ("cuda", 2, "5", "torchrun started more than 5 processes here, torch finds 2 GPUs; start one for each"),
+        ("cuda", 1, "1", "torchrun started more than 1 processes here, torch finds 1 GPUs; start one for each"),
+    ],
+)
+def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch, name, gpus, local_rank, expected):
+    for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
+        monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
+    if local_rank:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    try:
+        found = str(process.choose_device(name))
+    except InputError as error:
+        found = str(error)
+    assert found == expected
 
 
 def test_the_memory_that_a_gpu_took_is_said(monkeypatch):

@@ -21,7 +21,21 @@ from accelerated.training import run as runs
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path, numbered_checkpoints
 from accelerated.training.log import read_metrics
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, ROOT, TINY, WINDOWED, equal, evaluate, saved, train
+from tests.helpers.programs import (
+    COMPRESSIVE,
+    MEMFORMER,
+    MEMORIZING,
+    ROOT,
+    TINY,
+    WINDOWED,
+    differences,
+    ended,
+    equal,
+    evaluate,
+    saved,
+    start,
+    train,
+)
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]
 MODELS = {
@@ -57,7 +71,7 @@ def stop_at(monkeypatch):
 
 def test_training_saves_reports_and_samples(text, tmp_path, capsys):
     run = tmp_path / "run"
-    train("--data", text, *TINY, "--steps", 3, "--out", run, "--data-dir", tmp_path / "data")
+    train("--data", text, *TINY, "--batch", 24, "--steps", 3, "--out", run, "--data-dir", tmp_path / "data")
     printed = capsys.readouterr().out
     reported = re.search(r"bits per byte: (\d\.\d{3}) with the memory, (\d\.\d{3}) cleared each segment", printed)
     assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed)
@@ -83,26 +97,32 @@ def test_printed_commands_can_be_pasted_into_a_shell(tmp_path, capsys, stop_at):
 
 
 @pytest.mark.parametrize(
-    "model,method",
+    "model,method,joined",
     [
-        *((model, "memory_replay") for model in MODELS),
-        ("block_recurrent", "through_time"),
-        ("compressive", "checkpointed"),
-        ("pretrained_recurrence", "checkpointed"),
+        *((model, "memory_replay", False) for model in MODELS),
+        ("block_recurrent", "through_time", False),
+        ("compressive", "checkpointed", False),
+        ("memformer", "memory_replay", True),
+        ("pretrained_recurrence", "through_time", True),
     ],
 )
-def test_a_stopped_run_resumes_bit_for_bit(text, tmp_path, model, method, stop_at):
-    """Stopped by a signal in the third of five steps: all that is saved at the end, and every loss, is that of a whole run."""
-    options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
+def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, method, joined, stop_at):
+    """Stopped by a signal in the third of five steps: all that is saved at the end, and every measurement, is a whole run's.
+
+    Once over joined documents, beyond the first pass.
+    """
+    options = [*MODELS[model], "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
+    options += (
+        ["--data", texts, "--carry-over-documents", "--training-documents", 4, "--horizon", 5] if joined else ["--data", text]
+    )
     train(*options, "--steps", 5, "--out", tmp_path / "whole")
     stop_at(3)
     train(*options, "--steps", 5, "--out", tmp_path / "cut")
     stop_at(None)
     assert saved(tmp_path / "cut")["step"] == 3
     train("--resume", tmp_path / "cut")
-    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
-    assert whole.keys() == cut.keys() and not [key for key in whole if not equal(whole[key], cut[key])]
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and list(losses(tmp_path / "cut")) == [2, 4, 5]
+    assert not differences(tmp_path / "whole", tmp_path / "cut", ["step-N.pt"]) and list(losses(tmp_path / "cut")) == [2, 4, 5]
+    assert not joined or saved(tmp_path / "cut")["lanes"]["passes"] > 0
 
 
 @pytest.fixture
@@ -116,32 +136,17 @@ def texts(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("model,method", [("memformer", "memory_replay"), ("pretrained_recurrence", "through_time")])
-def test_a_run_that_carries_memory_over_documents_resumes_bit_for_bit(texts, tmp_path, model, method, stop_at):
-    """Beyond the first pass, with Memformer's tasks and with overlapping windows; validations are the same too."""
-    options = [*MODELS[model], "--data", texts, "--carry-over-documents", "--backprop", method, "--validate-every", 20]
-    options += ["--sample", 0, "--log-every", 10, "--horizon", 5]
-    train(*options, "--steps", 60, "--out", tmp_path / "whole")
-    stop_at(34)
-    train(*options, "--steps", 60, "--out", tmp_path / "cut")
-    stop_at(None)
-    train("--resume", tmp_path / "cut")
-    whole, cut = saved(tmp_path / "whole"), saved(tmp_path / "cut")
-    assert whole["step"] == 60 and whole["lanes"]["passes"] > 0 and whole["data_config"]["carry_over_documents"]
-    assert whole.keys() == cut.keys() and not [key for key in whole if not equal(whole[key], cut[key])]
-
-
 def test_the_seed_shuffles_documents_that_are_joined(texts, tmp_path, monkeypatch):
     """One lane reads all of them, so the text's beginning depends only on the order of the documents."""
     seen = []
     watch(monkeypatch, "through_time", lambda segments: seen.append("".join(map(chr, segments[0].tokens[0].tolist()))))
     options = [*COMPRESSIVE, "--batch", 1, "--segment", 16, "--data", texts, "--carry-over-documents", "--steps", 1, *BRIEF]
-    for number, seed in enumerate((0, 0, 1)):
-        train(*options, "--seed", seed, "--out", tmp_path / str(number))
-    assert seen[0] == seen[1] != seen[2] and all(text.startswith("text number ") for text in seen)
+    for seed in (0, 1):
+        train(*options, "--seed", seed, "--out", tmp_path / str(seed))
+    assert seen[0] != seen[1] and all(text.startswith("text number ") for text in seen)
 
 
-@pytest.mark.parametrize("model", ["block_recurrent", "compressive", "decoder-only", "plain"])
+@pytest.mark.parametrize("model", ["compressive", "plain"])
 def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_path, monkeypatch, capsys, model):
     """State starts anew once in each lane, segments are full, and eval.py gives the same validation score."""
     seen, options = [], {**MODELS, "plain": [*WINDOWED, "--vectors", 0]}[model]
@@ -219,30 +224,31 @@ def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, model,
     assert all(torch.allclose(a, b) for a, b in zip(one["state"], three["state"], strict=True))
 
 
-def run_together(argv):
-    """train.py in two processes under torchrun, as its help says."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+def test_two_processes_begin_a_run_with_a_learned_tokenizer_under_torchrun(text, tmp_path):
+    """The first makes the folder, learns and keeps the ranks; the other reads them."""
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py", "--data", text]
+    command += [*TINY, *BRIEF, "--batch", 2, "--train-bpe", 300, "--steps", 1, "--out", tmp_path / "run"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
+    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0 and "2 processes" in done.stdout and done.stdout.count("saved in") == 1, done.stderr
+    assert saved(tmp_path / "run")["model_config"]["vocabulary"] == 300
 
 
 @pytest.mark.parametrize("model,method", [("compressive", "through_time"), ("memformer", "memory_replay")])
 def test_two_processes_are_one(text, tmp_path, model, method):
     """The same losses, validation and parameters, in float64 to rounding; what one process began, two continue."""
     options = [*MODELS[model], "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", *BRIEF]
-    options += ["--dropout", 0, "--log-every", 1, "--clip", 0.5, "--validate-every", 4, "--schedule", "constant"]
-    train(*options, "--steps", 8, "--out", tmp_path / "one")
-    train(*options, "--steps", 2, "--out", tmp_path / "two")
-    done = run_together(["--resume", tmp_path / "two", "--steps", 8])
-    assert done.returncode == 0, done.stderr
-    assert "2 processes" in done.stdout and done.stdout.count("saved in") == 1
-    assert list(losses(tmp_path / "two").values()) == pytest.approx(list(losses(tmp_path / "one").values()), rel=1e-9)
-    validated = [
-        {(r["step"], "final" in r): r["validation_loss"] for r in read_metrics(tmp_path / run) if "validation_loss" in r}
-        for run in ("one", "two")
-    ]
-    assert validated[0].keys() == {(4, False), (8, False), (8, True)}
-    assert [validated[1][key] for key in validated[0]] == pytest.approx([*validated[0].values()], rel=1e-9)
+    options += ["--dropout", 0, "--log-every", 1, "--clip", 0.5, "--validate-every", 2, "--schedule", "constant"]
+    train(*options, "--steps", 4, "--out", tmp_path / "one")
+    train(*options, "--steps", 1, "--out", tmp_path / "two")
+    started = start(["--resume", tmp_path / "two", "--steps", 4], tmp_path / "errors", processes=2)
+    assert ended(started) == [0, 0], (tmp_path / "errors").read_text()
+    one, two = (
+        {(r["step"], name, "final" in r): r[name] for r in read_metrics(run) for name in ("loss", "validation_loss") if name in r}
+        for run in (tmp_path / "one", tmp_path / "two")
+    )
+    assert len(one) == 7 and {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
     one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
     assert one["lanes"] == two["lanes"]
     for name, value in one["parameters"].items():
@@ -250,30 +256,19 @@ def test_two_processes_are_one(text, tmp_path, model, method):
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(one["state"], two["state"], strict=True))
 
 
-def test_two_processes_begin_a_run_with_a_learned_tokenizer(text, tmp_path):
-    """The first makes the folder, learns and keeps the ranks; the other reads them."""
-    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: tokenizers")
-    done = run_together(
-        ["--data", text, *TINY, *BRIEF, "--batch", 2, "--train-bpe", 300, "--steps", 1, "--out", tmp_path / "run"]
-    )
-    assert done.returncode == 0, done.stderr
-    assert saved(tmp_path / "run")["model_config"]["vocabulary"] == 300
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_exits_cleanly(text, tmp_path, number):
     run = tmp_path / "run"
-    argv = [sys.executable, "train.py", "--data", text, *TINY, "--steps", 100_000, "--save-every", 100_000, "--out", run]
-    process = subprocess.Popen([str(a) for a in argv], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    argv = ["--data", text, *TINY, "--steps", 100_000, "--save-every", 100_000, "--out", run]
+    [process] = started = start(argv, tmp_path / "errors", tmp_path / "printed")
     deadline = time.monotonic() + 60
     while not losses(run):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and process.is_alive()
         time.sleep(0.05)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in err
-    assert f"stopped by {signal.Signals(number).name} and saved; continue with: python train.py --resume {run}\n" in out
-    assert saved(run)["step"] >= max(losses(run))
+    os.kill(process.pid, number)
+    assert ended(started) == [0] and "Traceback" not in (tmp_path / "errors").read_text()
+    said = f"stopped by {signal.Signals(number).name} and saved; continue with: python train.py --resume {run}\n"
+    assert said in (tmp_path / "printed").read_text() and saved(run)["step"] >= max(losses(run))
 
 
 @pytest.fixture
@@ -336,7 +331,7 @@ def test_epochs_become_steps(texts, tmp_path, capsys, monkeypatch, options, epoc
     windows = [len(cut(len(d.inputs) + 1, config["segment"], config.get("overlap", 0))) for d in read[0]]
     steps = math.ceil(epochs * sum(windows) / 3 / training["horizon"])
     assert saved(run)["step"] == training["steps"] == steps > 1 and expected in (steps, None)
-    assert saved(run)["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.0025)
+    assert [group["lr"] for group in saved(run)["optimizer"]["param_groups"]] == pytest.approx([0.0025, 0.0025])
     assert re.search(rf"--epochs {epochs} of {sum(windows):,} segments in .*: {steps} steps\n", capsys.readouterr().out)
     with pytest.raises(InputError, match=f"is at step {steps}; give --steps above that"):
         train("--resume", run)
@@ -398,13 +393,6 @@ def test_a_signal_in_the_last_step_stops_nothing(text, tmp_path, stop_at, capsys
     assert f"saved in {tmp_path / 'run'}" in capsys.readouterr().out
 
 
-def test_the_schedule_reaches_the_optimiser(text, tmp_path):
-    options = ["--steps", 3, "--learning-rate", 0.01, "--final-fraction", 0.25, *BRIEF]
-    train("--data", text, *TINY, *options, "--out", tmp_path / "run")
-    groups = saved(tmp_path / "run")["optimizer"]["param_groups"]
-    assert [group["lr"] for group in groups] == pytest.approx([0.0025, 0.0025])
-
-
 def test_the_seed_decides_everything(text, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train("--data", text, *TINY, "--steps", 2, "--seed", seed, "--dropout", 0.1, *BRIEF, "--out", tmp_path / name)
@@ -442,40 +430,34 @@ def test_tasks_reach_the_training(text, tmp_path, monkeypatch):
     assert {kind for lanes in kinds for kind in lanes} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("broken", ["loss", "gradient's norm", "parameters", "layers.0.compression"])
-def test_what_is_not_finite_stops_the_run_and_the_last_checkpoint_stands(text, tmp_path, monkeypatch, broken):
-    options = COMPRESSIVE if broken.startswith("layers") else TINY
-    train("--data", text, *options, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
-    before, nan = checkpoint_path(tmp_path / "run").read_bytes(), float("nan")
-    if broken == "loss":
-        monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, **_: (torch.tensor(nan), {}, state))
-    elif broken == "gradient's norm":
-        monkeypatch.setattr(optimization, "average_and_clip", lambda *_: torch.tensor(nan))
-    elif broken == "parameters":
-        update = training_script.update
-        monkeypatch.setattr(
-            training_script, "update", lambda run: update(run) or next(run.model.parameters()).data.view(-1)[3:4].fill_(nan)
-        )
-    else:
-        monkeypatch.setattr("accelerated.compressive.Layer.compression_loss", lambda *_: torch.tensor(nan))
-    with pytest.raises(InputError, match=f"the {broken} is nan at step 3; .*checkpoint.pt stays as it was; try a lower"):
-        train("--resume", tmp_path / "run", "--steps", 3)
-    assert checkpoint_path(tmp_path / "run").read_bytes() == before
+@pytest.mark.parametrize("broken", ["loss", "gradient's norm", "parameters", "layers.0.compression", "disk"])
+def test_a_run_that_fails_leaves_its_last_checkpoint(text, tmp_path, monkeypatch, broken):
+    run, nan = tmp_path / "run", torch.tensor(float("nan"))
+    train("--data", text, *(COMPRESSIVE if broken.startswith("layers") else TINY), "--steps", 2, *BRIEF, "--out", run)
+    before, update = checkpoint_path(run).read_bytes(), training_script.update
 
-
-def test_a_full_disk_keeps_the_last_checkpoint(text, tmp_path, monkeypatch):
-    train("--data", text, *TINY, "--steps", 2, *BRIEF, "--out", tmp_path / "run")
-    before = checkpoint_path(tmp_path / "run").read_bytes()
+    def broken_update(run):
+        update(run)
+        next(run.model.parameters()).data.view(-1)[3] = nan
 
     def full(contents, file):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        train("--resume", tmp_path / "run", "--steps", 3)
-    assert checkpoint_path(tmp_path / "run").read_bytes() == before
-    found = sorted(p.name for p in (tmp_path / "run").iterdir())
-    assert found == [".lock", "checkpoint.pt", "config.json", "metrics.jsonl", "step-2.pt"]
+    faults = {
+        "gradient's norm": ("accelerated.training.optimization.average_and_clip", lambda *_: nan),
+        "parameters": ("train.update", broken_update),
+        "layers.0.compression": ("accelerated.compressive.Layer.compression_loss", lambda *_: nan),
+        "disk": ("torch.save", full),
+    }
+    if broken == "loss":
+        monkeypatch.setitem(replay.BACKPROP, "through_time", lambda model, segments, state, **_: (nan, {}, state))
+    else:
+        monkeypatch.setattr(*faults[broken])
+    words = f"the {broken} is nan at step 3; .*checkpoint.pt stays as it was; try a lower"
+    with pytest.raises(InputError, match="No space left on device" if broken == "disk" else words):
+        train("--resume", run, "--steps", 3)
+    assert checkpoint_path(run).read_bytes() == before
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "checkpoint.pt", "config.json", "metrics.jsonl", "step-2.pt"]
 
 
 def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):
@@ -503,14 +485,19 @@ def test_a_gpt2_is_fine_tuned(text, tmp_path):
     """--init with a file of another project's weights: they are what training begins with, and recurrence is added."""
     safetensors = pytest.importorskip("safetensors.torch", reason="reading GPT-2 needs the extra gpt2: safetensors")
     torch.set_default_dtype(torch.float32)
+    names = {
+        "ln_1": (16,),
+        "ln_2": (16,),
+        "attn.c_attn": (16, 48),
+        "attn.c_proj": (16, 16),
+        "mlp.c_fc": (16, 32),
+        "mlp.c_proj": (32, 16),
+    }
+    blocks = [
+        {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[-1:]} for i in range(2) for name, shape in names.items()
+    ]
     tensors = {"wte.weight": (256, 16), "wpe.weight": (12, 16), "ln_f.weight": (16,), "ln_f.bias": (16,)}
-    for i in range(2):
-        shapes = {"ln_1.weight": (16,), "ln_1.bias": (16,), "ln_2.weight": (16,), "ln_2.bias": (16,)}
-        shapes |= {"attn.c_attn.weight": (16, 48), "attn.c_attn.bias": (48,), "attn.c_proj.weight": (16, 16)}
-        shapes |= {"attn.c_proj.bias": (16,), "mlp.c_fc.weight": (16, 32), "mlp.c_fc.bias": (32,)}
-        shapes |= {"mlp.c_proj.weight": (32, 16), "mlp.c_proj.bias": (16,)}
-        tensors |= {f"h.{i}.{name}": shape for name, shape in shapes.items()}
-    tensors = {name: torch.randn(shape) * 0.1 for name, shape in tensors.items()}
+    tensors = {name: torch.randn(shape) * 0.1 for block in (tensors, *blocks) for name, shape in block.items()}
     (tmp_path / "gpt2").mkdir()
     path = tmp_path / "gpt2" / "model.safetensors"
     safetensors.save_file(tensors, path)
@@ -540,14 +527,14 @@ def test_a_run_keeps_its_tokenizer(text, tmp_path, capsys, option):
         tokenizer.save(str(tmp_path / "some.json"))
         option = ["--tokenizer", tmp_path / "some.json"]
     run = tmp_path / "run"
-    train("--data", text, *TINY, *option, "--steps", 1, "--sample", 3, "--out", run)
+    train("--data", text, *TINY, *option, *BRIEF, "--steps", 1, "--sample", 3, "--out", run)
     for name in ("ranks", "some.json"):
         (tmp_path / name).unlink(missing_ok=True)
     assert saved(run)["model_config"]["vocabulary"] == 300
     train("--resume", run, "--steps", 2)
     run = run.rename(tmp_path / "moved")
     capsys.readouterr()
-    evaluate("score", run)
+    evaluate("score", run, "--batch", 64)
     printed = capsys.readouterr().out
     per_byte, per_token = (float(re.search(f"{name} +(\\S+)", printed)[1]) for name in ("bits per byte", "bits per token"))
     assert per_byte < per_token

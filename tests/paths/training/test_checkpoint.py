@@ -1,5 +1,7 @@
 """Checkpoints are complete, safe to load, and refused in one line if they do not fit."""
 
+import io
+import json
 import os
 import pickle
 
@@ -8,9 +10,18 @@ import pytest
 import torch
 
 from accelerated.program.errors import InputError
+from accelerated.program.files import file_checksum
 from accelerated.training import checkpoint
-from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters, save_checkpoint, save_in_run
-from accelerated.training.folder import checkpoint_path, numbered_checkpoints
+from accelerated.training.checkpoint import (
+    check_tokenizer,
+    load_checkpoint,
+    load_exported,
+    load_parameters,
+    save_checkpoint,
+    save_in_run,
+)
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
+from accelerated.training.settings import preset_settings, settings_contents, settings_from
 from tests.helpers.programs import EMPTY_CHECKPOINT
 
 CONTENTS = EMPTY_CHECKPOINT | {
@@ -66,45 +77,38 @@ class Malicious:
         return (os.mkdir, ("executed",))
 
 
+def bare(contents):
+    """What torch.save writes of contents, without a checksum."""
+    torch.save(contents, file := io.BytesIO())
+    return file.getvalue()
+
+
 @pytest.mark.parametrize(
-    "case", ["missing", "truncated", "empty", "html", "pickle", "foreign", "version", "fields", "bare", "tensor"]
+    "change,words",
+    [
+        (lambda path: path.unlink(), "no checkpoint at"),
+        (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "truncated"),
+        (lambda path: path.write_bytes(b""), "truncated"),
+        (lambda path: path.write_bytes(b"<html>"), "not a checkpoint"),
+        (lambda path: path.write_bytes(pickle.dumps(Malicious())), "not a checkpoint"),
+        (lambda path: path.write_bytes(bare(Malicious())), "not a checkpoint"),
+        (lambda path: path.write_bytes(bare({"model_state_dict": {}})), "not a palimpsest"),
+        (lambda path: path.write_bytes(bare(torch.zeros(2))), "not a palimpsest"),
+        (lambda path: save_checkpoint(path, CONTENTS | {"version": 99}), "version 99"),
+        (lambda path: save_checkpoint(path, {"step": 3}), "lacks model, "),
+        (
+            lambda path: path.write_bytes(bare({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS)),
+            "its end is not a checksum",
+        ),
+    ],
+    ids=["missing", "truncated", "empty", "html", "pickle", "code", "foreign", "tensor", "version", "fields", "bare"],
 )
-def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, case):
+def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch, change, words):
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "c.pt"
-    save_checkpoint(path, CONTENTS)
-    if case == "missing":
-        path.unlink()
-    elif case == "truncated":
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    elif case in ("empty", "html"):
-        path.write_bytes(b"<html>" * (case == "html"))
-    elif case == "pickle":
-        path.write_bytes(pickle.dumps(Malicious()))
-    elif case == "foreign":
-        torch.save({"model_state_dict": {}}, path)
-    elif case == "tensor":
-        torch.save(torch.zeros(2), path)
-    elif case == "version":
-        save_checkpoint(path, CONTENTS | {"version": 99})
-    elif case == "fields":
-        save_checkpoint(path, {"step": 3})
-    elif case == "bare":
-        torch.save({"format": "palimpsest", "version": checkpoint.VERSION} | CONTENTS, path)
-    words = {
-        "missing": "no checkpoint at",
-        "truncated": "truncated",
-        "empty": "truncated",
-        "html": "not a checkpoint",
-        "pickle": "not a checkpoint",
-        "foreign": "not a palimpsest",
-        "tensor": "not a palimpsest",
-        "version": "version 99",
-        "fields": "lacks model, ",
-        "bare": "its end is not a checksum",
-    }[case]
+    save_checkpoint(tmp_path / "c.pt", CONTENTS)
+    change(tmp_path / "c.pt")
     with pytest.raises(InputError, match=words) as caught:
-        load_checkpoint(path)
+        load_checkpoint(tmp_path / "c.pt")
     assert "\n" not in str(caught.value) and not (tmp_path / "executed").exists()
 
 
@@ -122,27 +126,63 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path, part):
             load_checkpoint(path)
 
 
+WRONG = {
+    **dict.fromkeys(("model", "step"), (3.0, True, None)),
+    **dict.fromkeys(("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes"), ([], 1)),
+    **{"state": ([], (torch.zeros(1), None)), "random": (1,), "corpus": (None,), "tokenizer": (1,), "best": ("x", True)},
+    **{"pending": ([0.0, 0, 0],), "validation_due": (1,)},
+}
+
+
+@pytest.mark.parametrize("field", [*WRONG, "a parameter"])
+def test_fields_of_a_wrong_type_are_refused(tmp_path, field):
+    assert EMPTY_CHECKPOINT.keys() == WRONG.keys(), "every field has a type"
+    field, values = ("parameters", ({"w": 1.0},)) if field == "a parameter" else (field, WRONG[field])
+    for value in values:
+        save_checkpoint(tmp_path / "c.pt", CONTENTS | {field: value})
+        with pytest.raises(InputError, match="of a wrong type; it is damaged"):
+            load_checkpoint(tmp_path / "c.pt")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The config of a folder with an export's weights, as a dict."""
+    save_file = pytest.importorskip("safetensors.torch", reason="an exported run needs the extra gpt2: safetensors").save_file
+    folder = tmp_path_factory.mktemp("exported")
+    save_file({"w": torch.zeros(2)}, folder / WEIGHTS)
+    about = {"format": EXPORT, "step": 1, "tokenizer": "", "sha256": file_checksum(folder / WEIGHTS)}
+    return folder, about | settings_contents(preset_settings("memformer", "tiny"))
+
+
 @pytest.mark.parametrize(
-    "field,value",
+    "change,words",
     [
-        ("model", 3),
-        ("model_config", []),
-        ("parameters", {"w": 1.0}),
-        ("state", (torch.zeros(1), None)),
-        ("step", 3.0),
-        ("step", True),
-        ("random", 1),
-        ("corpus", None),
-        ("tokenizer", 1),
-        ("best", "x"),
-        ("validation_due", 1),
-        ("lanes", 1),
+        ({}, None),
+        ({"model": 3}, "holds model of a wrong type"),
+        ({"model": ["memformer"]}, "holds model of a wrong type"),
+        ({"step": "1"}, "holds step of a wrong type"),
+        ({"tokenizer": None}, "holds tokenizer of a wrong type"),
+        ({"model_config": []}, "holds model_config of a wrong type"),
+        ({"data_config": "text"}, "holds data_config of a wrong type"),
+        ({"model_config": {"width": "16"}}, "cannot use: width is '16', expected int"),
+        ({"model_config": {"dropout": True}}, "cannot use: dropout is True, expected float"),
+        ({"training_config": {"batch": 2.0}}, "cannot use: batch is 2.0, expected int"),
+        ({"training_config": {"seed": {}}}, "that this program cannot use"),
+        ({"data_config": {"recall": {"pairs": [4]}}}, r"cannot use: pairs is \(4,\), expected int"),
+        ({"data_config": {"recall": 4}}, "that this program cannot use"),
+        ({"format": "another"}, "none"),
     ],
 )
-def test_fields_of_a_wrong_type_are_refused(tmp_path, field, value):
-    save_checkpoint(tmp_path / "c.pt", CONTENTS | {field: value})
-    with pytest.raises(InputError, match="of a wrong type; it is damaged"):
-        load_checkpoint(tmp_path / "c.pt")
+def test_wrong_types_in_an_exported_config_are_refused(exported, change, words):
+    """JSON's numbers are taken as they are: a whole number for a float, nothing else."""
+    folder, contents = exported
+    (folder / SETTINGS).write_text(json.dumps(contents | change))
+    if words in (None, "none"):
+        assert (load_exported(folder) is None) is (words == "none")
+        return
+    with pytest.raises(InputError, match=words) as caught:
+        settings_from(load_exported(folder), folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_of_another_run_is_refused():

@@ -27,9 +27,6 @@ def options_in_help(capsys, *argv):
     return set(found)
 
 
-OFFERED = {"vocabulary": False, "recall_shared_values": False, "recall_documents": False}
-
-
 @pytest.mark.parametrize("model", NAMES)
 def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(model, capsys):
     for data, part in (("stdlib", DataConfig), ("recall", RecallConfig)):
@@ -37,7 +34,7 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
         configs |= {"recall_": [RecallConfig]} if part is RecallConfig else {}
         configs |= {"task_": [TaskConfig]} if model == "memformer" else {}
         names = {prefix + f.name for prefix, some in configs.items() for config in some for f in dataclasses.fields(config)}
-        expected = {f"--{name.replace('_', '-')}" for name in names if OFFERED.get(name, True)}
+        expected = {f"--{name.replace('_', '-')}" for name in names - {"vocabulary"}}
         expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init"}
         found = options_in_help(capsys, "--model", model, "--data", data)
         assert found == expected and len(found) <= 60, sorted(found ^ expected)
@@ -124,23 +121,6 @@ def test_impossible_values_are_refused_in_one_line(argv, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "argv,words",
-    [
-        (["--stepz", "3"], "did you mean --steps"),
-        (["--learning_rate", "3"], "did you mean --learning-rate"),
-        (["--steps", "many"], "invalid int value"),
-        (["--recurrent-layers", "x"], "numbers joined by commas"),
-        (["--steps"], "expected one argument"),
-    ],
-)
-def test_unknown_options_exit_with_2_and_one_line(argv, words, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse_training(argv)
-    printed = capsys.readouterr().err
-    assert caught.value.code == 2 and words in printed and printed.count("\n") == 1
-
-
 def test_a_preset_sets_recall_options():
     assert parse_training(["--model", "compressive", "--data", "recall"])[0].recall.distance == 192
     assert parse_training(["--model", "compressive", "--data", "recall", "--recall-distance", "9"])[0].recall.distance == 9
@@ -156,21 +136,21 @@ def test_a_preset_sets_recall_options():
         (["--task-recall", "0.1"], "--task-recall is an option of --model memformer"),
         (["--recall-pairs", "3"], "--recall-pairs is an option of --data recall; leave it out or choose that"),
         (["--no-recall-vary-distance"], "--no-recall-vary-distance is an option of --data recall"),
-        (["--model", "memformer", "--layers", "3"], "pretrained_recurrence; give --encoder-layers or --decoder-layers\n"),
+        (["--model", "memformer", "--layers", "3"], " or pretrained_recurrence; leave it out or choose that\n"),
         *(
-            (["--data", "recall", *option], f"{option[0]} is an option of --data with texts")
-            for option in (
-                ["--tokenizer", "gpt2"],
-                ["--train-bpe", "300"],
-                ["--train-words", "300"],
-                ["--carry-over-documents"],
-                ["--training-documents", "9"],
-                ["--documents", "folders"],
-            )
+            (["--data", "recall", option, "9"], f"{option} is an option of --data with texts")
+            for option in ("--tokenizer", "--train-bpe", "--train-words", "--training-documents", "--documents")
         ),
+        (["--data", "recall", "--carry-over-documents"], "--carry-over-documents is an option of --data with texts"),
+        (["--stepz", "3"], "did you mean --steps"),
+        (["--learning_rate", "3"], "did you mean --learning-rate"),
+        (["--steps", "many"], "invalid int value"),
+        (["--recurrent-layers", "x"], "numbers joined by commas"),
+        (["--steps"], "expected one argument"),
     ],
 )
-def test_options_of_another_model_or_other_data_are_named(argv, words, capsys):
+def test_unknown_options_exit_with_2_and_one_line(argv, words, capsys):
+    """An option of another model, or of other data, is named."""
     with pytest.raises(SystemExit) as caught:
         parse_training(argv)
     printed = capsys.readouterr().err

@@ -34,24 +34,21 @@ def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, mod
 
 
 @pytest.mark.parametrize(
-    "options,words",
+    "options,wastes",
     [
-        ([*MEMFORMER, "--horizon", 25], None),
-        ([*MEMFORMER, "--horizon", 26], "--horizon 26 is longer than the longest training document (25 segments)"),
-        ([*COMPRESSIVE, "--horizon", 1], None),
-        ([*COMPRESSIVE, "--horizon", 2], "--horizon 2 only takes memory: no gradient passes between segments"),
-        ([*COMPRESSIVE, "--horizon", 2, "--compression-loss", "bptt"], None),
-        ([*WINDOWED, "--horizon", 3], None),
-        ([*WINDOWED, "--horizon", 3, "--vectors", 0], "--horizon 3 only takes memory"),
-        ([*TINY, "--horizon", 2], None),
+        ([*COMPRESSIVE, "--horizon", 1], False),
+        ([*COMPRESSIVE, "--horizon", 2], True),
+        ([*COMPRESSIVE, "--horizon", 2, "--compression-loss", "bptt"], False),
+        ([*WINDOWED, "--horizon", 3], False),
+        ([*WINDOWED, "--horizon", 3, "--vectors", 0], True),
     ],
 )
-def test_a_horizon_that_wastes_work_gives_a_warning(tmp_path, capsys, options, words):
-    """The recall task's documents have 200 tokens, 25 segments of 8."""
+def test_a_horizon_through_which_no_gradient_passes_gives_a_warning(tmp_path, capsys, options, wastes):
     recall = ["--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2, "--sample", 0]
     train(*options, *recall, "--validation-segments", 1, "--out", tmp_path / "run")
+    words = f"--horizon {options[options.index('--horizon') + 1]} only takes memory: no gradient passes between segments"
     printed = capsys.readouterr().err
-    assert f"warning: {words}" in printed if words else "--horizon" not in printed
+    assert f"warning: {words}" in printed if wastes else "--horizon" not in printed
 
 
 def refused(monkeypatch, *argv):
@@ -112,11 +109,10 @@ def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
 
 
 def test_a_gpus_peak_memory_is_printed(tmp_path, monkeypatch, capsys):
-    options = [*TINY, "--data", "recall", "--recall-distance", 8, "--steps", 1, "--sample", 0, "--validation-segments", 1]
-    for line in ("peak memory: much", None):
-        monkeypatch.setattr(process, "peak_memory", lambda device, line=line: line)
-        train(*options, "--out", tmp_path / str(line))
-        assert ("peak memory" in capsys.readouterr().out) is bool(line)
+    monkeypatch.setattr(process, "peak_memory", lambda device: "peak memory: much")
+    recall = ["--data", "recall", "--recall-distance", 8, "--validation-segments", 1]
+    train(*TINY, *recall, "--steps", 1, "--sample", 0, "--out", tmp_path / "run")
+    assert "peak memory: much\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -135,8 +131,8 @@ def test_groups_of_lanes_write_into_one_state(tmp_path, monkeypatch, options):
 
     monkeypatch.setattr(training_script, "forward_and_backward", watched)
     options = [*options, "--data", "recall", "--recall-distance", 128, "--sample", 0, "--validation-segments", 1]
-    train(*options, "--accumulate", 3, "--steps", 2, "--out", tmp_path / "run")
-    train("--resume", tmp_path / "run", "--steps", 4)
-    assert len(found) == 4
+    train(*options, "--accumulate", 3, "--steps", 1, "--out", tmp_path / "run")
+    train("--resume", tmp_path / "run", "--steps", 2)
+    assert len(found) == 2
     for before, after in found:
         assert before == after and len(set(before)) == len(before)
