@@ -21,7 +21,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
-from accelerated.evaluation.score import TrainedRun, carries_nothing, check_fields, cleared_words
+from accelerated.evaluation.score import TrainedRun, carries_nothing
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
@@ -66,10 +66,7 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
     for parameter, values in model.state_dict().items():
         if not values.isfinite().all():
             raise InputError(f"{file}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
-    check_fields(model, getattr(options, "clear_memory", False))
     check_tokenizer(tokenizer := run_tokenizer(path, settings.data), checkpoint, path)
-    if REPORTS[name].text and not tokenizer.spells_text:
-        raise InputError(f"{name} is about text, and {path} has learned recordings; give another run")
     lane_count = getattr(options, "batch", None) or settings.training.batch
     return TrainedRun(path, model.eval(), settings, checkpoint, tokenizer, lane_count)
 
@@ -107,14 +104,13 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
     return run._replace(data=data, splits=opened, carry_over=carry_over)
 
 
-def heading(run: TrainedRun, cleared: bool | tuple[str, ...]) -> tuple[dict, list[str]]:
+def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
     """Return what is evaluated, and how: the first fields of the report's JSON, and its title lines."""
     config, trained, whole = run.model.config, run.settings.model_config, run.splits[run.split].whole
     differing = [size for size in models_by_size() if getattr(config, size, 0) != getattr(trained, size, 0)]
     lines = [f"trained with {', '.join(f'{size} {getattr(trained, size)}' for size in differing)}"] if differing else []
     step, carried = run.checkpoint["step"], f"carried {'over documents' if run.carry_over else 'through each document'}"
-    memory = f"{cleared_words(cleared)} at every segment" if cleared else f"memory {carried}"
-    memory += f", the rest {carried}" if isinstance(cleared, tuple) else ""
+    memory = "memory cleared at every segment" if cleared else f"memory {carried}"
     memory = "no memory" if carries_nothing(run.model) else memory
     memory += ", documents joined" if run.carry_over and carried not in memory else ""
     read = f"{'' if whole else 'a part of '}{run.split} split of {run.data}"
@@ -143,7 +139,8 @@ def main(name: str, options: argparse.Namespace) -> None:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines
     record = json.loads(json.dumps(record), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
-    print(json.dumps(record) if options.json else "\n".join(lines))
+    for line in [json.dumps(record)] if options.json else lines:
+        print(line)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,14 @@ def figure_class() -> type:
     return optional_package("matplotlib.figure", "plots need", "plot", "matplotlib").Figure
 
 
-def plain_axes(axes: Any) -> Any:
-    """Give axes light horizontal lines and no box; returns them."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    return axes
-
-
-def new_figure() -> tuple:
-    """An empty Figure and its axes."""
-    figure = figure_class()(figsize=(7, 4.2), dpi=150, layout="constrained")
-    return figure, plain_axes(figure.add_subplot())
+def new_figure(panels: int = 1) -> tuple:
+    """A Figure and the axes of its panels, side by side, with light horizontal lines and no box."""
+    figure = figure_class()(figsize=(5 * panels + 2, 4.2), dpi=150, layout="constrained")
+    for axes in (all_axes := figure.subplots(1, panels, squeeze=False)[0]):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.9")
+        axes.set_axisbelow(True)
+    return figure, all_axes
 
 
 def check_figure(path: str | Path) -> None:
@@ -32,8 +28,6 @@ def check_figure(path: str | Path) -> None:
     if path.suffix[1:].lower() not in formats:
         known = " ".join("." + name for name in sorted(formats))
         raise InputError(f"cannot draw {path}: give a name that ends in one of {known}")
-    if path.is_dir():
-        raise InputError(f"cannot draw {path}: it is a folder; give the name of a file")
     check_writable(path, "give another path")
 
 

@@ -3,7 +3,6 @@
 import argparse
 import codecs
 import itertools
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -16,8 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from accelerated.attention.heads import at_least_float32
 from accelerated.data.windows import Document, overlap_of
 from accelerated.evaluation.score import TrainedRun, evaluating
-from accelerated.program.errors import InputError, counted
-from accelerated.program.files import written_whole
+from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 from accelerated.protocol import Stream, open_stream
 
@@ -162,55 +160,44 @@ def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
     return codecs.iterdecode((tokenizer.decode([int(token)]) for token in tokens), "utf-8", errors="replace")
 
 
-def print_text(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
-    """Print a prompt and then its continuation token by token; the prompt is bold, or its length is said on stderr."""
-    first, text = next(tokens), show_text(tokenizer, prompt)  # the prompt was read before its first token is known
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        text = f"\033[1m{text}\033[0m"
-    else:
-        sys.stderr.write(f"the continuation begins after {counted(len(text), 'character')}\n")
-    print(text, end="", flush=True)
+def write_continuation(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
+    """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
+    text = tokenizer.spells_text
+    pieces = stream_text(tokenizer, tokens) if text else (tokenizer.decode([int(token)]) for token in tokens)
+    out, first = (sys.stdout if text else sys.stdout.buffer), next(pieces)  # the prompt was read before its first token is known
+    out.write(show_text(tokenizer, prompt) if text else tokenizer.decode(prompt))
     try:
-        for piece in stream_text(tokenizer, itertools.chain([first], tokens)):
-            print(piece, end="", flush=True)
-    except InputError:
-        print()  # the error has a line of its own
-        raise
+        for piece in itertools.chain([first], pieces):
+            out.write(piece)
+            out.flush()
+    finally:
+        if text:
+            print()  # an error has a line of its own
 
 
-def prompt_of(run: TrainedRun, options: argparse.Namespace) -> bytes:
-    """What to continue; raises InputError if the options do not fit together or do not fit the run."""
+def prompt_of(run: TrainedRun, options: argparse.Namespace) -> list[int]:
+    """The tokens to continue; raises InputError if there are none, or if the options do not fit together or the run."""
     if options.temperature == 0 and options.top_p:
         raise InputError("--temperature 0 takes the most probable token; leave --top-p out")
     if options.prompt is not None and options.prompt_file is not None:
         raise InputError("--prompt and --prompt-file are two prompts; give one of them")
     if options.new_window and not hasattr(run.model.config, "overlap"):
         raise InputError(f"--new-window is for models that read windows, this is {run.settings.model}; leave it out")
-    if run.tokenizer.spells_text and options.out:
-        raise InputError(f"{run.path} has learned text, which is printed; leave --out out")
-    if not run.tokenizer.spells_text and (not options.out or options.prompt_file is None):
-        raise InputError(f"{run.path} has learned mu-law bytes; give some as --prompt-file FILE.ulaw, and --out FILE.ulaw")
-    return next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
+    given = next((given for given in (options.prompt, options.prompt_file) if given is not None), b"\n")
+    if not (prompt := run.tokenizer.encode(given).tolist()):
+        raise InputError("the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file")
+    return prompt
 
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Print the prompt and its continuation token by token; with --json return both instead. Mu-law bytes go to --out."""
-    device, tokenizer = next(run.model.parameters()).device, run.tokenizer
-    prompt = tokenizer.encode(prompt_of(run, options)).astype("int64").tolist()
-    if not prompt:
-        raise InputError("the prompt is empty, or has no token for the run's tokenizer; give another --prompt or --prompt-file")
+    """Write the prompt and its continuation token by token; with --json return both instead."""
+    device, prompt = next(run.model.parameters()).device, prompt_of(run, options)
     sampling = Sampling(options.temperature, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
     given = torch.tensor([prompt], device=device)
     tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)
-    if not tokenizer.spells_text:
-        samples = [*prompt, *map(int, tokens)]
-        with written_whole(options.out, "give another --out", new=True) as path:
-            path.write_bytes(tokenizer.decode(samples))
-        record = {"out": options.out, "prompt": len(prompt), "samples": len(samples)}
-        return record, [f"wrote {options.out}, {len(samples):,} samples; the continuation begins after {len(prompt):,}"]
     if options.json:
-        continuation = show_text(tokenizer, [int(token) for token in tokens])
-        return {"prompt": show_text(tokenizer, prompt), "continuation": continuation}, []
-    print_text(tokenizer, prompt, tokens)
-    return {}, []  # everything is already printed
+        continuation = show_text(run.tokenizer, [int(token) for token in tokens])
+        return {"prompt": show_text(run.tokenizer, prompt), "continuation": continuation}, []
+    write_continuation(run.tokenizer, prompt, tokens)
+    return {}, []  # everything is already written

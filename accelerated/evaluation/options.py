@@ -5,7 +5,6 @@ A new report is a line of HELP, a row of REPORTS, and a file with a function (ru
 """
 
 import argparse
-import difflib
 import math
 import os
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from accelerated.data.config import DataConfig, check_data
 from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
-from accelerated.program.errors import InputError, option_name
+from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable
 from accelerated.training.options import OptionParser, add_data_dir, field_help, layer_numbers, make_absolute
 from accelerated.training.settings import DEVICES
@@ -26,7 +25,7 @@ RUN is a folder that train.py wrote.
   python eval.py score RUN --split test                   bits per byte, perplexity and log-probability of a split
   python eval.py sample RUN --prompt 'def ' --top-p 0.98  a continuation of a text
   python eval.py positions RUN --plot positions.png       the loss by position in the document, with and without memory
-  python eval.py frequency RUN --plot frequency.png       the perplexity of words by how often training had them
+  python eval.py frequency RUN                            the perplexity of words by how often training had them
   python eval.py overlap RUN RUN --overlaps 0,5           a table of pretrained_recurrence runs by overlap of their windows
   python eval.py range RUN --segments 8                   the loss by how many segments the memory has carried
   python eval.py attention RUN --sequences 200            how much attention goes to each age of compressive memories
@@ -83,9 +82,7 @@ READING = (  # of reports that read documents
     option("--batch", "lanes, documents read at a time (default the run's)", at_least(1), "B"),
 )
 PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
-CLEARED = "start every segment from the initial state; with names of its fields clear only these, and carry the others"
-FIELDS = {"nargs": "?", "const": True, "default": False}
-CLEAR = option("--clear-memory", CLEARED, lambda text: tuple(text.split(",")), "FIELD,...", **FIELDS)
+CLEAR = option("--clear-memory", "start every segment from the initial state", action="store_true")
 NEW = "continue in a new window, which knows the prompt by its last token and the inserted vectors (pretrained_recurrence, 5.3)"
 SAMPLING = (
     option("--tokens", "how many tokens to add (default 200)", at_least(1), "N", default=200),
@@ -95,7 +92,6 @@ SAMPLING = (
     option("--top-p", "sample from the fewest tokens with total probability P (default 1: all)", PROBABILITY, "P"),
     option("--seed", "seed of the random numbers (default 0)", SEED, "N", default=0),
     option("--new-window", NEW, action="store_true"),
-    option("--out", "the .ulaw to write, prompt and continuation, for a run that reads mu-law bytes", str, "FILE"),
 )
 SEQUENCES = option("--sequences", "segments to average over (default 1000)", at_least(2), "N", default=1000)
 TOPICS = (
@@ -105,7 +101,6 @@ TOPICS = (
 )
 PAGE = (
     option("--out", "the page to write; nothing is overwritten (required)", str, "FILE", required=True),
-    option("--document", "which document of the split (default the longest)", at_least(1), "N"),
     option("--from", "the first segment to show", at_least(1), "S", dest="first", default=1),
     option("--segments", "how many segments to show (default those of about 16,384 tokens)", at_least(1), "K"),
 )
@@ -127,7 +122,6 @@ class Report(NamedTuple):
     opens: bool = True  # whether it takes opened runs; otherwise their paths
     exact: bool = False  # whether bfloat16 is off, because small differences matter
     sizes: bool = True  # whether it can evaluate with other sizes than those of training
-    text: bool = False  # whether it is about text, not recordings
     config: str = ""  # of a function (config, sizes, options) -> config to evaluate with
 
 
@@ -137,17 +131,17 @@ REPORTS = {
     "score": Report("evaluation.score.report", (CLEAR,)),
     "sample": Report("evaluation.generation.report", SAMPLING, splits=()),
     "positions": Report("evaluation.positions.report", (PLOT,)),
-    "frequency": Report("lab.reports.frequency.report", (PLOT,), text=True),
+    "frequency": Report("lab.reports.frequency.report"),
     "overlap": Report("evaluation.overlap.report", (OVERLAPS, CLEAR), **GPT2, **SEVERAL),
     "range": Report("lab.reports.range.report", (SEGMENTS,)),
     "attention": Report("lab.reports.memories.report_attention", (SEQUENCES,), **COMPRESSIVE),
     "compression": Report(
         "lab.reports.memories.report_compression", (SEQUENCES,), **COMPRESSIVE, config="lab.reports.memories.reconstructing"
     ),
-    "topics": Report("lab.reports.topics.report", TOPICS, **GPT2, sizes=False, text=True),
+    "topics": Report("lab.reports.topics.report", TOPICS, **GPT2, sizes=False),
     "dynamic": Report("lab.reports.dynamic.report", (CONSTANT,), exact=True),  # bfloat16 would round small steps away
     "export": Report("evaluation.export.report", (FOLDER,), splits=(), exact=True, sizes=False),
-    "view": Report("evaluation.view.report", PAGE, sizes=False, text=True),
+    "view": Report("evaluation.view.report", PAGE, sizes=False),
     "curves": Report("lab.reports.curves.report", (PLOT, AGAINST), splits=(), several=True, opens=False, sizes=False),
 }
 
@@ -181,12 +175,6 @@ def report_parser(name: str) -> OptionParser:
     return parser
 
 
-def place_of(option: str, name: str) -> str:
-    """The reports that have an option which the report `name` lacks, in words; "" if none has it."""
-    takers = [report for report in REPORTS if option in report_parser(report)._option_string_actions]
-    return f"eval.py {', '.join(takers)}, not of {name}" if takers else ""
-
-
 def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     """Return (name of the report, its options) of a command line; raises InputError for what no run can do."""
     if argv[:1] in (["-h"], ["--help"]):
@@ -195,10 +183,8 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     named = bool(argv) and argv[0] in REPORTS
     name, rest = (argv[0], argv[1:]) if named else ("score", argv)
     if not named and argv and not argv[0].startswith("-") and not Path(argv[0]).exists():
-        nearest = difflib.get_close_matches(argv[0], REPORTS, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else f"the reports are {', '.join(REPORTS)}"
-        raise InputError(f"{argv[0]} is neither a run's folder nor a report; {advice}")
-    options = report_parser(name).parse(rest, lambda option: place_of(option, name))
+        check_choice("this is no run's folder, and the report", argv[0], REPORTS, InputError)
+    options = report_parser(name).parse(rest)
     if len(options.runs) > 1 and not REPORTS[name].several:
         several = " and ".join(name for name, report in REPORTS.items() if report.several)
         raise InputError(f"{len(options.runs)} runs were given; only eval.py {several} take more than one")
@@ -208,12 +194,7 @@ def parse(argv: list[str]) -> tuple[str, argparse.Namespace]:
     if getattr(options, "plot", None):
         check_figure(options.plot)
     if getattr(options, "out", None):
-        check_new(Path(options.out))
+        if os.path.lexists(options.out):
+            raise InputError(f"--out {options.out} exists, and nothing is overwritten; give another --out")
+        check_writable(Path(options.out), "give another --out")
     return name, options
-
-
-def check_new(path: Path) -> None:
-    """Raise InputError unless a new file can be written to path."""
-    if os.path.lexists(path):
-        raise InputError(f"--out {path} exists, and nothing is overwritten; give another --out")
-    check_writable(path, "give another --out")

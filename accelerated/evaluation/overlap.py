@@ -5,49 +5,37 @@ import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from accelerated.data.windows import cut
-from accelerated.evaluation.score import TrainedRun, check_score, cleared_words, evaluate
+from accelerated.evaluation.score import TrainedRun, check_score, evaluate
 from accelerated.training.options import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
 
-class Row(NamedTuple):
-    """One run at one overlap."""
-
-    run: str
-    config: Config  # in evaluation
-    notes: tuple[str, ...]  # how evaluation differs from training
-    splits: dict[str, dict]  # {split: values of its Score}
-    flops_per_token: float  # as the paper counts them
-    counted_flops_per_token: float  # counted over all splits
-
-
-def model_name(config: Config) -> str:
+def model_name(config: dict) -> str:
     """The model's name in the table."""
-    if config.vectors == 0:
-        return f"GPT-2, window {config.segment}"
-    return f"recurrent, window {config.segment}" + (f", {config.vectors} vectors" if config.vectors > 1 else "")
+    vectors, name = config["vectors"], f"{'recurrent' if config['vectors'] else 'GPT-2'}, window {config['segment']}"
+    return name + (f", {vectors} vectors" if vectors > 1 else "")
 
 
-def differences(config: Config, trained: Config) -> tuple[str, ...]:
-    """The training config's values that differ from config's; overlap and pooling do not affect how plain GPT-2 is trained."""
+def differences(config: Config, trained: Config) -> list[str]:
+    """How training differed from config; overlap and pooling do not affect how plain GPT-2 is trained."""
     fields = ("segment", "overlap", "pool") if config.vectors else ("segment",)
-    return tuple(f"{field} {getattr(trained, field)}" for field in fields if getattr(config, field) != getattr(trained, field))
+    pairs = ((field, getattr(trained, field)) for field in fields)
+    return [f"trained with {field} {value}" for field, value in pairs if value != getattr(config, field)]
 
 
-def overlap_table(rows: list[Row]) -> list[str]:
+def overlap_table(rows: list[dict]) -> list[str]:
     """The table of rows."""
-    columns = "".join(f"   {split + ' ppl/word':>15} {'bits/byte':>9} {'log p, nats':>13}" for split in rows[0].splits)
+    columns = "".join(f"   {split + ' ppl/word':>15} {'bits/byte':>9} {'log p, nats':>13}" for split in rows[0]["splits"])
     lines = [f"{'model':<28} {'overlap':>7}{columns}   {'FLOPs/token':>11} {'counted':>9}   run"]
     for row in rows:
-        line = f"{model_name(row.config):<28} {row.config.overlap:7d}"
-        for split in row.splits.values():
+        line = f"{model_name(row['config']):<28} {row['config']['overlap']:7d}"
+        for split in row["splits"].values():
             perplexity = f"{split['word_perplexity']:,.5g}" if split["words"] else "-"
             line += f"   {perplexity:>15} {split['bits_per_byte']:9.4f} {-split['nats']:13,.1f}"
-        notes = f" ({', '.join(row.notes)})" if row.notes else ""
-        lines.append(f"{line}   {row.flops_per_token:11.2e} {row.counted_flops_per_token:9.2e}   {row.run}{notes}")
+        notes = f" ({', '.join(row['notes'])})" if row["notes"] else ""
+        lines.append(f"{line}   {row['flops_per_token']:11.2e} {row['counted_flops_per_token']:9.2e}   {row['run']}{notes}")
     return lines
 
 
@@ -84,39 +72,35 @@ def counted_flops_per_token(config: Config, documents: Iterable) -> float:
     return sum(count * window_flops(config, size) for size, count in sizes.items()) / scored
 
 
-def configs(config: Config, sizes: dict, options: argparse.Namespace) -> list[Config]:
-    """The config with the given sizes, once for each given overlap, or for its own."""
-    return [changed(config, sizes | {"overlap": overlap}) for overlap in dict.fromkeys(options.overlaps or [config.overlap])]
-
-
 def first_config(config: Config, sizes: dict, options: argparse.Namespace) -> Config:
-    """The first of configs; the others have the same parameters."""
-    return configs(config, sizes, options)[0]
+    """The config with the given sizes and the first of the given overlaps; all of them are checked."""
+    first, *_ = [changed(config, sizes | {"overlap": overlap}) for overlap in options.overlaps or [config.overlap]]
+    return first
 
 
-def rows_of(run: TrainedRun, options: argparse.Namespace) -> list[Row]:
-    """The Rows of a run, one for each given overlap."""
-    rows = []
-    for config in configs(run.model.config, {}, options):
-        run.model.config, splits = config, {}
-        for split in run.splits:
-            score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
-            words = run.words(split)[0]
-            splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
-            splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
-        notes = [f"trained with {difference}" for difference in differences(config, run.settings.model_config)]
-        notes += [cleared_words(options.clear_memory)] if options.clear_memory else []
-        notes += ["documents joined"] if run.carry_over else []
-        notes += [f"a part of {split}" for split, documents in run.splits.items() if not getattr(documents, "whole", True)]
-        counted = counted_flops_per_token(config, itertools.chain(*map(run.to_read, run.splits)))
-        rows.append(Row(run.path, config, tuple(notes), splits, paper_flops(config), counted))
-    return rows
+def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict:
+    """The row of a run that is evaluated with a config; `notes` say how evaluation differs from training."""
+    run.model.config, splits = config, {}
+    for split in run.splits:
+        score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
+        words = run.words(split)[0]
+        splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
+        splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
+    notes = differences(config, run.settings.model_config)
+    notes += ["memory cleared"] if options.clear_memory else []
+    notes += ["documents joined"] if run.carry_over else []
+    notes += [f"a part of {split}" for split, documents in run.splits.items() if not getattr(documents, "whole", True)]
+    counted = counted_flops_per_token(config, itertools.chain(*map(run.to_read, run.splits)))
+    row = {"run": run.path, "config": dataclasses.asdict(config), "notes": notes, "splits": splits}
+    return row | {"flops_per_token": paper_flops(config), "counted_flops_per_token": counted}
 
 
 def report(runs: list[TrainedRun], options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The table of all runs at all overlaps."""
-    rows, data = [row for run in runs for row in rows_of(run, options)], runs[0].data
-    records = [row._asdict() | {"config": dataclasses.asdict(row.config)} for row in rows]
+    """The table of all runs, each at all given overlaps or at its own."""
+    rows, data = [], runs[0].data
+    for run in runs:
+        for overlap in dict.fromkeys(options.overlaps or [run.model.config.overlap]):
+            rows.append(row_of(run, changed(run.model.config, {"overlap": overlap}), options))
     counts = [f"{split} {count:,} ({how})" for split in runs[0].splits for count, how in [runs[0].words(split)]]
     title = f"{data}, words of the original text: {', '.join(counts)}"
-    return {"data": data, "rows": records}, [title, *overlap_table(rows)]
+    return {"data": data, "rows": rows}, [title, *overlap_table(rows)]

@@ -112,20 +112,6 @@ def carries_nothing(model: Module) -> bool:
     return not any(field.numel() for field in model.initial_state(1))
 
 
-def check_fields(model: Module, clear_memory: bool | tuple[str, ...]) -> None:
-    """Raise InputError if clear_memory names what is no field of the model's state."""
-    fields = model.state_shapes(1)._fields
-    for name in clear_memory if isinstance(clear_memory, tuple) else ():
-        if name not in fields:
-            has = f"this model's state has {', '.join(fields)}"
-            raise InputError(f"--clear-memory {name}: {has}; name some, or none to clear all")
-
-
-def cleared_words(clear_memory: bool | tuple[str, ...]) -> str:
-    """What is cleared, in words."""
-    return f"{' and '.join(clear_memory) if isinstance(clear_memory, tuple) else 'memory'} cleared"
-
-
 @contextlib.contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """Set evaluation mode inside; restore the previous mode on exit."""
@@ -149,49 +135,33 @@ def predictions(model: Module, hidden: Tensor, segment: Segment) -> Predictions:
     return Predictions(nats.astype(np.float64), right)
 
 
-def dealt(documents: Sequence, lanes: int, size: int, overlap: int, any_order: bool) -> tuple[int, int, Iterator]:
-    """Return (number of segments, lanes that have something to read, (segment, rows of the previous state that it continues)).
-
-    In any order, a lane's next segment is one of any document, so that no lane is idle.
-    """
-    lengths = lengths_of(documents)
-    count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
-    lanes = min(lanes, max(1, count if any_order else np.count_nonzero(lengths)))
-    if any_order:
-        return count, lanes, ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    return count, lanes, one_pass(documents, lanes, size, overlap)
-
-
 @torch.no_grad()
 def carried_through(
-    model: Module,
-    documents: Sequence,
-    lanes: int,
-    clear_every: int = 0,
-    cleared: tuple[str, ...] = (),
-    predict: bool = True,
-    title: str = "evaluating",
-    show: bool = True,
+    model: Module, documents: Sequence, lanes: int, clear_every: int = 0, predict: bool = True
 ) -> Iterator[tuple]:
     """Read documents with the state carried through each; yield (segment, its number (B,), the state before it, Predictions).
 
-    The number counts a document's segments from 0. Only the state is on the model's device. Progress is shown under the title.
+    The number counts a document's segments from 0. Only the state is on the model's device. Progress is shown.
 
-    clear_every: every so many-th segment of a document starts with the initial state; with 1 all do, and come in any order
-    cleared: the fields of the state that are the initial state's at every segment
+    clear_every: every so many-th segment of a document starts with the initial state; with 1 all do: then a lane's next segment
+        is one of any document, and no lane is idle
     predict: if it is false, the Predictions are None
     """
-    size, device = model.config.segment, next(model.parameters()).device
-    count, lanes, batches = dealt(documents, lanes, size, overlap_of(model.config), any_order=clear_every == 1)
+    size, overlap, device = model.config.segment, overlap_of(model.config), next(model.parameters()).device
+    lengths = lengths_of(documents)
+    count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
+    lanes = min(lanes, max(1, count if clear_every == 1 else np.count_nonzero(lengths)))  # no more than have something to read
+    if clear_every == 1:
+        batches = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
+    else:
+        batches = one_pass(documents, lanes, size, overlap)
     state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
-    with evaluating(model), Progress(title, count, "segment", show=show) as bar:
+    with evaluating(model), Progress("evaluating", count, "segment") as bar:
         for segment, kept in batches:
             state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
             starts = number % clear_every == 0 if clear_every else number == 0
-            initial = model.initial_state(len(starts)) if starts.any() or cleared else None
             if starts.any():
-                state = replace_lanes(torch.from_numpy(starts).to(device), initial, state)
-            state = state._replace(**{name: getattr(initial, name) for name in cleared}) if cleared else state
+                state = replace_lanes(torch.from_numpy(starts).to(device), model.initial_state(len(starts)), state)
             moved = segment.to(device)
             if predict:
                 reading = model.read(moved.tokens, state)
@@ -201,18 +171,6 @@ def carried_through(
             yield segment, number, state, made
             state = after
             bar.update(np.count_nonzero(segment.place[:, 0] >= 0))  # the other lanes are padding
-
-
-def scored_segments(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...]) -> Iterator[tuple]:
-    """Read documents; yield (segment, its Predictions), in any order if the state is empty or starts anew at every segment.
-
-    clear_memory starts every segment from the initial state. If it names fields, only these are cleared.
-    """
-    cleared = clear_memory if isinstance(clear_memory, tuple) else ()
-    clear_every = int((bool(clear_memory) and not cleared) or carries_nothing(model))
-    title = "evaluating, memory cleared" if clear_memory else "evaluating"
-    for segment, _, _, made in carried_through(model, documents, lanes, clear_every, cleared, title=title):
-        yield segment, made
 
 
 def add_segment(
@@ -225,12 +183,10 @@ def add_segment(
     return Score(*(a + b for a, b in zip(score, added, strict=True)))
 
 
-def evaluate(
-    model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool | tuple[str, ...] = False
-) -> Score:
-    """The Score of documents; the state is carried, except what clear_memory says: all of it, or the fields it names."""
+def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False) -> Score:
+    """The Score of documents; the state is carried through each, or with clear_memory starts anew at every segment."""
     score = Score()
-    for segment, made in scored_segments(model, documents, lanes, clear_memory):
+    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory or carries_nothing(model))):
         score = add_segment(score, made, segment, tokenizer)
     return score
 
@@ -242,10 +198,10 @@ def check_score(score: Score) -> Score:
     return score
 
 
-def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool | tuple[str, ...] = False) -> list[np.ndarray]:
+def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, made in scored_segments(model, documents, lanes, clear_memory):
+    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory or carries_nothing(model))):
         for (document, first), losses, scored in zip(segment.place.tolist(), made.nats, segment.scored.numpy(), strict=True):
             if document >= 0:  # the lane is not padding
                 nats[document][first + np.flatnonzero(scored)] = losses[scored]
@@ -260,11 +216,9 @@ def score_record(score: Score, words: tuple[int, str] = (0, "")) -> dict:
     return rates | {"nats": score.nats, "tokens": score.tokens, "text_bytes": score.text_bytes, "accuracy": score.accuracy}
 
 
-def score_lines(score: Score, words: tuple[int, str], total: int, of_text: bool = True) -> list[str]:
+def score_lines(score: Score, words: tuple[int, str], total: int) -> list[str]:
     """The lines that show a Score of a split with `total` tokens to predict; words as for score_record."""
     lines = [f"bits per byte       {score.bits_per_byte:.4f}", f"bits per token      {score.bits_per_token:.4f}"]
-    if not of_text:
-        lines = [f"bits per sample     {score.bits_per_token:.4f}", f"nats per sample     {ratio(score.nats, score.tokens):.4f}"]
     lines.append(f"perplexity          {score.perplexity(score.tokens):,.3f}")
     if words[0]:
         of_words = f"{counted(words[0], 'word')} of the original text, {words[1]}"
@@ -282,7 +236,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """The Score of a split."""
     score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
     words, total = run.words(), run.count_predictions()
-    lines = score_lines(score, words, total, run.tokenizer.spells_text)
+    lines = score_lines(score, words, total)
     if run.data == "recall":
         lines.append(f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})")
     return score_record(score, words) | {"split_tokens": total}, lines

@@ -19,7 +19,6 @@ from accelerated.evaluation.score import Score, TrainedRun, carried_through, car
 from accelerated.evaluation.shares import Shares, read_watched
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import written_whole
-from accelerated.program.progress import Progress
 from accelerated.protocol import logits_of
 
 TOKENS = 1 << 14  # on a page, unless --segments asks for more: about 2 MB
@@ -34,11 +33,6 @@ def spelled(pieces: list[bytes]) -> list[str]:
     return [decoder.decode(piece, final) for final, piece in ((at + 1 == len(pieces), piece) for at, piece in enumerate(pieces))]
 
 
-def in_bits(nats: np.ndarray) -> list[float | None]:
-    """Losses in bits, to four digits; None if they are not scored."""
-    return [None if math.isnan(value) else round(value, 4) for value in (nats / math.log(2)).tolist()]
-
-
 def likeliest(model: Module, hidden: torch.Tensor) -> tuple[list, list]:
     """The ids of the LIKELIEST tokens after each of the rows (n, D), and their probabilities in hundredths of a percent."""
     probabilities, ids = at_least_float32(logits_of(model, hidden)).softmax(-1).topk(min(LIKELIEST, model.config.vocabulary))
@@ -49,12 +43,12 @@ def likeliest(model: Module, hidden: torch.Tensor) -> tuple[list, list]:
 def segment_records(run: TrainedRun, document: Document, windows: list[Window], first: int) -> tuple[list[dict], list[Shares]]:
     """What the page says, besides losses, of each of the document's windows from number `first` on; and the last one's Shares."""
     model, device, records = run.model, next(run.model.parameters()).device, []
-    pairs = zip(windows, carried_through(model, [document], 1, predict=False, show=False), strict=False)
-    for window, (segment, [number], state, _) in Progress("segments of the page", len(windows), "segment", over=pairs):
+    for window, (segment, [number], state, _) in zip(windows, carried_through(model, [document], 1, predict=False), strict=False):
         if number < first:
             continue
         tokens, rows = segment.tokens.to(device), slice(window.first - 1 - window.start, window.stop - window.start)
-        carried, groups = read_watched(model, run.settings.model, tokens, state)
+        carried, looked = read_watched(model, run.settings.model, tokens, state)
+        groups = [looked] if looked else []
         both = carried, model.read(tokens, model.initial_state(1))
         shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
         records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both], "shares": shares})
@@ -92,7 +86,8 @@ def document_data(run: TrainedRun, document: Document, windows: list[Window], na
         predicted = slice(window.first - 1, window.stop)
         record |= {"at": window.first, "tokens": targets[predicted].tolist(), "bytes": int(text_bytes[predicted].sum())}
         record |= {"texts": texts[window.first - start : window.stop + 1 - start]}
-        record |= {"losses": [in_bits(values[predicted]) for values in nats]}
+        in_bits = ((values[predicted] / math.log(2)).tolist() for values in nats)
+        record |= {"losses": [[None if math.isnan(loss) else round(loss, 4) for loss in losses] for losses in in_bits]}
         record |= {"bits": [round(float(np.nansum(values[predicted])) / math.log(2), 4) for values in nats]}
     used = {token for record in records for ids, _ in record["likely"] for row in [*ids, record["tokens"]] for token in row}
     vocabulary = {token: tokenizer.decode([token]).decode(errors="backslashreplace") for token in sorted(used)}
@@ -111,36 +106,17 @@ def write_page(path: Path, data: dict) -> int:
     return len(page)
 
 
-def chosen_document(lengths: np.ndarray, asked: int | None) -> int:
-    """The index of document number `asked`, or of the longest; raises InputError if it has nothing to predict."""
-    if asked is None:
-        return int(lengths.argmax())
-    if asked > len(lengths) or not lengths[asked - 1]:
-        there = "it has nothing to predict" if asked <= len(lengths) else f"there are {len(lengths):,}"
-        raise InputError(f"--document {asked}: {there}; give another number, or leave it out for the longest document")
-    return asked - 1
-
-
-def chosen_segments(count: int, size: int, first: int, asked: int | None) -> range:
-    """Which of `count` segments to show: `asked` from number `first` on, which counts from 1, or those of TOKENS predictions.
-
-    size is how many tokens a segment predicts. Raises InputError if there is no segment `first`.
-    """
-    if first > count:
-        raise InputError(f"--from {first}: the document has {counted(count, 'segment')}; give a smaller number")
-    return range(first - 1, min(count, first - 1 + (asked or max(1, TOKENS // size))))
-
-
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """Write the page; the record has its path and the document's sums."""
+    """Write the page of the longest document; the record has its path and the document's sums."""
     if carries_nothing(model := run.model):
         raise InputError("view: this model carries no memory that could be cleared; give another run")
-    documents = run.documents
-    number = chosen_document(lengths_of(documents), options.document)
+    documents, size, overlap = run.documents, model.config.segment, overlap_of(model.config)
+    number = int(lengths_of(documents).argmax())
     document = documents[number]
-    size, overlap = model.config.segment, overlap_of(model.config)
     windows = cut(len(document.inputs) + 1, size, overlap)
-    shown = chosen_segments(len(windows), size - overlap, options.first, options.segments)
+    if options.first > len(windows):
+        raise InputError(f"--from {options.first}: the document has {counted(len(windows), 'segment')}; give a smaller number")
+    shown = range(options.first - 1, len(windows))[: options.segments or max(1, TOKENS // (size - overlap))]
     nats = [token_nats(model, [document], run.lane_count, clear_memory=clear)[0] for clear in (False, True)]
     scored = np.asarray(document.scored)
     text_bytes = int(run.tokenizer.token_bytes[np.asarray(document.targets)[scored]].sum())

@@ -26,7 +26,7 @@ from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
-from accelerated.lab.markdown import markdown_table
+from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class

@@ -36,8 +36,6 @@ def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
 
 def check_writable(path: Path, advice: str) -> None:
     """Raise InputError unless a file can be written to path."""
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}; {advice}")
     with disk_errors(path, advice):
         tempfile.TemporaryFile(dir=path.parent).close()
 
@@ -98,16 +96,13 @@ def locked(path: Path, busy: str, advice: str = "give another folder", waits: bo
     from filelock import FileLock, Timeout  # here: a wrong option is answered without it
 
     lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if not waits:
-            raise InputError(busy) from None
-        print(busy, file=sys.stderr)
-        lock.acquire()
-    except OSError as error:
-        raise cannot_write(path, error, advice) from None
-    try:
+    with disk_errors(path, advice):
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            if not waits:
+                raise InputError(busy) from None
+            print(busy, file=sys.stderr)
+            held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()

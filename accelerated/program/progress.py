@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 SECONDS = 5.0  # between plain lines
+LINE = "{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left, {rate_fmt}{postfix}"
 
 
 class Progress(tqdm):
@@ -23,7 +24,9 @@ class Progress(tqdm):
         self, title: str, total: int | None = None, unit: str = "token", done: int = 0, over: Any = None, show: bool = True
     ):
         self.lines = not sys.stderr.isatty()
-        how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS} if self.lines else {"mininterval": 0.5}
+        how = {"mininterval": 0.5}
+        if self.lines:
+            how = {"delay": SECONDS, "mininterval": SECONDS, "maxinterval": SECONDS, "bar_format": LINE}
         how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
         super().__init__(over, desc=title, total=total, unit=unit, **how)
 
@@ -33,20 +36,8 @@ class Progress(tqdm):
             if not self.lines:
                 return super().display(msg, pos)
             if msg is None:
-                print(self.line(), file=self.fp, flush=True)
+                print(self, file=self.fp, flush=True)
         return False
-
-    def line(self) -> str:
-        """The state as a plain line."""
-        elapsed, done = self.format_dict["elapsed"], self.n - self.initial
-        count = tqdm.format_sizeof if self.unit == "B" else "{:,}".format
-        of_total = f" of {count(self.total)}" if self.total else ""
-        units = self.unit if self.unit == "B" else f"{self.unit}s"
-        amount = f"{count(self.n)}{of_total} {units}, " if self.n or self.total else ""
-        text = f"{self.desc}: {amount}{tqdm.format_interval(elapsed)} so far"
-        if self.total and done > 0:
-            text += f", {tqdm.format_interval((self.total - self.n) * elapsed / done)} left"
-        return text + (f", {self.postfix}" if self.postfix else "")
 
     def close(self) -> None:
         """End: a bar disappears, lines stay."""

@@ -9,7 +9,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
 from accelerated.evaluation.overlap import (
-    Row,
     counted_flops_per_token,
     differences,
     model_name,
@@ -30,7 +29,8 @@ BITS_PER_NAT = 1 / (math.log(2) * 40)  # per byte of a text of 40 bytes
 def row(run, config=SMALL, notes=(), nats=20.0, words=4):
     perplexity = math.exp(nats / words) if words else math.nan
     split = {"word_perplexity": perplexity, "words": words, "bits_per_byte": nats * BITS_PER_NAT, "nats": nats, "tokens": 50}
-    return Row(run, config, notes, {"valid": split, "test": split}, 1.75e8, 1.9e8)
+    flops = {"flops_per_token": 1.75e8, "counted_flops_per_token": 1.9e8}
+    return {"run": run, "config": dataclasses.asdict(config), "notes": notes, "splits": {"valid": split, "test": split}} | flops
 
 
 def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_every_split():
@@ -49,17 +49,18 @@ def test_a_text_without_words_has_no_perplexity_per_word():
 
 def test_differences_from_training():
     other = dataclasses.replace(SMALL, segment=4, overlap=0, pool="advance")
-    assert differences(other, SMALL) == ("segment 6", "overlap 2", "pool all") and differences(SMALL, SMALL) == ()
+    assert differences(other, SMALL) == ["trained with segment 6", "trained with overlap 2", "trained with pool all"]
+    assert differences(SMALL, SMALL) == []
     plain = dataclasses.replace(SMALL, vectors=0)
-    assert differences(dataclasses.replace(plain, overlap=0, pool="advance"), plain) == ()
-    assert differences(dataclasses.replace(plain, segment=5), plain) == ("segment 6",)
+    assert differences(dataclasses.replace(plain, overlap=0, pool="advance"), plain) == []
+    assert differences(dataclasses.replace(plain, segment=5), plain) == ["trained with segment 6"]
 
 
 @pytest.mark.parametrize(
     "vectors,name", [(0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")]
 )
 def test_model_names(vectors, name):
-    assert model_name(dataclasses.replace(SMALL, vectors=vectors)) == name
+    assert model_name({"vectors": vectors, "segment": 6}) == name
 
 
 TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
 from accelerated.evaluation.positions import (
-    PositionRow,
     by_position,
     doubling_ranges,
     draw_positions,
@@ -35,22 +34,22 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     nats = random_nats(documents, seed)
     rows = by_position(nats, documents, tokenizer, first)
     longest = max((len(document.inputs) for document in documents), default=0)
-    assert [(row.start, row.stop) for row in rows] == list(doubling_ranges(first, longest + 1 if longest else 0))
+    assert [(row["start"], row["stop"]) for row in rows] == list(doubling_ranges(first, longest + 1 if longest else 0))
     for row in rows:
         total, tokens, text_bytes, reached = 0.0, 0, 0, set()
         for number, document in enumerate(documents):
             for place, target in enumerate(document.targets):
-                if row.start <= place + 1 < row.stop:
+                if row["start"] <= place + 1 < row["stop"]:
                     reached.add(number)
                     if document.scored[place]:
                         total, tokens = total + nats[number][place], tokens + 1
                         text_bytes += len(tokenizer.decode([target]))
-        assert (row.documents, row.tokens, row.text_bytes) == (len(reached), tokens, text_bytes)
-        assert row.nats == pytest.approx(total, rel=1e-12)
+        assert (row["documents"], row["tokens"], row["text_bytes"]) == (len(reached), tokens, text_bytes)
+        assert row["nats"] == pytest.approx(total, rel=1e-12)
         if tokens:
-            assert row.bits_per_token == pytest.approx(total / tokens / math.log(2))
-            assert row.bits_per_byte == pytest.approx(total / text_bytes / math.log(2))
-    assert sum(row.tokens for row in rows) == sum(int(document.scored.sum()) for document in documents)
+            assert row["bits_per_token"] == pytest.approx(total / tokens / math.log(2))
+            assert row["bits_per_byte"] == pytest.approx(total / text_bytes / math.log(2))
+    assert sum(row["tokens"] for row in rows) == sum(int(document.scored.sum()) for document in documents)
 
 
 def test_positions_at_the_edges_of_ranges():
@@ -58,7 +57,7 @@ def test_positions_at_the_edges_of_ranges():
     documents = [document_from("0123456789", BYTES), document_from("01234", BYTES), document_from("0", BYTES)]
     nats = [10.0 ** np.arange(1, 10), np.zeros(4), np.zeros(0)]
     rows = by_position(nats, documents, BYTES, 4)
-    assert [(row.start, row.stop, row.documents, row.nats, row.tokens) for row in rows] == [
+    assert [(row["start"], row["stop"], row["documents"], row["nats"], row["tokens"]) for row in rows] == [
         (0, 4, 2, 1110.0, 6),
         (4, 8, 2, 11110000.0, 5),
         (8, 10, 1, 1100000000.0, 2),
@@ -70,29 +69,33 @@ def test_a_scored_nan_stays_visible():
     """NaN marks unscored tokens; the NaN of a scored token is not ignored."""
     documents = [document_from("the the", BYTES, [True, False])]
     nats = [np.array([1.0, math.nan, math.nan, math.nan, 1.0, math.nan])]
-    assert math.isnan(by_position(nats, documents, BYTES, 64)[0].nats)
+    assert math.isnan(by_position(nats, documents, BYTES, 64)[0]["nats"])
     whole = [np.array([1.0, math.nan, 1.0, math.nan, 1.0, math.nan])]
-    assert by_position(whole, documents, BYTES, 64)[0].nats == 3.0
+    assert by_position(whole, documents, BYTES, 64)[0]["nats"] == 3.0
 
 
 BITS = math.log(2)
-ROWS = [
-    PositionRow(0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0),
-    PositionRow(512, 700, 1, 0.0, 0, 0, math.nan, math.nan),
-]
+FIELDS = ("start", "stop", "documents", "nats", "tokens", "text_bytes", "bits_per_token", "bits_per_byte")
+
+
+def row_of(*values):
+    return dict(zip(FIELDS, values, strict=True))
+
+
+ROWS = [row_of(0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0), row_of(512, 700, 1, 0.0, 0, 0, math.nan, math.nan)]
 
 
 def test_rows_hold_plain_numbers():
     """Rows made from arrays can be written as JSON."""
     [row] = by_position([np.array([BITS])], [document_from("ab", BYTES)], BYTES, 8)
     expected = {"start": 0, "stop": 2, "documents": 1, "nats": BITS, "tokens": 1, "text_bytes": 1}
-    assert json.loads(json.dumps(row._asdict())) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
+    assert json.loads(json.dumps(row)) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
     [row] = by_position([np.array([math.nan])], [document_from("ab", BYTES, [False])], BYTES, 8)
-    assert math.isnan(row.bits_per_token) and math.isnan(row.bits_per_byte)
+    assert math.isnan(row["bits_per_token"]) and math.isnan(row["bits_per_byte"])
 
 
 def test_the_table():
-    cleared = [row._replace(bits_per_byte=row.bits_per_byte * 2) for row in ROWS]
+    cleared = [row | {"bits_per_byte": row["bits_per_byte"] * 2} for row in ROWS]
     assert position_lines({"carried": ROWS, "memory cleared": cleared}) == [
         "bits per byte by the position of the predicted token in its document",
         "             position  documents        tokens     carried   memory cleared",
@@ -114,7 +117,7 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     figures = []
     monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
-    later = PositionRow(512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5)
+    later = row_of(512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5)
     draw_positions("a.png", {"carried": [*ROWS, later], "cleared": [ROWS[0]]}, reach=600)
     [axes] = figures[0].axes
     carried, cleared, reach = axes.lines

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,12 +15,10 @@ from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
 from accelerated.data.windows import Document, count_words, cut
 from accelerated.evaluation.score import (
     Score,
+    carried_through,
     carries_nothing,
-    check_fields,
     check_score,
-    cleared_words,
     count_bytes,
-    dealt,
     evaluate,
     token_nats,
 )
@@ -99,10 +98,12 @@ def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
 )
 def test_progress_counts_each_segment_once(lengths, lanes, size, independent, data):
     documents, overlap = documents_of(lengths), data.draw(st.integers(0, size - 1))
-    count, lanes, batches = dealt(documents, lanes, size, overlap, independent)
-    counts = [np.count_nonzero(segment.place[:, 0] >= 0) for segment, _ in batches]
-    assert sum(counts) == sum(len(cut(length, size, overlap)) for length in lengths) == count
-    assert min(counts) > 0 and max(counts) <= lanes
+    model = PretrainedRecurrence(dataclasses.replace(WINDOWED, vocabulary=256, segment=size, overlap=overlap))
+    with mock.patch("accelerated.evaluation.score.Progress") as progress:
+        segments = [segment for segment, *_ in carried_through(model, documents, lanes, int(independent), predict=False)]
+    bar, counts = progress.return_value.__enter__.return_value, [np.count_nonzero(s.place[:, 0] >= 0) for s in segments]
+    assert sum(counts) == sum(len(cut(length, size, overlap)) for length in lengths) == progress.call_args.args[1]
+    assert [call.args[0] for call in bar.update.call_args_list] == counts and min(counts) > 0 and max(counts) <= lanes
 
 
 def test_a_score_that_is_nan_is_refused():
@@ -282,15 +283,13 @@ def model_for(kind, tokenizer):
 
 @torch.no_grad()
 def nats_one_by_one(model, document, clear):
-    """Score segments and predictions one by one; clear: whether the state is cleared, or the names of fields that are."""
+    """Score segments and predictions one by one; clear: whether the state is cleared at every segment."""
     nats, config, state = [math.nan] * len(document.inputs), model.config, model.initial_state(1)
-    cleared = clear if isinstance(clear, tuple) else state._fields if clear else ()
     for w in cut(len(document.inputs) + 1, config.segment, getattr(config, "overlap", 0)):
         tokens = torch.zeros(1, config.segment, dtype=torch.long)
         for place in range(w.start, w.stop):
             tokens[0, place - w.start] = int(document.inputs[place])
-        pairs = zip(state._fields, model.initial_state(1), state, strict=True)
-        logits, state, _ = model(tokens, type(state)(*(new if name in cleared else old for name, new, old in pairs)))
+        logits, state, _ = model(tokens, model.initial_state(1) if clear else state)
         for place in range(w.first - 1, w.stop):
             if document.scored[place]:
                 nats[place] = -logits[0, place - w.start].log_softmax(-1)[int(document.targets[place])].item()
@@ -329,30 +328,6 @@ def test_token_losses_have_no_dropout_and_the_mode_is_restored():
     documents = [document_from("the theatre " * 4, BYTES)]
     first, again = (token_nats(model, documents, 1)[0] for _ in range(2))
     assert (first == again).all() and model.training and all(p.grad is None for p in model.parameters())
-
-
-@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
-def test_named_fields_are_cleared_at_every_segment_and_the_others_carried(paper, name):
-    """In lanes that fall idle; all fields by name are the whole state, which is read in any order."""
-    model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256)).eval()
-    documents, state = documents_of([30, 1, 9, 41]), model.initial_state(1)
-    whole, *others = (np.concatenate(token_nats(model, documents, 2, clear)) for clear in (False, True, state._fields))
-    np.testing.assert_allclose(*others, rtol=1e-9)
-    for field in (name for name, value in zip(state._fields, state, strict=True) if value.numel()):
-        nats = np.concatenate(token_nats(model, documents, 2, (field,)))
-        expected = np.concatenate([nats_one_by_one(model, document, (field,)) for document in documents])
-        np.testing.assert_allclose(nats, expected, rtol=1e-9)
-        assert abs(nats / whole - 1).max() > 1e-6, "it matters"
-        assert evaluate(model, documents, BYTES, 2, (field,)).nats == pytest.approx(expected.sum(), rel=1e-12)
-
-
-def test_fields_that_the_state_lacks_are_refused():
-    model = BlockRecurrent(CONFIG)
-    for possible in (False, True, ("states", "values")):
-        check_fields(model, possible)
-    with pytest.raises(InputError, match="--clear-memory slots: this model's state has states, keys, values; name some"):
-        check_fields(model, ("keys", "slots"))
-    assert cleared_words(True) == "memory cleared" and cleared_words(("states", "keys")) == "states and keys cleared"
 
 
 def joined_by_hand(documents):

@@ -58,7 +58,7 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
 
 def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     """Draw the curves of runs, one colour each, against steps or the tokens read: a line for training, dots for validation."""
-    figure, axes = new_figure()
+    figure, [axes] = new_figure()
     from matplotlib import colormaps  # here: it is an extra
 
     shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"](np.linspace(0, 1, len(curves))))

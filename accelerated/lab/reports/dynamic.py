@@ -23,7 +23,7 @@ def evaluate_dynamically(
     """
     model.zero_grad()  # old gradients belong to another text
     score, device = Score(), next(model.parameters()).device
-    for segment, _, state, made in scoring.carried_through(model, documents, lanes, title="dynamic evaluation"):
+    for segment, _, state, made in scoring.carried_through(model, documents, lanes):
         score = scoring.add_segment(score, made, segment, tokenizer)
         if segment.count_scored:
             through_time(model, [segment.to(device)], state)
@@ -47,6 +47,6 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     dynamic = evaluate_dynamically(*read_by, optimizer, run.settings.training.clip)
     if math.isnan(dynamic.nats):
         raise InputError(f"--learning-rate {rate:g}: the predictions become NaN while training continues; give a smaller one")
-    before, after = (score_lines(each, words, total, run.tokenizer.spells_text) for each in (static, dynamic))
+    before, after = (score_lines(each, words, total) for each in (static, dynamic))
     record = {"static": score_record(static, words), "dynamic": score_record(dynamic, words)}
     return record, ["with the weights as they are:", *before, f"with dynamic evaluation at {rate:g}:", *after]

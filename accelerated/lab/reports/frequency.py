@@ -1,7 +1,6 @@
 """eval.py frequency: perplexity of words by how often they occur in the training split (Compressive Transformers, Table 7)."""
 
 import argparse
-import math
 import re
 from collections import Counter, namedtuple
 from collections.abc import Sequence
@@ -11,14 +10,12 @@ import numpy as np
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Joined
 from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
-from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 
 # The least number of occurrences for each column of Table 7; the paper does not say in which 1,000 and 10,000 belong
 FREQUENCIES = {"more than 10,000": 10_001, "1,000 to 10,000": 1_000, "100 to 999": 100, "fewer than 100": 0}
-
 
 # Of the words in one of FREQUENCIES: summed -log p; how many have a scored token; scored tokens; perplexity per word, or NaN
 FrequencyRow = namedtuple("FrequencyRow", ("name", "nats", "words", "tokens", "perplexity"))
@@ -82,18 +79,6 @@ def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
     return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}" for row in rows]
 
 
-def draw_frequency(path: str, rows: list[FrequencyRow]) -> None:
-    """Draw a bar for each of by_frequency's rows, except empty rows and those with infinite perplexity."""
-    figure, axes = new_figure()
-    heights = [row.perplexity if math.isfinite(row.perplexity) else 1.0 for row in rows]
-    bars = axes.bar(range(len(rows)), heights, width=0.6, color=["C0"] * (len(rows) - 1) + ["0.6"])
-    axes.bar_label(bars, [as_cell(row.perplexity, ",.5g") for row in rows], padding=3)
-    axes.set_xticks(range(len(rows)), [f"{row.name}\n{row.words:,} words" for row in rows])
-    axes.set(xlabel="times that the word occurs in the training split", ylabel="perplexity per word", yscale="log")
-    axes.set_ylim(1, 10 ** min(308, 1.12 * math.log10(max(10, *heights))))  # room for the numbers above the bars
-    save_figure(figure, path)
-
-
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
@@ -103,6 +88,4 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     counts = word_counts(training, distinct_words(documents, run.tokenizer), run.tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
     rows = by_frequency(Joined(documents).by_document(nats) if run.carry_over else nats, documents, counts, run.tokenizer)
-    if options.plot:
-        draw_frequency(options.plot, rows)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from accelerated.data.windows import lengths_of
 from accelerated.evaluation.score import TrainedRun, carried_through
 from accelerated.program.errors import InputError
-from accelerated.program.progress import Progress
 from accelerated.protocol import keep_lanes
 from accelerated.training.options import changed
 from reference.compressive import Config
@@ -29,16 +27,13 @@ def segments_to_fill(config: Config) -> int:
 def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, taken = segments_to_fill(model.config), 0
-    full = int(np.maximum(lengths_of(documents) // model.config.segment - need, 0).sum())
-    with Progress("segments with full memories", min(sequences, full), "segment") as bar:
-        for segment, number, state, _ in carried_through(model, documents, lanes, predict=False, show=False):
-            full_lanes = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - taken].tolist()
-            if full_lanes:
-                yield segment.tokens[full_lanes].to(state.memory.device), keep_lanes(state, full_lanes)
-            taken += len(full_lanes)
-            bar.update(len(full_lanes))
-            if taken >= sequences:
-                return
+    for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
+        full_lanes = np.flatnonzero((number >= need) & segment.scored.numpy().all(1))[: sequences - taken].tolist()
+        if full_lanes:
+            yield segment.tokens[full_lanes].to(state.memory.device), keep_lanes(state, full_lanes)
+        taken += len(full_lanes)
+        if taken >= sequences:
+            return
     if taken < 2:
         raise InputError(
             f"{'1 segment has' if taken else '0 segments have'} full memories, too few to average; expected documents of more "

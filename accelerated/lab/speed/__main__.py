@@ -6,7 +6,6 @@
     generation  time per generated token after 1,000 and after 100,000 tokens
     agreement   every model on a device against the CPU in float64
     counts      kernels, bytes and FLOPs of a step at the papers' sizes on a GPU, and each preset's memory; needs no GPU
-    gpu         a page of all of these on one GPU, in ten minutes
 
 Variants take turns (A B A B ...) in one process, and ratios are computed pair by pair, so that a noisy machine affects all
 variants equally. A printed ratio is the median over pairs.
@@ -18,7 +17,7 @@ import sys
 
 import torch
 
-from accelerated.lab.speed import agreement, counts, gpu, steps
+from accelerated.lab.speed import agreement, counts, steps
 from accelerated.lab.speed.variants import options_of
 from accelerated.models import DEFAULT, NAMES
 from accelerated.program.errors import InputError, run_program
@@ -41,7 +40,6 @@ TABLES = {  # name: (function that prints it, how many of OPTIONS it takes)
     "generation": (steps.report_generation, 5),
     "agreement": (agreement.report, 1),
     "counts": (counts.report, 0),
-    "gpu": (gpu.report, 0),
 }
 
 

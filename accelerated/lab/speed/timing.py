@@ -5,13 +5,12 @@ import math
 import statistics
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from accelerated.lab.markdown import markdown_table
 from accelerated.lab.speed.variants import Variant
 
 COLUMNS = ("ms (least..most)", "speed, pair by pair", "peak MB", "of the first's", "GFLOP/s", "turns")
@@ -122,6 +121,11 @@ def paired_ratios(first: list[float], second: list[float]) -> list[float]:
 def spread(values: list[float], form: str) -> str:
     """'median (least..most)' of measurements."""
     return f"{statistics.median(values):{form}} ({min(values):{form}}..{max(values):{form}})"
+
+
+def markdown_table(*rows: Sequence) -> str:
+    """A table in Markdown; the first row is its head."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
 
 
 def print_table(*rows: tuple) -> None:

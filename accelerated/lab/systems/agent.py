@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.experiment import Experiment, conduct
-from accelerated.lab.markdown import markdown_table
+from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
 from accelerated.lab.tables.page import mean_and_spread, wrapped
 from accelerated.models import model_class, presets_of
@@ -216,7 +216,7 @@ def page(record: dict) -> str:
 
 def draw(record: dict, path: Path) -> None:
     """Draw success against steps, the mean of a row's seeds, with all seeds as thin lines."""
-    figure, axes = new_figure()
+    figure, [axes] = new_figure()
     for number, (row, runs) in enumerate(record["runs"].items()):
         curves = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
         steps = np.arange(1, len(curves) + 1) * POINT * record["settings"]["lanes"] * matching.LENGTH / 1e6

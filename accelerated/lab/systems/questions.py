@@ -23,7 +23,7 @@ from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import SpelledTokenizer, train_bpe
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.lab.experiment import Experiment, conduct
-from accelerated.lab.markdown import markdown_table
+from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
@@ -147,7 +147,7 @@ def page(record: dict) -> str:
 
 def draw(record: dict, path: Path) -> None:
     """Draw exact match on spans by the distance between the hops: the mean of a row's seeds, and each seed as a thin line."""
-    figure, axes = new_figure()
+    figure, [axes] = new_figure()
     for number, (row, runs) in enumerate(record["runs"].items()):
         distances = sorted({distance for run in runs.values() for distance, span, _ in run["answers"] if span})
         curves = np.array([[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances])

@@ -6,8 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from accelerated.evaluation.figures import figure_class, plain_axes, save_figure
-from accelerated.lab.markdown import markdown_table
+from accelerated.evaluation.figures import new_figure, save_figure
+from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.table import Panel, Table
 
 WIDTH = 118  # of a page's prose
@@ -83,9 +83,9 @@ NOTES = {"pareto": pareto, "topics": topics, "facts known": facts_known}
 
 def draw(table: Table, record: dict, path: Path) -> None:
     """Draw a table's picture."""
-    figure = figure_class()(figsize=(5 * len(table.picture) + 2, 4.2), dpi=150, layout="constrained")
-    for panel, axes in zip(table.picture, figure.subplots(1, len(table.picture), squeeze=False)[0], strict=True):
-        draw_panel(plain_axes(axes), panel, record)
+    figure, all_axes = new_figure(len(table.picture))
+    for panel, axes in zip(table.picture, all_axes, strict=True):
+        draw_panel(axes, panel, record)
         named = any(" @ " in side for side in panel.sides.values())  # the measure, which then stands in the title
         axes.set(title=panel.title, xlabel=panel.xlabel, ylabel="" if named else table.measures[0].title)
         axes.legend(frameon=False, fontsize=8)

@@ -9,8 +9,7 @@ import shlex
 import statistics
 import textwrap
 
-from accelerated.lab.markdown import markdown_table
-from accelerated.lab.speed.timing import paired_ratios, spread
+from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
 from accelerated.lab.tables.notes import NOTES, WIDTH, mean_of, values_of, wrapped
 from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import SEEDS, settled, words_of

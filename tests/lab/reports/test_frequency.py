@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.data.windows import Document
-from accelerated.lab.reports import frequency
 from accelerated.lab.reports.frequency import (
     FrequencyRow,
     by_frequency,
     distinct_words,
-    draw_frequency,
     frequency_lines,
     word_counts,
     words_of,
@@ -176,17 +174,3 @@ def test_the_table():
         "all                          2             9                   inf",
         "100 to 999                   0             0                     -",
     ]
-
-
-def test_what_the_figure_shows(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
-    draw_frequency(tmp_path / "frequency.svg", ROWS)
-    assert b"<svg" in (tmp_path / "frequency.svg").read_bytes()
-    figures = []
-    monkeypatch.setattr(frequency, "save_figure", lambda figure, path: figures.append(figure))
-    draw_frequency("a.png", [ROWS[0], NONE, ROWS[1]])
-    [axes] = figures[0].axes
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([4, 1, 1]), "from 1 up"
-    ticks = ["more than 10,000\n1,000 words", "100 to 999\n0 words", "all\n2 words"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ticks
-    assert [text.get_text() for text in axes.texts] == ["4", "-", "inf"]

@@ -128,7 +128,7 @@ def test_impossible_numbers_are_refused(argv):
 
 @pytest.mark.parametrize(
     "argv,words",
-    [(["step"], "steps"), (["agreement", "--model", "memformer"], "--model"), (["gpu", "--device", "cpu"], "--device")],
+    [(["step"], "steps"), (["agreement", "--model", "memformer"], "--model"), (["counts", "--device", "cpu"], "--device")],
 )
 def test_unknown_tables_and_options_are_refused_in_one_line(argv, words, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -1,16 +1,11 @@
-"""The page of `python -m accelerated.lab.speed gpu`, and agreement of models, at small sizes on a CPU."""
-
-import subprocess
-import sys
-from types import SimpleNamespace
+"""The table `agreement`, at small sizes on a CPU."""
 
 import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import agreement, gpu
+from accelerated.lab.speed import agreement
 from accelerated.models import NAMES, presets_of
-from accelerated.program.errors import InputError
 
 PRESENT = agreement.model_results
 
@@ -78,50 +73,3 @@ def test_nothing_but_numbers_agrees(value):
     assert agreement.relative_error(expected, torch.tensor([1.0, value, 1.0])) == float("inf")
     assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
     assert agreement.relative_error(torch.zeros(2), expected[:2]) > 1
-
-
-def test_all_sections_are_commands_of_the_bench_and_end_in_ten_minutes():
-    for words, limit in gpu.SECTIONS.values():
-        options = bench.parse_options([*words.split(), "--device", "cuda"])
-        if options.table != "agreement":
-            assert options.dtype == "bfloat16" and options.seconds * len(options.model) < limit
-    assert sum(limit for _, limit in gpu.SECTIONS.values()) < 600
-
-
-def pages(monkeypatch, run):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
-    monkeypatch.setattr(subprocess, "run", run)
-
-
-def test_the_page(monkeypatch, capsys):
-    commands = []
-    pages(monkeypatch, lambda command, timeout: commands.append((command, timeout)) or SimpleNamespace(returncode=0))
-    bench.main(["gpu"])
-    titles = [line[3:] for line in capsys.readouterr().out.splitlines() if line.startswith("## ")]
-    assert titles == list(gpu.SECTIONS)
-    start = [sys.executable, "-m", "accelerated.lab.speed"]
-    assert commands == [([*start, *words.split(), "--device", "cuda"], limit) for words, limit in gpu.SECTIONS.values()]
-
-
-def test_a_section_that_fails_or_takes_too_long_does_not_end_the_page(monkeypatch, capsys):
-    def run(command, timeout):
-        if "generation" in command:
-            raise subprocess.TimeoutExpired(command, timeout)
-        return SimpleNamespace(returncode=3 * ("steps" in command))
-
-    pages(monkeypatch, run)
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(["gpu"])
-    page = capsys.readouterr().out
-    sections = dict(section.split("\n", 1) for section in page.split("\n## ")[1:])
-    assert stopped.value.code == 1 and list(sections) == list(gpu.SECTIONS)
-    assert sections["A training step"].strip() == "Exit code: 3."
-    assert sections["Generation"].strip().startswith("Exit code: none: it took more than ")
-    assert not any(sections[title].strip() for title in ("Agreement with the CPU", "Memory replay", "torch.compile"))
-
-
-def test_without_a_gpu_one_line(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="torch finds none"):
-        bench.main(["gpu"])

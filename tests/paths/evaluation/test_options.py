@@ -24,7 +24,7 @@ ANSWERED = [
     (["--help"], None, "python eval.py attention RUN --sequences 200"),
     (["positions", "--help"], 0, "--plot FILE"),
     (["positions", ".", "--typo"], 2, "eval.py positions: unknown option --typo; did you mean --pool?"),
-    (["nonsense"], 2, "eval.py: nonsense is neither a run's folder nor a report"),
+    (["nonsense"], 2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
     (["sample", ".", "--seed", "12345678901234567890"], 2, "it must be at least 0 and below 2^32"),
     (["score", ".", "--data", "nowhere"], 2, "eval.py: --data nowhere: no such file or folder"),
     (["sample", ".", "--prompt-file", "nowhere"], 2, "eval.py: cannot use nowhere: No such file or directory; give another"),

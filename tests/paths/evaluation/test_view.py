@@ -19,17 +19,17 @@ import torch
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation import view
-from accelerated.evaluation.options import check_new
+from accelerated.evaluation.options import parse
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
-from reference.memorizing import merge_heads
 from tests.helpers.comparison import assert_agree
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 ROOT = Path(__file__).parents[3]
 CARRYING = [pair for pair in EVERY_VARIANT if pair[1] not in ("plain", "nothing-remembered")]
+SHARING = [pair for pair in CARRYING if pair[0] in ("compressive", "pretrained_recurrence") or pair[1].startswith("decoder-only")]
 TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
 PARTLY = [True] * 20 + [False] * 30  # which tokens are scored
 TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
@@ -39,31 +39,15 @@ TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 
 
 def watch(monkeypatch, reference):
-    """(softmaxes, [(matrix, the rows that it is multiplied with)]) of a reference from now on, in order.
+    """The softmaxes of a reference from now on, in order."""
+    softmaxes, softmax = [], reference.softmax_forward
 
-    Among the latter (bias, (near, retrieved)) of a Memorizing Transformer's gate.
-    """
-    softmaxes, products, softmax, linear = [], [], reference.softmax_forward, reference.linear_forward
-
-    def watched_softmax(scores):
+    def watched(scores):
         softmaxes.append(softmax(scores)[0])
         return softmax(scores)
 
-    def watched_linear(x, weight):
-        products.append((weight, x))
-        return linear(x, weight)
-
-    monkeypatch.setattr(reference, "softmax_forward", watched_softmax)
-    monkeypatch.setattr(reference, "linear_forward", watched_linear)
-    if hasattr(reference, "memory_gate_forward"):
-        gate = reference.memory_gate_forward
-
-        def watched_gate(near, retrieved, bias):
-            products.append((bias, (near, retrieved)))
-            return gate(near, retrieved, bias)
-
-        monkeypatch.setattr(reference, "memory_gate_forward", watched_gate)
-    return softmaxes, products
+    monkeypatch.setattr(reference, "softmax_forward", watched)
+    return softmaxes
 
 
 def summed(weights, *sizes):
@@ -72,101 +56,47 @@ def summed(weights, *sizes):
     return np.stack([part.sum(-1).mean(1) for part in parts], -1)
 
 
-def lengths(*added):
-    """The shares of vectors by their lengths."""
-    sizes = np.stack([np.sqrt((vectors**2).sum(-1)) for vectors in added], -1)
-    return sizes / sizes.sum(-1, keepdims=True)
-
-
-def of_compressive(config, params, softmaxes, products):
+def of_compressive(config, params, softmaxes):
     sizes = [size for size in (config.compressed_memory, config.memory, config.segment) if size]
     weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
-    return [np.mean([summed(w, *sizes) for w in weights], 0)], len(weights) == config.layers
+    return np.mean([summed(w, *sizes) for w in weights], 0), len(weights) == config.layers
 
 
-def of_pretrained_recurrence(config, params, softmaxes, products):
+def of_pretrained_recurrence(config, params, softmaxes):
     sizes = (config.vectors, config.segment)
     weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
-    return [np.mean([summed(w, *sizes) for w in weights], 0)], len(weights) == len(config.insertion_layers)
+    return np.mean([summed(w, *sizes) for w in weights], 0), len(weights) == len(config.insertion_layers)
 
 
-def of_block_recurrent(config, params, softmaxes, products):
-    w, blocks = config.window, config.segment // config.window
-    tiles = [weights for weights in softmaxes if weights.shape[2:] == (w, 2 * w)]
-    looked = []
-    for block in range(blocks):
-        of_block = tiles[block * config.layers :][: config.layers] if config.feedback else tiles[block::blocks]  # of each layer
-        tile_sums = np.mean([summed(tile, w, w) for tile in of_block], 0)
-        looked.append(tile_sums if block == 0 else np.stack([0 * tile_sums[..., 0], tile_sums.sum(-1)], -1))
-    added = []
-    for layer in range(config.layers):
-        matrix = params[f"layers.{layer}.output"]
-        rows = np.concatenate([x for weight, x in products if weight is matrix], 1)
-        inner = config.heads * config.head_width
-        if matrix.shape[1] == 2 * inner:
-            halves = [rows[..., part] @ matrix[:, part].T for part in (slice(inner, None), slice(inner))]
-            added.append(lengths(*halves))
-    groups = [np.concatenate(looked, 1)] + ([np.mean(added, 0)] if added else [])
-    return groups, len(tiles) == config.layers * blocks
+def of_memformer(config, params, softmaxes):
+    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, config.slots + config.segment)]
+    return np.mean([summed(w, config.slots, config.segment) for w in weights], 0), len(weights) == config.decoder_layers
 
 
-def of_memorizing(config, params, softmaxes, products):
-    n = config.segment
-    tiles = [weights for weights in softmaxes if weights.shape[2:] == (n, 2 * n)]
-    groups = [np.mean([summed(tile, n, n) for tile in tiles], 0)]
-    if config.memory:
-        name = f"layers.{config.memory_layer - 1}"
-        [(near, retrieved)] = [pair for bias, pair in products if bias is params[f"{name}.memory_gate"]]
-        g = (1 / (1 + np.exp(-params[f"{name}.memory_gate"])))[:, None, None]
-        groups.append(lengths(*(merge_heads(part) @ params[f"{name}.output"].T for part in (retrieved * g, near * (1 - g)))))
-    return groups, len(tiles) == config.layers
-
-
-def of_memformer(config, params, softmaxes, products):
-    n, slots = config.segment, config.slots
-    if config.encoder_layers == 0:
-        weights = [w for w in softmaxes if w.shape[2:] == (n, slots + n)]
-        return [np.mean([summed(w, slots, n) for w in weights], 0)], len(weights) == config.decoder_layers
-
-    def added(name):
-        [rows] = [x for weight, x in products if weight is params[f"{name}.output"]]
-        return rows @ params[f"{name}.output"].T + params[f"{name}.output_bias"]
-
-    encoder, decoder = (
-        [f"{side}.layers.{layer}" for layer in range(layers)]
-        for side, layers in (("encoder", config.encoder_layers), ("decoder", config.decoder_layers))
-    )
-    encoded = np.mean([lengths(added(f"{layer}.read"), added(f"{layer}.attention")) for layer in encoder], 0)
-    weights = [w.mean(1) for w in softmaxes if w.shape[2:] == (n + 1, n)]
-    groups = [np.mean([lengths(added(f"{layer}.cross"), added(f"{layer}.attention")) for layer in decoder], 0)[:, 1:]]
-    return [*groups, np.mean([w @ encoded for w in weights], 0)[:, 1:]], len(weights) == config.decoder_layers
-
-
-@over(CARRYING)
+@over(SHARING)
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng = variant(paper, name), np.random.default_rng(5)
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    seen = watch(monkeypatch, PAPERS[paper].reference)
+    softmaxes = watch(monkeypatch, PAPERS[paper].reference)
     PAPERS[paper].reference.forward(params, config, tokens, state)
-    expected, complete = globals()[f"of_{paper}"](config, params, *seen)
+    expected, complete = globals()[f"of_{paper}"](config, params, softmaxes)
     assert complete, "a softmax of the reference was not found"
     model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
-    reading, groups = read_watched(model, paper, *given)
+    reading, group = read_watched(model, paper, *given)
     assert torch.equal(reading.hidden, model.read(*given).hidden)
     assert not any(module._forward_hooks for module in model.modules())
-    assert_agree(dict(enumerate(expected)), dict(enumerate(group.values for group in groups)), 1e-9)
-    for group in groups:
-        assert group.values.shape == (2, config.segment, len(group.parts)) and not group.values.requires_grad
-        assert (group.values > -1e-12).all() and torch.allclose(group.values.sum(-1), torch.ones(2, config.segment))
+    assert_agree({"shares": expected}, {"shares": group.values}, 1e-9)
+    assert group.values.shape == (2, config.segment, len(group.parts)) and not group.values.requires_grad
+    assert (group.values > -1e-12).all() and torch.allclose(group.values.sum(-1), torch.ones(2, config.segment))
 
 
 def test_parts_without_rows_are_left_out():
     for name, parts in (("transformer-xl", ("memory", "this segment")), ("no-memory", ("compressed memory", "this segment"))):
         model = PAPERS["compressive"].model(variant("compressive", name)).eval()
         tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
-        assert read_watched(model, "compressive", tokens, model.initial_state(1))[1][0].parts == parts
+        assert read_watched(model, "compressive", tokens, model.initial_state(1))[1].parts == parts
 
 
 def test_a_documents_first_window_does_not_look_at_inserted_vectors():
@@ -174,7 +104,7 @@ def test_a_documents_first_window_does_not_look_at_inserted_vectors():
     tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
     for present, none in ((False, True), (True, False)):
         state = model.initial_state(1)._replace(present=torch.tensor([present]))
-        [group] = read_watched(model, "pretrained_recurrence", tokens, state)[1]
+        group = read_watched(model, "pretrained_recurrence", tokens, state)[1]
         assert bool((group.values[..., 0] == 0).all()) is none
 
 
@@ -192,7 +122,7 @@ def run_of(paper, name, documents, tokenizer=BYTES, carry_over=False):
 
 def page_of(run, path, **options):
     """(the record, the lines, the page's data) of a page written to path."""
-    asked = {"document": None, "first": 1, "segments": None} | options
+    asked = {"first": 1, "segments": None} | options
     record, lines = view.report(run, argparse.Namespace(out=str(path), **asked))
     [data] = re.findall(r'<script type="application/json" id="page">(.*?)</script>', path.read_text(), re.S)
     return record, lines, json.loads(data)
@@ -246,12 +176,11 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
 
 
 def test_the_page_of_a_model_without_shares_says_nothing_of_attention(tmp_path):
-    run = run_of("block_recurrent", "fixed-skip", [document_from(TEXT, BYTES)])
-    _, _, data = page_of(run, tmp_path / "page.html")
-    _, _, other = page_of(run._replace(settings=SimpleNamespace(model="toy")), tmp_path / "other.html")
-    assert data["groups"] and other["groups"] == []
-    assert [part["losses"] for part in other["segments"]] == [part["losses"] for part in data["segments"]]
-    assert all(part["shares"] == [] for part in other["segments"])
+    """As of one whose memory has a softmax of its own, and of a model that is not known here."""
+    for paper, name, known_as in (("memformer", "encoder-decoder", "memformer"), ("block_recurrent", "fixed-skip", "toy")):
+        run = run_of(paper, name, [document_from(TEXT, BYTES)])._replace(settings=SimpleNamespace(model=known_as))
+        _, _, data = page_of(run, tmp_path / f"{paper}.html")
+        assert data["groups"] == [] and all(part["shares"] == [] and part["losses"] for part in data["segments"])
 
 
 def test_shares_are_those_of_the_carried_memory(tmp_path):
@@ -272,16 +201,15 @@ def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
 
 
 def test_joined_documents_add_up_to_the_split(tmp_path):
-    """With the memory carried over documents the parts that lanes read are the page's documents."""
+    """With the memory carried over documents, the part that the only lane reads is the page's document."""
     documents = [document_from(text, BYTES) for text in (TEXT[:30], "abbey", TEXT[7:30], "x", TEXT[40:])]
-    run = run_of("pretrained_recurrence", "overlapping", documents, carry_over=True)
-    pages = [page_of(run, tmp_path / f"{k}.html", document=k) for k in (1, 2)]
+    run = run_of("pretrained_recurrence", "overlapping", documents, carry_over=True)._replace(lane_count=1)
+    record, _, data = page_of(run, tmp_path / "page.html")
     for which, clear in (("memory_carried", False), ("cleared", True)):
-        score = evaluate(run.model, run.documents, BYTES, 2, clear)
-        assert sum(record[which]["nats"] for record, *_ in pages) == pytest.approx(score.nats, rel=1e-9)
-    assert sum(record["tokens"] for record, *_ in pages) == score.tokens == run.count_predictions()
-    assert all(data["joined"] and data["documents"] == 2 for *_, data in pages)
-    losses = [loss for *_, data in pages for segment in data["segments"] for loss in segment["losses"][0]]
+        score = evaluate(run.model, run.documents, BYTES, 1, clear)
+        assert record[which]["nats"] == pytest.approx(score.nats, rel=1e-9)
+    assert record["tokens"] == score.tokens == run.count_predictions() and data["joined"] and data["documents"] == 1
+    losses = [loss for segment in data["segments"] for loss in segment["losses"][0]]
     assert losses.count(None) == 3, "where documents meet; the one of a single token is left out"
 
 
@@ -322,31 +250,24 @@ def test_a_model_without_memory_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "options,words",
-    [
-        ({"document": 4}, "--document 4: there are 3; give another number, or leave it out for the longest document"),
-        ({"document": 2}, "--document 2: it has nothing to predict; give another number"),
-        ({"first": 5}, "--from 5: the document has 4 segments; give a smaller number"),
-    ],
-)
-def test_what_is_not_there_is_refused(options, words, tmp_path):
-    documents = [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])]
-    run = run_of("memformer", "decoder-only", documents)
-    with pytest.raises(InputError, match=f"^{re.escape(words)}"):
-        page_of(run, tmp_path / "page.html", **options)
+def test_a_segment_that_is_not_there_is_refused(tmp_path):
+    run = run_of("memformer", "decoder-only", [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])])
+    with pytest.raises(InputError, match="--from 5: the document has 4 segments; give a smaller number"):
+        page_of(run, tmp_path / "page.html", first=5)
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_is_overwritten(tmp_path):
+@pytest.mark.parametrize("name", ["mine.html", "link.html", ".", "nowhere/page.html", "page.html"])
+def test_nothing_is_overwritten(name, tmp_path):
     (tmp_path / "mine.html").write_text("mine")
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
-    for name in ("mine.html", "link.html", "."):
-        with pytest.raises(InputError, match="exists, and nothing is overwritten; give another --out"):
-            check_new(tmp_path / name)
-    with pytest.raises(InputError, match=r"there is no folder .*nowhere; give another --out"):
-        check_new(tmp_path / "nowhere" / "page.html")
-    check_new(tmp_path / "page.html")
+    argv = ["view", str(tmp_path), "--out", str(tmp_path / name)]
+    if name == "page.html":
+        assert parse(argv)[0] == "view"
+    else:
+        words = "No such file or directory" if "/" in name else "exists, and nothing is overwritten"
+        with pytest.raises(InputError, match=f"{words}; give another --out"):
+            parse(argv)
     assert (tmp_path / "mine.html").read_text() == "mine" and not (tmp_path / "page.html").exists()
 
 
