@@ -26,9 +26,6 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
     "o200k_base": 200019,
     "o200k_harmony": 201088,
 }
-RANKS = "tokenizer.tiktoken"  # file in a run folder with the ranks of a learned tokenizer or of one read from a file
-PACKAGED = "tokenizer.json"  # the same of a tokenizer of the package tokenizers
-VOCABULARY = "tokenizer.words"  # the same of a closed vocabulary of words
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,10 @@ class DataConfig:
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
-        if self.tokenizer in ENCODINGS and not (self.train_bpe or self.train_words):
-            return ""
-        by_suffix = {".json": PACKAGED, ".words": VOCABULARY}
-        return VOCABULARY if self.train_words else by_suffix.get(Path(self.tokenizer).suffix, RANKS)
+        if self.train_bpe or self.train_words:
+            return "tokenizer.words" if self.train_words else "tokenizer.tiktoken"
+        suffix = Path(self.tokenizer).suffix
+        return "" if self.tokenizer in ENCODINGS else f"tokenizer{suffix if suffix in ('.json', '.words') else '.tiktoken'}"
 
 
 @dataclass(frozen=True)
@@ -127,28 +124,26 @@ def default_data_dir() -> Path:
 
 def is_opened_by_datasets(data: str) -> bool:
     """Whether the package datasets opens what --data names."""
-    packed = Path(data).suffix.lower() in (*TABLES, *PACKED) and not os.path.isdir(data)
-    return packed or data.startswith(HUB) or data in ("wikitext-103", "wikitext-103-raw")
+    table = Path(data).suffix.lower() in (*TABLES, *PACKED) and not os.path.isdir(data)
+    return table or data.startswith(HUB) or data in ("wikitext-103", "wikitext-103-raw")
 
 
 def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or an existing path, and the other fields say something about it."""
-    data, named = config.data, config.data in CORPORA or config.data.startswith(HUB)
-    if not (named or os.path.exists(data)):
+    data, is_folder = config.data, os.path.isdir(config.data)
+    if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
         near = difflib.get_close_matches(data, CORPORA, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
-    by_datasets = is_opened_by_datasets(data)
-    if by_datasets and importlib.util.find_spec("datasets") is None:
+    if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
         raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    if (named or by_datasets) and config.tokenizer == MU_LAW:
-        raise InputError(
-            f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text; give a {RECORDING} or a folder of them"
-        )
-    if config.documents == "folders" and not os.path.isdir(data):
+    if config.tokenizer == MU_LAW and not (is_folder or data.lower().endswith(RECORDING)):
+        why = f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text"
+        raise InputError(f"{why}; give a {RECORDING} or a folder of them")
+    if config.documents == "folders" and not is_folder:
         raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
-    for name in ("training_documents", "validation_tokens") if data == "recall" else ():
-        if getattr(config, name):
+    for name in ("training_documents", "validation_tokens"):
+        if data == "recall" and getattr(config, name):
             raise InputError(f"{option_name(name)} is for texts, and --data recall is made as it is read; leave it out")
 
 

@@ -7,13 +7,12 @@ import base64
 import glob
 import hashlib
 import http.client
-import io
 import json
+import os
 import re
 import urllib.parse
 import urllib.request
 import zipfile
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -53,13 +52,22 @@ def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str
     return (official, "official count") if counted + line_ends == official else (counted, "counted between white space")
 
 
-def opened_by_datasets(data: str, path: str, *config: str, **how: object) -> dict:
-    """Return {split: table with a column `text`} of what the package datasets opens; it keeps that in HF_HOME."""
+def opened_by_datasets(data: str) -> dict:
+    """Return {split: table with a column `text`} of WikiText-103, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or a file of a table.
+
+    The package datasets keeps what it has opened in HF_HOME. A text inside a packed file is one row.
+    """
     import datasets
 
+    packed = Path(data).suffix.lower() in PACKED
+    reader = TABLES.get((Path(data).with_suffix("") if packed else Path(data)).suffix.lower(), "text")
+    given = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
+    what, given = [reader], given | {"data_files": glob.escape(data)}
+    if data.startswith(HUB) or data in OFFICIAL_WORDS:
+        what, given = [WIKITEXT, f"{data}-v1"] if data in OFFICIAL_WORDS else data.removeprefix(HUB).split(":", 1), {}
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported below, in one line
     try:
-        opened = datasets.load_dataset(path, *config, **how)
+        opened = datasets.load_dataset(*what, **given)
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
@@ -74,27 +82,15 @@ def opened_by_datasets(data: str, path: str, *config: str, **how: object) -> dic
 
 
 def table_source(data: str) -> Source:
-    """The Source of WikiText-103, hf:OWNER/NAME, hf:OWNER/NAME:CONFIG, or a file that is not plain text; a row is a document.
-
-    A set's own splits are used; a missing one is taken from train. A text inside a packed file is one row. WikiText's rows are
-    lines, and its documents articles.
-    """
-    path, name, stem, of_lines = Path(data), data, "", data in OFFICIAL_WORDS
-    if of_lines:
-        tables = opened_by_datasets(data, WIKITEXT, f"{data}-v1")
-    elif data.startswith(HUB):
-        tables = opened_by_datasets(data, *data.removeprefix(HUB).split(":", 1))
-    else:
-        inside = path.with_suffix("") if path.suffix.lower() in PACKED else path
-        reader, name, stem = TABLES.get(inside.suffix.lower(), "text"), str(path.resolve()), path.name
-        how = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
-        tables = opened_by_datasets(data, reader, data_files=glob.escape(data), **how)
+    """The Source of what the package datasets opens: a row is a document, of WikiText's lines an article; splits are its own."""
+    tables, is_file = opened_by_datasets(data), data not in OFFICIAL_WORDS and os.path.exists(data)
 
     def texts(split):
         rows = ((row["text"] or "").encode(errors="replace") for row in tables[split].select_columns("text"))
-        for number, row in enumerate(articles(rows) if of_lines else rows, start=1):
-            yield Text(f"{stem or split}:{number}", (partial(io.BytesIO, row),))
+        for number, row in enumerate(articles(rows) if data in OFFICIAL_WORDS else rows, start=1):
+            yield Text(f"{Path(data).name if is_file else split}:{number}", (partial(bytes, row),))
 
+    name = os.path.realpath(data) if is_file else data
     files = tuple(Path(file["filename"]) for table in tables.values() for file in table.cache_files)
     return Source(name, files, lambda: with_missing_splits({split: partial(texts, split) for split in tables}), packed=True)
 
@@ -112,13 +108,11 @@ def enwik8(folder: Path) -> Source:
     path = folder / "enwik8.zip"
     if not path.exists():
         with only_worker(folder, "fetching"):
-            if not path.exists():  # no other process fetched it meanwhile
-                fetch(ENWIK8, path, ENWIK8_SHA256)
+            fetch(ENWIK8, path, ENWIK8_SHA256)
     if file_checksum(path) != ENWIK8_SHA256:
         raise InputError(f"{path} does not have sha256 {ENWIK8_SHA256}; remove it to fetch it again, or put a good copy there")
-    whole = Text("enwik8", (lambda: zipfile.ZipFile(path).open("enwik8"),), must_be_utf8=False)  # noqa: SIM115
     spans = zip(SPLITS, pairwise(ENWIK8_ENDS), strict=True)
-    texts = [(split, whole._replace(start=start, stop=stop)) for split, (start, stop) in spans]
+    texts = [(split, Text("enwik8", (lambda s=slice(*span): zipfile.ZipFile(path).read("enwik8")[s],))) for split, span in spans]
     return Source("enwik8", (path,), lambda: texts, packed=True)
 
 
@@ -128,10 +122,9 @@ def pg19(folder: Path) -> Source:
         with only_worker(folder, "fetching"):
             fetch_books(folder)
     source = source_of_path(DataConfig(str(folder)))
-    books = Counter(path.relative_to(folder).parts[0] for path in source.files)
     for name, count in PG19_COUNTS.items():
-        if books[name] != count:
-            raise InputError(f"{folder / name} has {books[name]} books, PG-19 has {count}; keep exactly those there")
+        if (books := sum(path.is_relative_to(folder / name) for path in source.files)) != count:
+            raise InputError(f"{folder / name} has {books} books, PG-19 has {count}; keep exactly those there")
     return source._replace(name="pg19")
 
 
@@ -140,15 +133,14 @@ def fetch_books(folder: Path) -> None:
     by_hand, pool, work = f"put the books of {PG19_BOOKS} into {folder}/train, /validation and /test", ThreadPoolExecutor(8), []
     try:
         for name in PG19_COUNTS:
-            token = ""
-            while token is not None:
-                query = {"prefix": f"{name}/", "fields": "items(name,md5Hash),nextPageToken", "pageToken": token}
+            query = {"prefix": f"{name}/", "fields": "items(name,md5Hash),nextPageToken", "pageToken": ""}
+            while query["pageToken"] is not None:
                 page = fetched(f"{PG19_LIST}?{urllib.parse.urlencode(query)}", by_hand, json.loads)
                 for book in page.get("items", ()):
-                    path, md5 = folder / book["name"], base64.b64decode(book["md5Hash"]).hex()
-                    if path.suffix == ".txt" and not path.exists():
-                        work.append(pool.submit(fetch, PG19_BOOKS + book["name"], path, md5, "md5"))
-                token = page.get("nextPageToken")
+                    if book["name"].endswith(".txt"):
+                        md5 = base64.b64decode(book["md5Hash"]).hex()
+                        work.append(pool.submit(fetch, PG19_BOOKS + book["name"], folder / book["name"], md5, "md5"))
+                query["pageToken"] = page.get("nextPageToken")
         for done in Progress("fetching pg19", len(work), "book", over=as_completed(work)):
             done.result()
     finally:
@@ -156,7 +148,9 @@ def fetch_books(folder: Path) -> None:
 
 
 def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None:
-    """Fetch address to path, which appears only if its checksum is right; otherwise InputError says which file to put where."""
+    """Fetch address to path, if it is not there; it appears only if its checksum is right. InputError says what to put where."""
+    if path.exists():
+        return
     by_hand = f"put a copy of {address} ({kind} {checksum}) at {path}"
     content = fetched(address, by_hand)
     if (other := hashlib.new(kind, content).hexdigest()) != checksum:
