@@ -11,7 +11,32 @@ from accelerated import replay
 from accelerated.protocol import require_gradient
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import torch_segments
-from tests.helpers.variants import PAPERS, variant
+from tests.helpers.variants import PAPERS, over, variant
+
+
+@over(
+    [
+        ("compressive", "simplified-attention_reconstruction"),
+        ("memformer", "encoder-decoder"),
+        ("memformer", "decoder-only"),
+        ("pretrained_recurrence", "overlapping"),
+    ]
+)
+def test_key_biases_have_exactly_no_gradient(paper, name):
+    """They add the same to all scores of a query, and softmax cancels it, on both sides; what is inserted is among the keys."""
+    own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(5)
+    params, state = own.random_params(config, rng), own.random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
+    logits, _, cache = own.reference.forward(params, config, tokens, state)
+    grads, _ = own.reference.backward(params, config, cache, rng.standard_normal(logits.shape))
+    biases = [key for key in params if key.endswith("key_bias")]
+    assert len(biases) >= 3 and not any(grads[key].any() for key in biases)
+    shifted, _, _ = own.reference.forward(params | {key: params[key] + 1.0 for key in biases}, config, tokens, state)
+    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
+    model = own.model_with(params, config)
+    output = model(torch.tensor(tokens), own.to_torch(state))
+    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
+    assert all(p.grad is None for key, p in model.named_parameters() if key in biases)
 
 
 @pytest.mark.parametrize("side", ["reference", "accelerated"])
@@ -67,6 +92,8 @@ def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
 def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
     """Of the last segment's loss alone into the state after the first, and every method gives parameters the same gradient."""
     own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(4)
+    if paper == "memformer":
+        config = dataclasses.replace(config, encoder_layers=min(1, config.encoder_layers), decoder_layers=1)
     tokens, targets = rng.integers(config.vocabulary, size=(2, horizon, 2, config.segment))
     scored = [np.full(targets[0].shape, index == horizon - 1) for index in range(horizon)]
     starts = [np.full(2, index == 0) for index in range(horizon)]

@@ -14,12 +14,13 @@ import accelerated.compressive as fast
 from accelerated.compressive import Compressive
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree, named
+from tests.helpers.definitions import brute_force_softmax
 from tests.helpers.finite_differences import draw
-from tests.helpers.rollouts import check_key_biases, check_rollout, filled, random_segments
-from tests.helpers.variants import PAPERS, SIMPLIFIED, compression_names
+from tests.helpers.rollouts import filled
+from tests.helpers.variants import PAPERS, SIMPLIFIED
 
 PAPER = PAPERS["compressive"]
-SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+SMALL, variant = PAPER.small, PAPER.variant
 random_params, random_state = PAPER.random_params, PAPER.random_state
 to_torch, model_with = PAPER.to_torch, PAPER.model_with
 SIMPLIFIED_XL = SIMPLIFIED | {"compressed_memory": 0}
@@ -29,7 +30,7 @@ SIMPLIFIED_XL = SIMPLIFIED | {"compressed_memory": 0}
 
 
 @pytest.mark.parametrize("name", ["max_pooling", "mean_pooling"])
-@given(rate=st.integers(1, 4), parts=st.integers(1, 4), seed=st.integers(0, 99))
+@given(rate=st.integers(1, 4), parts=st.integers(1, 4), seed=st.integers(0, 2**31))
 def test_pooling_equals_a_loop(name, rate, parts, seed):
     evicted = np.random.default_rng(seed).standard_normal((2, rate * parts, 3))
     expected = np.zeros((2, parts, 3))
@@ -59,7 +60,7 @@ def both_compress(p, name, rate, evicted, usage=None, **changes):
     return new
 
 
-@given(rate=st.integers(1, 4), parts=st.integers(1, 4), levels=st.integers(1, 9), seed=st.integers(0, 99))
+@given(rate=st.integers(1, 4), parts=st.integers(1, 4), levels=st.integers(1, 9), seed=st.integers(0, 2**31))
 def test_most_used_keeps_the_most_used_in_order(rate, parts, levels, seed):
     """Compared with sorting by usage, then age; few levels of usage make many ties."""
     rng = np.random.default_rng(seed)
@@ -70,7 +71,7 @@ def test_most_used_keeps_the_most_used_in_order(rate, parts, levels, seed):
         assert (new[b] == evicted[b, sorted(ranked)]).all()
 
 
-@given(rate=st.integers(1, 4), parts=st.integers(1, 3), seed=st.integers(0, 99))
+@given(rate=st.integers(1, 4), parts=st.integers(1, 3), seed=st.integers(0, 2**31))
 def test_convolutions_equal_torchs(rate, parts, seed):
     """conv is Conv1d with kernel and stride c, its decoder ConvTranspose1d, a dilated layer Conv1d with kernel 2 and padding."""
     rng, d = np.random.default_rng(seed), 3
@@ -107,11 +108,11 @@ def test_dilated_conv_is_its_layers_in_order():
 
 @given(
     n=st.integers(1, 4),
-    memory=st.integers(0, 9),
+    memory=st.integers(0, 14),  # below a segment, as long, and longer
     compressed=st.integers(1, 6),
     rate=st.integers(1, 3),
     name=st.sampled_from(sorted(ref.COMPRESSIONS)),
-    seed=st.integers(0, 99),
+    seed=st.integers(0, 2**31),
 )
 def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, name, seed):
     """Compared with lists of all past rows: memory is the last M rows, compressed memory the last C compressed rows."""
@@ -176,9 +177,9 @@ def slow_forward(params, config, segments):
                             sinusoid = ref.distance_sinusoids(place - j + 1, config.width)[0]
                             score = (query + p["content_bias"][head]) @ key
                             score += (query + p["distance_bias"][head]) @ (p["distance_key"][rows] @ sinusoid)
-                        scores.append(math.exp(score / math.sqrt(e)))
+                        scores.append(score / math.sqrt(e))
                         values.append(value)
-                    attended.append(sum(s / sum(scores) * value for s, value in zip(scores, values, strict=True)))
+                    attended.append(sum(w * value for w, value in zip(brute_force_softmax(scores), values, strict=True)))
                 a = norm(x + p["output"] @ np.concatenate(attended), (p["norm.scale"], p["norm.bias"]))
                 hidden = np.maximum(p["mlp_hidden"] @ a + p["mlp_hidden_bias"], 0)
                 y = a + p["mlp_output"] @ hidden + p["mlp_output_bias"]
@@ -236,74 +237,27 @@ def test_zeros_compress_to_zeros(compression):
     assert not compression_with(p, config)(torch.tensor(zeros), torch.tensor(usage)).any()
 
 
-@pytest.mark.parametrize("compression,loss", list(itertools.product(ref.COMPRESSIONS, ref.AUXILIARY)))
+@pytest.mark.parametrize("loss", ref.AUXILIARY)
+@pytest.mark.parametrize("compression", ref.COMPRESSIONS)
 def test_the_loss_at_a_documents_start_is_exactly_zero(compression, loss):
-    """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0; with a norm they would be NaN."""
-    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss)
-    params, tokens = ref.init_params(config, np.random.default_rng(0)), np.arange(16).reshape(2, 8) % 11
+    """Zeros are evicted and reconstructed as zeros: loss and gradient are 0.0; with a norm they would be NaN.
+
+    Learned biases of simplified positions are no part of the reconstruction.
+    """
+    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss, **SIMPLIFIED)
+    params, tokens = random_params(config, np.random.default_rng(0)), np.arange(16).reshape(2, 8) % 11
     state = ref.initial_state(params, config, 2)
     assert not any(field.any() for field in state)
     losses, caches = ref.auxiliary_forward(params, config, ref.forward(params, config, tokens, state)[2])
     assert list(losses.values()) == [0.0] * 3
     assert all((g == 0).all() for g in ref.auxiliary_backward(config, 1.0, caches).values())
-    model = Compressive(config, seed=0)
+    model = model_with(params, config)
     output = model(torch.tensor(tokens), model.initial_state(2))
     assert [v.item() for v in output.auxiliary.values()] == [0.0] * 3
     total = sum(output.auxiliary.values())
     if total.requires_grad:
         total.backward()
     assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
-
-
-# Who learns from what (3.2)
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_the_compression_loss_reaches_the_compression_and_nothing_else(name):
-    config = variant(name)
-    model, rng = Compressive(config, seed=1), np.random.default_rng(2)
-    state = fast.State(*(field.requires_grad_() for field in to_torch(random_state(config, rng, 2))))
-    auxiliary = model(torch.tensor(rng.integers(11, size=(2, 8))), state).auxiliary
-    measured = config.compression_loss in ref.AUXILIARY and config.compressed_memory > 0
-    assert len(auxiliary) == (config.layers if measured else 0)
-    total = sum(auxiliary.values(), torch.zeros(()))
-    if total.requires_grad:
-        total.backward()
-    reached = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    assert reached == (compression_names(dict(model.named_parameters())) if measured else set())
-    assert state.memory.grad is None and state.compressed.grad is None
-    apart = {id(p) for p in model.auxiliary_parameters()}
-    assert apart == {id(p) for n, p in model.named_parameters() if ".compression." in n and config.compression_loss != "bptt"}
-
-
-@pytest.mark.parametrize("name", [name for name in VARIANTS if "conv" in name])
-def test_the_task_loss_reaches_the_compression_only_under_bptt_and_across_segments(name):
-    """Never within one segment; over two segments only in the BPTT variant, on both sides."""
-    config, rng = variant(name), np.random.default_rng(2)
-    params, model = ref.init_params(config, np.random.default_rng(1)), Compressive(config, seed=1)
-    names, tokens = compression_names(params), rng.integers(11, size=(2, 2, 8))
-    first, second = (ref.forward(params, config, t, random_state(config, rng, 2)) for t in tokens)
-    second = ref.forward(params, config, tokens[1], first[1])
-    one, _ = ref.backward(params, config, first[2], np.ones_like(first[0]))
-    assert all((one[n] == 0).all() for n in names)
-    _, dstate = ref.backward(params, config, second[2], rng.standard_normal(second[0].shape))
-    assert dstate.compressed.any() and dstate.memory.any()
-    two, before = ref.backward(params, config, first[2], np.zeros_like(first[0]), dstate)
-    assert all(two[n].any() == (config.compression_loss == "bptt") for n in names)
-    others = [n for n in params if n not in names]
-    assert not any(two[n].any() for n in others) and not before.memory.any(), "no gradient through memory"
-    state = to_torch(random_state(config, rng, 2))
-    for horizon in (1, 2):
-        model.zero_grad()
-        carried = state
-        for segment in tokens[:horizon]:
-            output = model(torch.tensor(segment), carried)
-            carried = output.state
-        (output.logits**3).sum().backward()
-        reached = {n for n, p in model.named_parameters() if n in names and p.grad is not None and p.grad.any()}
-        assert reached == (names if horizon == 2 and config.compression_loss == "bptt" else set())
-    assert not output.state.memory.requires_grad
-    assert output.state.compressed.requires_grad == (config.compression_loss == "bptt")
 
 
 @pytest.mark.parametrize("change", [{}, SIMPLIFIED])
@@ -323,8 +277,8 @@ def test_attention_reconstruction_equals_algorithm_2(change):
             query = p["query"][rows] @ h[b, i]
 
             def read(memories, p=p, rows=rows, query=query):
-                scores = [math.exp(query @ (p["key"][rows] @ m) / math.sqrt(5)) for m in memories]
-                return sum(s / sum(scores) * (p["value"][rows] @ m) for s, m in zip(scores, memories, strict=True))
+                shares = brute_force_softmax([query @ (p["key"][rows] @ m) / math.sqrt(5) for m in memories])
+                return sum(share * (p["value"][rows] @ m) for share, m in zip(shares, memories, strict=True))
 
             squares += list((read(evicted) - read(new)) ** 2)
         expected[f"layers.{layer}.compression"] = np.array([np.mean(squares)])
@@ -373,31 +327,6 @@ def test_simplified_positions_need_fewer_parameters():
     assert [round(sum(each.values()) / 1e6, 2) for each in (xl, simplified)] == [1.31, 1.05]
 
 
-@pytest.mark.parametrize("compression,loss", list(itertools.product(ref.COMPRESSIONS, ref.COMPRESSION_LOSSES)))
-def test_simplified_positions_go_with_every_compression(compression, loss):
-    """Both sides agree on everything over a rollout, and after five steps."""
-    config = dataclasses.replace(SMALL, compression=compression, compression_loss=loss, **SIMPLIFIED)
-    rng = np.random.default_rng(6)
-    params, state = random_params(config, rng), random_state(config, rng, 2)
-    check_rollout("compressive", config, params, random_segments("compressive", "one-layer", rng), state, compression)
-
-
-def test_the_key_bias_of_simplified_positions_changes_nothing():
-    """The compression's loss, whose attention has it too, is in the gradient."""
-    check_key_biases("compressive", variant("simplified-attention_reconstruction"))
-
-
-def test_biases_leave_the_loss_at_a_documents_start_exactly_zero():
-    """Learned biases of simplified positions are no part of the reconstruction."""
-    config, rng = variant("simplified-attention_reconstruction"), np.random.default_rng(5)
-    params, tokens = random_params(config, rng), rng.integers(11, size=(2, 8))
-    cache = ref.forward(params, config, tokens, ref.initial_state(params, config, 2))[2]
-    assert list(ref.auxiliary_forward(params, config, cache)[0].values()) == [0.0] * 3
-    model = model_with(params, config)
-    auxiliary = model(torch.tensor(tokens), model.initial_state(2)).auxiliary
-    assert [loss.item() for loss in auxiliary.values()] == [0.0] * 3
-
-
 def test_distances_that_are_clipped_are_one():
     """With max_distance 1, keys that are not the query's own can change places; with 9 they cannot. One layer; the logits."""
     for clipped, same in ((1, True), (9, False)):
@@ -414,8 +343,7 @@ def test_temporal_range_and_description():
     assert "3 layers x (12) = 36 tokens" in Compressive(variant("transformer-xl")).describe()
 
 
-@pytest.mark.parametrize("positions", ref.POSITIONS)
-@pytest.mark.parametrize("memory,compressed", [(12, 9), (3, 5), (20, 0), (0, 2)])
+@pytest.mark.parametrize("memory,compressed,positions", [(12, 9, "simplified"), (3, 5, "transformer_xl"), (20, 0, "simplified")])
 def test_memory_sizes_can_change_after_training(memory, compressed, positions):
     """With the same weights, the model at other sizes equals the reference at those sizes."""
     small = dataclasses.replace(SMALL, positions=positions, max_distance=20)
@@ -431,7 +359,7 @@ def test_memory_sizes_can_change_after_training(memory, compressed, positions):
     assert_agree(filled({"logits": expected} | named("state", after)), rows, 1e-10)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", ["conv-none", "transformer-xl", "short-memory-most-used", "simplified-conv-bptt"])
 def test_usage_is_each_keys_share(name):
     """It sums to one over keys and equals the reference's mean weights."""
     config, rng = variant(name), np.random.default_rng(5)

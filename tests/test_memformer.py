@@ -16,31 +16,14 @@ from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.memformer import Memformer
 from reference import memformer as ref
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.definitions import brute_force_softmax
+from tests.helpers.definitions import SIZES, brute_force_softmax
 from tests.helpers.rollouts import filled, memformer_segments
-from tests.helpers.variants import PAPERS, random_task
+from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
-SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+SMALL, variant = PAPER.small, PAPER.variant
 random_params, random_state = PAPER.random_params, PAPER.random_state
 to_torch = PAPER.to_torch
-
-
-def test_key_biases_have_exactly_no_gradient():
-    """They add the same to all scores of a query, and softmax cancels it; on both sides."""
-    for name in VARIANTS:
-        config, rng = variant(name), np.random.default_rng(5)
-        params, state = random_params(config, rng), random_state(config, rng, 2)
-        tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-        logits, _, cache = ref.forward(params, config, tokens, state)
-        grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
-        biases = [n for n in params if n.endswith("key_bias")]
-        assert biases and not any(grads[n].any() for n in biases)
-        shifted, _, _ = ref.forward(params | {n: params[n] + 1.0 for n in biases}, config, tokens, state)
-        assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-        model = Memformer(config)
-        model(torch.tensor(tokens), to_torch(state)).logits.square().sum().backward()
-        assert all(p.grad is None for n, p in model.named_parameters() if n in biases)
 
 
 def both_models(name, seed=9):
@@ -54,7 +37,7 @@ def both_models(name, seed=9):
 
 def writer_of(rng, **changes):
     config = dataclasses.replace(SMALL, **changes)
-    return config, {name: value + 0.3 * rng.standard_normal(value.shape) for name, value in ref.init_writer(config, rng).items()}
+    return config, shaken(ref.init_writer(config, rng), rng)
 
 
 def both_writes(p, config, memory, encoded, readable=None):
@@ -69,11 +52,12 @@ def both_writes(p, config, memory, encoded, readable=None):
     return new, actual.numpy()
 
 
-@given(slots=st.integers(1, 5), n=st.integers(1, 5), padded=st.booleans(), seed=st.integers(0, 99))
-def test_slot_attention_is_masked_attention_over_slots_and_encodings(slots, n, padded, seed):
+@given(slots=st.integers(1, 5), n=st.integers(1, 5), padded=st.booleans(), size=SIZES, seed=st.integers(0, 2**31))
+def test_slot_attention_is_masked_attention_over_slots_and_encodings(slots, n, padded, size, seed):
     """Figure 2c by brute force: S x (S + N) scores with a mask that hides other slots."""
     rng = np.random.default_rng(seed)
     config, p = writer_of(rng, slots=slots)
+    p["query"], p["query_bias"] = size * p["query"], size * p["query_bias"]
     memory, encoded = rng.standard_normal((2, slots, 10)), rng.standard_normal((2, n, 10))
     readable = np.ones((2, n), bool)
     if padded:
@@ -96,7 +80,7 @@ def test_slot_attention_is_masked_attention_over_slots_and_encodings(slots, n, p
         assert np.allclose(new[b, s, cut], sum(w * v for w, v in zip(weights, values, strict=True)), rtol=0, atol=1e-12)
 
 
-@given(slots=st.integers(2, 5), changed=st.integers(0, 4), seed=st.integers(0, 99))
+@given(slots=st.integers(2, 5), changed=st.integers(0, 4), seed=st.integers(0, 2**31))
 def test_slots_never_mix(slots, changed, seed):
     """A change in one slot changes only that slot's next content; the others stay equal bit for bit."""
     rng = np.random.default_rng(seed)
@@ -124,17 +108,15 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
     assert not (both_writes(p, config, memory, encoded)[0] == memory).any()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_model_is_equations_5_to_7(seed):
+def test_the_model_is_equations_5_to_7():
     """M_t = Encoder(s_t, M_{t-1}); s_{t+1} is predicted from the encoded s_t; computed segment by segment."""
-    config, rng = SMALL, np.random.default_rng(seed)
+    config, rng = SMALL, np.random.default_rng(0)
     params = random_params(config, rng)
     document = rng.integers(11, size=(2, 19))
     segments = [document[:, at : at + 6] for at in (0, 6, 12)]
     memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1)), np.full((2, 6), config.special("begin"))
     state = ref.initial_state(params, config, 2)
-    model = Memformer(config)
-    model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
+    model = PAPER.model_with(params, config)
     carried = model.initial_state(2)
     for tokens in segments:
         encoded, memory, _ = ref.encoder_forward(params, config, reading, memory, None, None)
@@ -160,17 +142,6 @@ def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
     assert (later[0] != later[1]).any(-1).all(), "every slot sees the segment"
 
 
-def test_memory_is_read_by_every_layer_that_should():
-    """Every encoder layer and, in the decoder-only model, every layer gets gradient through memory."""
-    for name, count in (("encoder-decoder", 2), ("decoder-only", 3)):
-        config, _, model = both_models(name)
-        state = to_torch(random_state(config, np.random.default_rng(0), 2))
-        model(torch.randint(11, (2, 6)), state).logits.square().sum().backward()
-        norms = [p.grad for n, p in model.named_parameters() if n.endswith("memory_norm.scale") and ".layers." in n]
-        norms = [g for g in norms if g is not None]
-        assert len(norms) == count and all(g.any() for g in norms)
-
-
 # Tasks (2.3)
 
 
@@ -192,7 +163,7 @@ def test_task_tokens_and_rows(kind):
     assert (after.previous == tokens).all() and torch.equal(output.state.previous, torch.tensor(tokens))
 
 
-@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("place", [0, 5])
 def test_padding_is_never_read(place):
     """Other tokens in the encoder's padding change neither logits nor memory, bit for bit."""
     config, params, model = both_models("encoder-decoder")
@@ -214,10 +185,9 @@ def test_padding_is_never_read(place):
 def test_the_decoder_only_model_refuses_tasks():
     config, params, model = both_models("decoder-only")
     task = random_task(config, np.random.default_rng(0), [0])
-    with pytest.raises(ValueError, match="no tasks but continuation"):
-        ref.forward(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
-    with pytest.raises(ValueError, match="no tasks but continuation"):
-        ref.advance(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
+    for read in (ref.forward, ref.advance):
+        with pytest.raises(ValueError, match="no tasks but continuation"):
+            read(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1), None, task)
     for read in (model, model.advance):
         with pytest.raises(ValueError, match="no tasks but continuation"):
             read(torch.zeros(1, 6, dtype=torch.long), model.initial_state(1), to_torch(task))
@@ -265,15 +235,6 @@ def test_rollouts_of_both_sides_agree(name, method):
 
 
 # Behaviour
-
-
-def test_advance_reads_a_task_as_forward_does():
-    config, _, model = both_models("encoder-decoder")
-    rng = np.random.default_rng(0)
-    tokens, state, task = torch.randint(11, (3, 6)), to_torch(random_state(config, rng, 3)), random_task(config, rng, [2, 1, 0])
-    expected, actual = model(tokens, state, to_torch(task)).state, model.advance(tokens, state, to_torch(task))
-    assert_agree(named("state", expected), named("state", actual), 1e-12)
-    assert not torch.equal(actual.memory, model.advance(tokens, state).memory)
 
 
 @pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only"])

@@ -16,61 +16,55 @@ from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.finite_differences import draw
-from tests.helpers.rollouts import check_key_biases
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
-random_params, random_state = PAPER.random_params, PAPER.random_state
-to_torch, model_with = PAPER.to_torch, PAPER.model_with
+random_params, to_torch, model_with = PAPER.random_params, PAPER.to_torch, PAPER.model_with
 GREEDY = Sampling(temperature=0.0)
-RECURRENT = [name for name, change in VARIANTS.items() if change.get("vectors") != 0]
+RECURRENT = ["overlapping", "several-vectors", "at-every-layer", "at-the-last-layer", "fixed-key", "linear-module"]
 
 
-def test_key_biases_have_exactly_no_gradient():
-    """Although h_prev is among the keys."""
-    check_key_biases("pretrained_recurrence", SMALL)
+def loud(params):
+    """The parameters with larger values in the second layer's attention, so that what it reads changes the likeliest token."""
+    return {key: value * 8 if key in ("layers.1.value", "layers.1.output") else value for key, value in params.items()}
 
 
-def both_models(name, seed=9):
-    config = variant(name)
-    params, model = ref.init_params(config, np.random.default_rng(seed)), PretrainedRecurrence(config, seed=seed).train()
-    return config, params, model
+def continued(model, context, count):
+    """The greedy continuation of a context in a new window, (B, count)."""
+    return torch.stack(list(continue_text(model, torch.tensor(context), count, GREEDY, new_window=True)), 1).numpy()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("length", [1, 4, 6, 7, 8, 11, 19])
-def test_prompts_and_continuations(name, length):
+@pytest.mark.parametrize("name", ["overlapping", "disjoint", "all-but-one-shared", "advance-fixed-key", "plain", "one-token"])
+def test_prompts_and_continuations(name):
     """A prompt gives the logits of `step` alone; a greedy continuation in a new window is the reference's (5.3)."""
-    config, params, model = both_models(name)
-    prompt = torch.randint(11, (2, length))
-    stream = model.eval().initial_state(2)
-    with torch.no_grad():
-        for token in prompt.unbind(1):
-            logits, stream = model.step(token, stream)
-    assert torch.allclose(read_prompt(model, prompt)[0], logits, rtol=0, atol=1e-12)
-    count = config.segment + 1 - max(1, config.overlap)
-    expected = ref.greedy_continuation(params, config, prompt.numpy(), count)
-    assert expected.shape == (2, count)
-    actual = torch.stack(list(continue_text(model, prompt, count, GREEDY, new_window=True)), 1)
-    assert (actual.numpy() == expected).all()
+    config, rng = variant(name), np.random.default_rng(9)
+    params = loud(random_params(config, rng))
+    model, count = model_with(params, config).eval(), config.segment + 1 - max(1, config.overlap)
+    for length in (1, 6, 11):
+        prompt, stream = rng.integers(11, size=(2, length)), model.initial_state(2)
+        with torch.no_grad():
+            for token in torch.tensor(prompt).unbind(1):
+                logits, stream = model.step(token, stream)
+        assert torch.allclose(read_prompt(model, torch.tensor(prompt))[0], logits, rtol=0, atol=1e-11)
+        expected = ref.greedy_continuation(params, config, prompt, count)
+        assert expected.shape == (2, count) and (continued(model, prompt, count) == expected).all()
 
 
-def test_a_new_window_sees_its_context_only_through_the_vector():
-    """If windows are disjoint, contexts with the same last token differ only in z; plain GPT-2 cannot tell them apart."""
-    for name in ("disjoint", "plain"):
-        config, rng = dataclasses.replace(variant(name), overlap=0), np.random.default_rng(1)
-        loud = ("layers.1.value", "layers.1.output")  # so that what is inserted changes the most probable token
-        params = {key: value * 8 if key in loud else value for key, value in random_params(config, rng).items()}
-        model = model_with(params, config).eval()
-        contexts = rng.integers(11, size=(40, 6))
-        contexts[:, -1] = 3
-        texts = torch.stack(list(continue_text(model, torch.tensor(contexts), 5, GREEDY, new_window=True)), 1)
-        assert (texts.unique(dim=0).shape[0] > 1) == (name == "disjoint")
-        model.train()
-        list(continue_text(model, torch.tensor(contexts), 2, GREEDY))
-        assert model.training
+@pytest.mark.parametrize("name", ["disjoint", "overlapping", "plain"])
+def test_a_new_window_knows_the_contexts_last_one_through_the_vector(name):
+    """Forty contexts that differ in their last window alone, in tokens that the new window does not repeat."""
+    config = dataclasses.replace(variant(name), overlap=0 if name == "plain" else variant(name).overlap)
+    rng = np.random.default_rng(1)
+    params = loud(random_params(config, rng))
+    contexts = np.repeat(rng.integers(11, size=(1, 18)), 40, axis=0)
+    repeated = max(1, config.overlap)
+    contexts[:, 12 : 18 - repeated] = rng.integers(11, size=(40, 6 - repeated))
+    expected = ref.greedy_continuation(params, config, contexts, config.segment + 1 - repeated)
+    model = model_with(params, config).train()
+    assert (continued(model, contexts, expected.shape[1]) == expected).all() and model.training
+    assert (len(np.unique(expected, axis=0)) > 1) == (name != "plain"), "plain GPT-2 cannot tell them apart"
 
 
 # Definitions
@@ -118,7 +112,7 @@ def test_a_document_of_one_window_is_plain_gpt2(name):
     config, rng = variant(name), np.random.default_rng(4)
     params, plain = random_params(config, rng), dataclasses.replace(config, vectors=0)
     gpt2 = {key: value for key, value in params.items() if not key.startswith("module.")}
-    for length in range(2, config.segment + 2):
+    for length in (2, config.segment, config.segment + 1):
         document = rng.integers(11, size=(2, length))
         loss, grads, _ = ref.loss_and_gradients(params, config, ref.windows_of(config, document))
         expected, plain_grads, _ = ref.loss_and_gradients(gpt2, plain, ref.windows_of(plain, document))
@@ -129,7 +123,9 @@ def test_a_document_of_one_window_is_plain_gpt2(name):
 
 def test_the_last_windows_vector_has_no_gradient_and_the_others_have():
     """In a rollout of three windows by autograd: z_1 and z_2 are read, z_3 is not."""
-    config, params, model = both_models("overlapping")
+    config = variant("overlapping")
+    params = random_params(config, np.random.default_rng(9))
+    model = model_with(params, config)
     windows = ref.windows_of(config, np.random.default_rng(0).integers(11, size=(2, 15)))
     assert len(windows) == 3
     state, pooled, loss = model.initial_state(2), [], 0.0
@@ -146,7 +142,9 @@ def test_the_last_windows_vector_has_no_gradient_and_the_others_have():
 
 
 def test_absent_lanes_get_exactly_no_gradient():
-    config, params, model = both_models("several-vectors")
+    config = variant("several-vectors")
+    params = random_params(config, np.random.default_rng(9))
+    model = model_with(params, config)
     rng = np.random.default_rng(1)
     tokens, state = rng.integers(11, size=(3, 6)), ref.State(rng.standard_normal((3, 10)), np.array([True, False, True]))
     logits, _, cache = ref.forward(params, config, tokens, state)
@@ -215,8 +213,7 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
 
 
 @pytest.mark.parametrize("name", ["overlapping", "advance", "all-but-one-shared", "plain", "several-vectors"])
-@pytest.mark.parametrize("method", replay.BACKPROP)
-def test_training_from_lanes_is_training_on_the_document(name, method):
+def test_training_from_lanes_is_training_on_the_document(name):
     """Overlapping segments from Lanes, padded and with starts, give the gradients of the reference's own windows."""
     config = dataclasses.replace(variant(name), vocabulary=256)
     params = random_params(config, np.random.default_rng(4))
@@ -226,29 +223,26 @@ def test_training_from_lanes_is_training_on_the_document(name, method):
     model = model_with(params, config).train()
     segments = list(Lanes([document], 2, config.segment, overlap=config.overlap))
     assert len(segments) == len(windows) and [bool(s.starts[0]) for s in segments] == [True] + [False] * (len(windows) - 1)
-    actual, _, _ = replay.BACKPROP[method](model, segments, model.initial_state(2))
-    assert actual.item() == pytest.approx(loss, rel=1e-12)
-    found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
-    assert_agree(grads, found, LADDER, name)
+    for propagate in replay.BACKPROP.values():
+        model.zero_grad()
+        actual, _, _ = propagate(model, segments, model.initial_state(2))
+        assert actual.item() == pytest.approx(loss, rel=1e-12)
+        found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
+        assert_agree(grads, found, LADDER, name)
 
 
-def test_a_context_no_longer_than_the_overlap_is_read_again_whole():
-    """Then nothing comes before the new window, and there is no slot: the continuation is that of a first window."""
+def test_what_is_short_is_read_again_whole_and_a_full_window_ends_the_references_continuation_alone():
+    """After a context no longer than the overlap nothing comes before the new window: it is a first window."""
     params = random_params(SMALL, np.random.default_rng(0))
+    model = model_with(params, SMALL)
     for length in (1, 2):
         context = np.full((1, length), 3)
         first = ref.forward(params, SMALL, context, ref.initial_state(params, SMALL, 1))[0][:, -1].argmax(-1)
-        assert (ref.greedy_continuation(params, SMALL, context, 1)[:, 0] == first).all()
-        [token] = continue_text(model_with(params, SMALL), torch.tensor(context), 1, GREEDY, new_window=True)
-        assert token.tolist() == first.tolist()
-
-
-def test_a_full_window_ends_the_references_continuation_and_not_the_accelerated_one():
-    params = random_params(SMALL, np.random.default_rng(0))
+        assert ref.greedy_continuation(params, SMALL, context, 1) == continued(model, context, 1) == [first]
     context = np.random.default_rng(1).integers(11, size=(1, 6))
-    with pytest.raises(ValueError, match="a window of 7 tokens"):
+    with pytest.raises(ValueError, match="a window of 7 tokens; it must have 1 to 6, the segment"):
         ref.greedy_continuation(params, SMALL, context, 6)
-    assert len(list(continue_text(model_with(params, SMALL), torch.tensor(context), 20, GREEDY, new_window=True))) == 20
+    assert continued(model, context, 20).shape == (1, 20)
 
 
 def test_the_state_of_plain_gpt2_is_empty_and_costs_nothing_to_advance(monkeypatch):
