@@ -195,7 +195,7 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenize
     name, merges = str(path), Path(path).parent / "merges.txt"
     try:
         content = Path(path).read_bytes()
-        if name.endswith("vocab.json") and merges.exists():  # as GPT-2 and RoBERTa have them
+        if Path(path).name == "vocab.json" and merges.exists():  # as GPT-2 and RoBERTa have them
             package = tokenizers_package("a vocab.json")
             content = package.ByteLevelBPETokenizer(name, str(merges), add_prefix_space=False).to_str().encode()
         if name.endswith(".json"):

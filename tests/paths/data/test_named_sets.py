@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import logging
+import re
 import threading
 import time
 from itertools import pairwise
@@ -21,7 +22,6 @@ from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import file_checksum
 from tests.helpers.programs import serving
 from tests.helpers.texts import as_zip, content
 
@@ -37,6 +37,14 @@ BOOKS = {
     for i in range(n)
 }
 BOOKS |= {"/train/notes.md": b"no book"}
+
+
+def refusal(call, *arguments):
+    """The message of the InputError that a call raises."""
+    with pytest.raises(InputError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -155,43 +163,35 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
         assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
 
 
-def test_a_book_with_a_wrong_checksum_is_refused(server, tmp_path, monkeypatch):
-    listing = server.listing
-    monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'))
-    with pytest.raises(InputError, match=r"has md5 .*, expected"):
-        read("pg19", tmp_path)
-    assert not list((tmp_path / "data").rglob("*.txt"))
+WRONG = {  # {what is wrong: (set, words)}
+    "a book's checksum": ("pg19", "has md5 .*, expected"),
+    "no list of books": ("pg19", "cannot fetch .*/list.*; try again later, or put the books of .* into FOLDER/pg19/train"),
+    "too many books": ("pg19", "test has 3 books, PG-19 has 2; keep exactly those there"),
+    "an archive's checksum": ("enwik8", "does not have sha256 .*; remove it to fetch it again"),
+    "no books' server": ("pg19", "refused.*try again later, or put .* FOLDER/pg19/train"),
+    "no archive's server": ("enwik8", "refused.*try again later, or put .* FOLDER/enwik8/enwik8.zip"),
+}
 
 
-def test_too_many_books_are_refused(server, tmp_path):
-    read("pg19", tmp_path)
-    (tmp_path / "data" / "pg19" / "test" / "9.txt").write_text("one more")
-    with pytest.raises(InputError, match="test has 3 books, PG-19 has 2; keep exactly those there"):
-        read("pg19", tmp_path)
-
-
-def test_offline_one_line_says_which_file_to_put_where(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
-    monkeypatch.setattr(named_sets, "PG19_LIST", "http://127.0.0.1:9/list")
-    for name, place in (("enwik8", "enwik8/enwik8.zip"), ("pg19", "pg19/train")):
-        with pytest.raises(InputError, match=r"refused.*try again later, or put") as caught:
-            read(name, tmp_path)
-        assert str(tmp_path / "data" / place) in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_page_that_is_no_list_of_books_is_refused(server, tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_with_a_set_is_one_line(server, tmp_path, monkeypatch, wrong):
     """A network that asks for a password answers every address with a page of its own."""
-    monkeypatch.setattr(server, "listing", lambda query: b"<html>")
-    with pytest.raises(InputError, match=r"cannot fetch .*/list.*; try again later, or put the books of"):
-        read("pg19", tmp_path)
-
-
-def test_an_archive_with_a_wrong_checksum_is_refused(server, tmp_path):
-    read("enwik8", tmp_path)
-    path = tmp_path / "data" / "enwik8" / "enwik8.zip"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(InputError, match=r"does not have sha256 .*; remove it to fetch it again"):
-        read("enwik8", tmp_path)
+    name, words = WRONG[wrong]
+    listing, folder = server.listing, tmp_path / "data"
+    if wrong in ("too many books", "an archive's checksum"):
+        read(name, tmp_path)
+        (folder / "pg19" / "test").mkdir(parents=True, exist_ok=True)
+        (folder / "pg19" / "test" / "9.txt").write_text("one more")
+        (folder / "enwik8").mkdir(exist_ok=True)
+        (folder / "enwik8" / "enwik8.zip").write_bytes(b"another")
+    pages = {"a book's checksum": lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA')}
+    pages["no list of books"] = lambda query: b"<html>"
+    monkeypatch.setattr(server, "listing", pages.get(wrong, listing))
+    if "server" in wrong:
+        monkeypatch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
+        monkeypatch.setattr(named_sets, "PG19_LIST", "http://127.0.0.1:9/list")
+    assert re.search(words.replace("FOLDER", str(folder)), refusal(read, name, tmp_path))
+    assert wrong == "too many books" or not list(folder.glob("*/*/[0-8].txt"))
 
 
 def test_official_sizes_and_addresses():
@@ -207,43 +207,35 @@ CONTENT = bytes(i % 251 for i in range(100_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-@pytest.fixture
-def file_server():
-    """Serves one file."""
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("whole", ""),
+        ("breaks off", "put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
+        ("wrong checksum", f"the file from ADDRESS has sha256 {SHA256}, expected CHECKSUM; try again, or put a copy of"),
+        ("missing", "Not Found.; try again later, or put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
+        ("no server", "refused.; try again later, or put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
+        ("no folder", "cannot write FOLDER.*; give another --data-dir"),
+    ],
+)
+def test_a_file_is_fetched_whole_or_not_at_all(tmp_path, case, words):
+    folder, checksum = tmp_path / "deep", "0" * 64 if case == "wrong checksum" else SHA256
+    if case == "no folder":
+        folder.write_text("a file")
     with serving({"/file": CONTENT}) as server:
-        yield server
-
-
-def test_a_file_is_fetched_whole(file_server, tmp_path):
-    fetch(file_server.address + "/file", tmp_path / "deep" / "file", SHA256)
-    assert (tmp_path / "deep" / "file").read_bytes() == CONTENT and file_checksum(tmp_path / "deep" / "file") == SHA256
-    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
-
-
-def test_a_download_that_breaks_off_leaves_nothing(file_server, tmp_path):
-    file_server.break_after = 10_000
-    with pytest.raises(InputError, match=f"put a copy of .*/file .sha256 {SHA256}. at {tmp_path / 'file'}$"):
-        fetch(file_server.address + "/file", tmp_path / "file", SHA256)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_wrong_content_is_never_used(file_server, tmp_path):
-    with pytest.raises(InputError, match=f"has sha256 {SHA256}, expected {'0' * 64}; try again") as caught:
-        fetch(file_server.address + "/file", tmp_path / "file", "0" * 64)
-    assert list(tmp_path.iterdir()) == [] and "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_missing_server_are_refused(file_server, tmp_path):
-    for address, words in ((file_server.address + "/none", "Not Found"), ("http://127.0.0.1:9/file", "refused")):
-        with pytest.raises(InputError, match=words) as caught:
-            fetch(address, tmp_path / "file", SHA256)
-        assert f"put a copy of {address} (sha256 {SHA256}) at {tmp_path / 'file'}" in str(caught.value)
-
-
-def test_a_folder_that_cannot_be_written_to(file_server, tmp_path):
-    (tmp_path / "folder").write_text("a file")
-    with pytest.raises(InputError, match=r"cannot write .*; give another --data-dir"):
-        fetch(file_server.address + "/file", tmp_path / "folder" / "file", SHA256)
+        server.break_after = 10_000 if case == "breaks off" else None
+        address = "http://127.0.0.1:9/file" if case == "no server" else server.address + "/file" + "s" * (case == "missing")
+        if case == "whole":
+            fetch(address, folder / "file", checksum)
+            assert (folder / "file").read_bytes() == CONTENT and [path.name for path in folder.iterdir()] == ["file"]
+            server.asked.clear()
+            fetch(address, folder / "file", checksum)
+            assert not server.asked, "what is there is not fetched"
+            return
+        for name, value in (("ADDRESS", address), ("CHECKSUM", checksum), ("FOLDER", str(folder))):
+            words = words.replace(name, value)
+        assert re.search(words, refusal(fetch, address, folder / "file", checksum))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == ([folder] if case == "no folder" else [])
 
 
 @pytest.fixture
