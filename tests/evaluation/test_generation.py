@@ -1,6 +1,7 @@
 """Continuing a text equals reading it, sampling draws from the right tokens, and text is written at once."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import math
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.data.windows import cut, overlap_of
 from accelerated.evaluation import generation
 from accelerated.evaluation.generation import (
     GraphedStep,
@@ -27,66 +29,74 @@ from accelerated.evaluation.generation import (
     step_of,
     stream_text,
 )
-from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, MERGED, documents_of
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
-SMALL, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
-WHOLE_SEGMENTS = {
-    f"{paper} {name}": (PAPERS[paper].model, variant(paper, name))
-    for paper, names in (
-        ("compressive", ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
-        ("memformer", ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
-    )
-    for name in names
-}
+SMALL = PAPERS["block_recurrent"].small
+STREAMS = [
+    *ONE_OF_EACH,
+    *(("compressive", name) for name in ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
+    *(("memformer", name) for name in ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
+    ("pretrained_recurrence", "overlapping"),
+]
+STREAMS = list(dict.fromkeys(STREAMS))
 
 
-@pytest.mark.parametrize("name", WHOLE_SEGMENTS)
-@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 16, 30])
-def test_a_prompt_of_any_length_gives_the_logits_of_reading_whole_segments(name, length):
-    """For models that read only whole segments: the prompt is padded for the comparison."""
-    model_class, config = WHOLE_SEGMENTS[name]
-    model, n = model_class(config).eval(), config.segment
-    prompt, state = torch.randint(11, (2, length)), model.initial_state(2)
-    logits, _ = read_prompt(model, prompt)
-    for segment in torch.nn.functional.pad(prompt, (0, -length % n)).split(n, 1):
-        whole, state, _ = model(segment, state)
-    assert torch.allclose(logits, whole[:, (length - 1) % n], rtol=0, atol=1e-12)
+def random_model(paper, name, **changes):
+    """A model with weights so large that every token of a context has an effect."""
+    config, rng = dataclasses.replace(variant(paper, name), **changes), np.random.default_rng(3)
+    return PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
 
 
-@pytest.mark.parametrize("length", [1, 5, 12, 13, 24, 30])
-def test_a_prompt_of_any_length_gives_the_logits_of_reading_it(length):
-    model = BlockRecurrent(SMALL).eval()
-    prompt = torch.randint(11, (2, length))
-    logits, _ = read_prompt(model, prompt)
-    padded = torch.nn.functional.pad(prompt, (0, -length % 4))
-    expected = model(padded, model.initial_state(2)).logits[:, length - 1]
-    assert torch.allclose(logits, expected, rtol=0, atol=1e-12)
+@torch.no_grad()
+def logits_after(model, text):
+    """The logits after a text (B, n), by whole windows from its beginning; the last one is padded."""
+    config, state = model.config, model.initial_state(len(text))
+    for window in cut(text.shape[1] + 1, config.segment, overlap_of(config)):
+        tokens = torch.nn.functional.pad(text[:, window.start : window.stop], (0, config.segment + window.start - window.stop))
+        logits, state, _ = model(tokens, state)
+    return logits[:, window.stop - 1 - window.start]
 
 
-def test_greedy_continuation_takes_the_most_probable_token_each_time():
-    model = BlockRecurrent(SMALL).eval()
-    prompt = torch.randint(11, (1, 7))
-    text = prompt
-    for token in continue_text(model, prompt, 20, GREEDY):
-        padded = torch.nn.functional.pad(text, (0, -text.shape[1] % 4))
-        assert token.item() == model(padded, model.initial_state(1)).logits[0, text.shape[1] - 1].argmax().item()
+@over(STREAMS)
+def test_a_prompt_of_any_length_gives_the_logits_of_reading_it(paper, name):
+    """The last two windows too: another token there gives other logits."""
+    model = random_model(paper, name)
+    n, rng = model.config.segment, np.random.default_rng(0)
+    for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
+        prompt = torch.tensor(rng.integers(11, size=(2, length)))
+        logits, _ = read_prompt(model, prompt)
+        assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
+    for place in (length - 1, length - 2, length - n - 1):  # of the last window, and of the one before
+        other = prompt.clone()
+        other[:, place] = (other[:, place] + 1) % 11
+        assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
+
+
+@over(STREAMS)
+def test_greedy_continuation_takes_the_most_probable_token_of_the_whole_text_each_time(paper, name):
+    model = random_model(paper, name)
+    text = prompt = torch.tensor(np.random.default_rng(1).integers(11, size=(1, model.config.segment + 1)))
+    for token in continue_text(model, prompt, 2 * model.config.segment, GREEDY):
+        assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
-    assert text.shape[1] == 27
+    assert text.shape[1] == 3 * model.config.segment + 1
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_sampling_repeats_with_its_seed_and_keeps_the_training_mode(training):
-    model = BlockRecurrent(SMALL).train(training)
+def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mode(training):
+    model = random_model("block_recurrent", "fixed-skip", dropout=0.5).train(training)
     prompt = torch.randint(11, (1, 3))
-    draws = [
-        [t.item() for t in continue_text(model, prompt, 30, Sampling(), torch.Generator().manual_seed(seed))]
-        for seed in (1, 1, 2)
-    ]
+
+    def drawn(sampling, seed=0):
+        return [t.item() for t in continue_text(model, prompt, 30, sampling, torch.Generator().manual_seed(seed))]
+
+    draws, greedy = [drawn(Sampling(), seed) for seed in (1, 1, 2)], drawn(GREEDY)
     assert draws[0] == draws[1] != draws[2] and model.training == training
+    without = random_model("block_recurrent", "fixed-skip")
+    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY)], "no unit was dropped"
 
 
 class FakeGraph(TorchDispatchMode):
@@ -124,11 +134,11 @@ def fake_cuda(monkeypatch):
     monkeypatch.setattr(FakeGraph, "made", [])
 
 
-@over(EVERY_VARIANT)
+@over(ONE_OF_EACH)
 def test_a_graphed_step_gives_the_same_text(paper, name, fake_cuda, monkeypatch):
     """Prompt and continuation over several segments, two lanes: one capture, a replay per token; then from another document."""
-    config, rng = variant(paper, name), np.random.default_rng(3)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
+    model, rng = random_model(paper, name), np.random.default_rng(3)
+    config = model.config
     prompt, count = torch.tensor(rng.integers(11, size=(2, config.segment + 1))), 3 * config.segment
     texts = []
     for step in (GraphedStep, lambda model: model.step):
@@ -171,11 +181,6 @@ def test_a_graphed_step_leaves_the_stream_that_it_was_given(paper, name, fake_cu
     assert all(map(torch.equal, before, tensors_in(stream))) and len(FakeGraph.made) == 2
 
 
-def test_without_a_gpu_no_graph_is_made():
-    model = BlockRecurrent(SMALL)
-    assert step_of(model) == model.step
-
-
 class NoFloat64(TorchDispatchMode):
     """Refuses float64 tensors."""
 
@@ -200,14 +205,6 @@ def shares_of(probabilities, sampling, draws=4000):
     logits = torch.tensor(probabilities).log().repeat(draws, 1)
     tokens = draw(logits, sampling, torch.Generator().manual_seed(0))
     return [(tokens == token).double().mean().item() for token in range(len(probabilities))]
-
-
-def test_temperature_sharpens():
-    logits = torch.tensor([[0.0, 1.0, 0.5]]).repeat(4000, 1)
-    shares = [(draw(logits, Sampling(t), torch.Generator().manual_seed(0)) == 1).double().mean().item() for t in (0, 0.25, 1.0)]
-    assert shares[0] == 1
-    for share, temperature in zip(shares[1:], (0.25, 1.0), strict=True):
-        assert share == pytest.approx(torch.softmax(logits[0] / temperature, 0)[1].item(), abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -250,23 +247,19 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
         assert len(chosen) == fewest and sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
 
 
-def test_each_row_is_drawn_from_its_own_tokens():
+def test_each_row_is_drawn_from_its_own_tokens_and_without_limits_from_the_whole_softmax():
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 1.0]]).repeat(500, 1)
     for sampling in (Sampling(top_p=0.5), Sampling(0)):
         assert draw(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
-
-
-def test_without_limits_tokens_are_drawn_from_the_whole_softmax():
     logits = torch.randn(50, 300, dtype=torch.float32)
     expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
-    assert torch.equal(draw(logits, Sampling(), torch.Generator().manual_seed(3)), expected)
-    assert Sampling() == (1.0, 1.0) and GREEDY.temperature == 0
+    assert torch.equal(draw(logits, Sampling(), torch.Generator().manual_seed(3)), expected) and Sampling() == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("new_window", [False, True])
 def test_sampling_is_passed_on(new_window):
     """A tiny nucleus is greedy at any temperature."""
-    model = PretrainedRecurrence(WINDOWED).eval()
+    model = random_model("pretrained_recurrence", "overlapping")
     prompt = torch.randint(11, (1, 9))
 
     def drawn(sampling):
@@ -274,9 +267,6 @@ def test_sampling_is_passed_on(new_window):
 
     greedy = drawn(GREEDY)
     assert drawn(Sampling(5.0, 1e-9)) == greedy != drawn(Sampling(5.0))
-
-
-STREAMS = WHOLE_SEGMENTS | {"BlockRecurrent": (BlockRecurrent, SMALL), "PretrainedRecurrence": (PretrainedRecurrence, WINDOWED)}
 
 
 def tensors_in(field):
@@ -291,14 +281,14 @@ def tensors_alive():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
+@over(STREAMS)
+def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
     """Each token takes one step; the state stops growing; no tensor and no autograd graph stays."""
-    model_class, config = STREAMS[name]
-    model, sizes, alive, step = model_class(config), [], [], model_class.step
+    model, sizes, alive = random_model(paper, name), [], []
+    config, step = model.config, model.step
 
     def watched(token, state):
-        logits, after = step(model, token, state)
+        logits, after = step(token, state)
         tensors = tensors_in(after)
         assert len(token) == 1 and tensors and all(part.grad_fn is None for part in (logits, *tensors))
         sizes.append(sum(part.numel() for part in tensors))
@@ -317,13 +307,12 @@ def test_a_token_costs_the_same_however_long_the_text(name, monkeypatch):
     assert len(alive) == 4 and len(set(alive[1:])) == 1
 
 
-def test_a_very_long_continuation_begins_at_once():
+def test_a_very_long_continuation_begins_at_once_and_without_a_gpu_no_graph_is_made():
     model, prompt = BlockRecurrent(SMALL), torch.randint(11, (2, 3))
-    assert next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
+    assert step_of(model) == model.step and next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), GREEDY, Sampling(top_p=0.5)])
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling,value", [(Sampling(), math.nan), (GREEDY, math.inf), (Sampling(top_p=0.5), math.nan)])
 def test_logits_that_are_not_numbers_are_refused_with_their_token(sampling, value, monkeypatch):
     model, steps = BlockRecurrent(SMALL).eval(), []
 
@@ -358,12 +347,14 @@ def test_each_character_is_written_once_complete(text, tokenizer):
     assert "".join(written) == show_text(tokenizer, ids) and all(written)
 
 
-def test_an_unfinished_character_at_the_end_is_shown_as_one():
-    for text, expected in ((b"h\xc3", "h\ufffd"), (b"\xc3h", "\ufffdh"), (b"\xe2\x82", "\ufffd"), (b"", "")):
-        assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
-
-
 def test_text_in_and_out():
-    document = documents_of([50])[0]
-    assert prompt_from(document, 8).tolist() == [list(range(1, 9))]
-    assert show_text(BYTES, [104, 105, 255]) == "hi\N{REPLACEMENT CHARACTER}"
+    """A character that is not complete at the end is shown as one."""
+    for text, expected in (
+        (b"h\xc3", "h\ufffd"),
+        (b"\xc3h", "\ufffdh"),
+        (b"\xe2\x82", "\ufffd"),
+        (b"", ""),
+        (b"hi\xff", "hi\ufffd"),
+    ):
+        assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
+    assert prompt_from(documents_of([50])[0], 8).tolist() == [list(range(1, 9))]

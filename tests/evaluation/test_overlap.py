@@ -2,24 +2,29 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
+from accelerated.data.windows import cut
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
     differences,
     model_name,
     overlap_table,
     paper_flops,
+    report,
     window_flops,
 )
+from accelerated.evaluation.score import TrainedRun
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.training.settings import preset_settings
-from tests.helpers.texts import documents_of
+from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 SMALL = PAPERS["pretrained_recurrence"].small
@@ -104,3 +109,25 @@ def test_presets_have_the_published_sizes():
         assert round(size / 1e6) == millions and (c.layers, c.width) == GPT2_SIZES[name]
         assert (c.heads, c.feed_forward, c.max_positions, c.segment) == (c.width // 64, 4 * c.width, 1024, 300)
         assert (c.insertion_layers, c.module_layers, c.module_width, c.vectors) == ((2,), 3, 200, 1)
+
+
+def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows():
+    """Windows are read one by one here; the paper's and the counted FLOPs stand beside them."""
+    config = dataclasses.replace(SMALL, vocabulary=256)
+    params = PAPERS["pretrained_recurrence"].random_params(config, np.random.default_rng(3))
+    model, documents = PAPERS["pretrained_recurrence"].model_with(params, config).eval(), documents_of([15, 3, 1])
+    run = TrainedRun("runs/a", model, SimpleNamespace(model_config=config), {}, BYTES, 2, "data", {"test": documents})
+    record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=False))
+    assert [row["config"]["overlap"] for row in record["rows"]] == [0, 2, 5] and len(lines) == 2 + 3
+    for row in record["rows"]:
+        other, nats = dataclasses.replace(config, overlap=row["config"]["overlap"]), 0.0
+        reader = PAPERS["pretrained_recurrence"].model_with(params, other).eval()
+        for document in documents:
+            state = reader.initial_state(1)
+            for w in cut(len(document.inputs) + 1, other.segment, other.overlap):
+                logits, state, _ = reader(torch.tensor(document.inputs[w.start : w.stop].astype(int))[None], state)
+                logs, targets = logits[0].log_softmax(-1), document.targets[w.start : w.stop].astype(int)
+                nats -= sum(logs[place, targets[place]].item() for place in range(w.first - 1 - w.start, w.stop - w.start))
+        assert row["splits"]["test"]["nats"] == pytest.approx(nats, rel=1e-9) and row["splits"]["test"]["tokens"] == 16
+        assert row["counted_flops_per_token"] == counted_flops_per_token(other, documents)
+        assert row["notes"] == ([f"trained with overlap {config.overlap}"] if other.overlap != config.overlap else [])

@@ -1,8 +1,10 @@
 """Losses by position equal a count by hand."""
 
+import dataclasses
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +18,10 @@ from accelerated.evaluation.positions import (
     draw_positions,
     position_lines,
 )
+from accelerated.evaluation.score import TrainedRun, token_nats
 from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
+from tests.helpers.variants import PAPERS, variant
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
@@ -127,3 +131,22 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
     assert axes.get_xscale() == "log" and axes.xaxis.get_transform().base == 2
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
     assert shown == ["carried", "cleared", "reach of attention, 600 tokens"]
+
+
+@pytest.mark.parametrize("name", ["overlapping", "plain"])
+def test_the_report_has_the_losses_of_both_readings(name):
+    """Token by token as scoring has them; a model that carries nothing has one reading."""
+    config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
+    params = PAPERS["pretrained_recurrence"].random_params(config, np.random.default_rng(3))
+    model = PAPERS["pretrained_recurrence"].model_with(params, config).eval()
+    documents = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
+    run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
+    record, lines = positions.report(run, SimpleNamespace(plot=None))
+    expected = {"memory_carried": False} | ({"cleared": True} if name == "overlapping" else {})
+    assert record["by_position"].keys() == expected.keys() and record["attention_reach"] == model.attention_reach
+    for reading, clear in expected.items():
+        nats = token_nats(model, documents, 1, clear)
+        for row in record["by_position"][reading]:
+            by_hand = sum(losses[max(row["start"] - 1, 0) : row["stop"] - 1].sum() for losses in nats)
+            assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (reading, row["start"])
+    assert len(lines) == 3 + len(record["by_position"]["memory_carried"])
