@@ -19,14 +19,9 @@ def play(worlds, choose):
     return np.array(seen), np.array(rewards), worlds
 
 
-def swapped(world):
-    """The world in which the first room's object is the other one; the second room is the same."""
-    return world._replace(objects=world.objects[:, ::-1], places=world.places[:, [0, 2, 1]])
-
-
-def told(world, actions):
+def told(objects, places, actions):
     """What is seen and earned in one lane, by the rules in words; the cell is (row, column)."""
-    (first, other), (room_one, own, right) = world.objects[0], (divmod(place, SIDE) for place in world.places[0])
+    (first, other), (room_one, own, right) = objects, (divmod(place, SIDE) for place in places)
     (row, column), over, seen, earned = divmod(ENTRANCE, SIDE), False, [], []
     for clock, action in enumerate(actions):
         room = ("first", "hall", "second")[clock // STEPS]
@@ -43,16 +38,17 @@ def told(world, actions):
     return seen, earned
 
 
-@given(st.integers(0, 10**6), st.lists(st.integers(0, 4), min_size=LENGTH, max_size=LENGTH))
-def test_it_is_the_game_that_its_rules_tell(seed, actions):
-    world = matching.begin(1, np.random.default_rng(seed))
-    found, rewards, _ = play(world, lambda w, _: np.array([actions[w.clock]]))
-    seen, earned = told(world, actions)
-    assert rewards[:, 0].tolist() == earned
-    meanings = dict(zip(found[:, 0].tolist(), seen, strict=True))
-    assert [meanings[token] for token in found[:, 0].tolist()] == seen and len({*seen}) == len({*found[:, 0].tolist()})
+@given(st.integers(0, 10**6))
+def test_each_lane_is_the_game_that_its_rules_tell(seed):
+    rng = np.random.default_rng(seed)
+    world, actions, meanings = matching.begin(3, rng), rng.integers(5, size=(LENGTH, 3)), {}
+    found, rewards, _ = play(world, lambda w, _: actions[w.clock])
+    for lane in range(3):
+        seen, earned = told(world.objects[lane], world.places[lane], actions[:, lane])
+        assert rewards[:, lane].tolist() == earned
+        assert all(meanings.setdefault(token, what) == what for token, what in zip(found[:, lane].tolist(), seen, strict=True))
+    assert len({*meanings.values()}) == len(meanings) and {*meanings} <= {*range(matching.OBSERVATIONS)}
     assert all(token - OBJECT == what for token, what in meanings.items() if isinstance(what, np.integer))
-    assert found.min() >= 0 and found.max() < matching.OBSERVATIONS
 
 
 def test_nothing_is_drawn_more_often_than_it_should_be():
@@ -64,23 +60,14 @@ def test_nothing_is_drawn_more_often_than_it_should_be():
             assert counts.sum() == 20_000 and np.abs(counts / 20_000 - 1 / len(kinds)).max() < 0.015
 
 
-def test_lanes_do_not_depend_on_each_other():
-    rng = np.random.default_rng(1)
-    world, actions = matching.begin(50, rng), rng.integers(5, size=(LENGTH, 50))
-    seen, rewards, _ = play(world, lambda w, _: actions[w.clock])
-    for lane in (0, 17):
-        alone = world._replace(**{name: getattr(world, name)[[lane]] for name in ("cell", "objects", "places", "ended")})
-        own, earned, _ = play(alone, lambda w, _: actions[w.clock][[lane]])  # noqa: B023 called at once
-        assert (own[:, 0] == seen[:, lane]).all() and (earned[:, 0] == rewards[:, lane]).all()
-
-
 @given(st.integers(0, 10**6))
 def test_without_memory_nobody_beats_chance(seed):
     """If the objects change roles, the hall and the second room look the same to whatever acts, and rewards are opposite."""
     rng = np.random.default_rng(seed)
     world, policy = matching.begin(20, rng), rng.integers(5, size=(LENGTH, matching.OBSERVATIONS))
+    swapped = world._replace(objects=world.objects[:, ::-1], places=world.places[:, [0, 2, 1]])
     memoryless = lambda w, seen: policy[w.clock][seen]  # noqa: E731 any function of the clock and of what is seen
-    (seen, rewards, _), (others, opposite, _) = (play(own, memoryless) for own in (world, swapped(world)))
+    (seen, rewards, _), (others, opposite, _) = (play(own, memoryless) for own in (world, swapped))
     assert (seen[HALL * STEPS :] == others[HALL * STEPS :]).all() and (rewards == -opposite).all()
 
 
@@ -98,7 +85,4 @@ def test_whoever_remembers_is_always_right(remembers, low, high):
 
     _, rewards, world = play(matching.begin(4000, np.random.default_rng(2)), choose)
     assert world.ended.all() and low <= (rewards.sum(0) == 1).mean() <= high
-
-
-def test_the_first_room_is_not_in_the_segment_of_the_choice():
-    assert STEPS % agent.SEGMENT == 0 and SECOND * STEPS - STEPS >= agent.SEGMENT
+    assert STEPS % agent.SEGMENT == 0 and SECOND * STEPS - STEPS >= agent.SEGMENT, "the choice is in a later segment"

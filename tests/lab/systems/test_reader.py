@@ -63,18 +63,19 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
         assert reader.answer_text(example, spans, np.array([1.0, 0, 0])) == spelled.decode(errors="ignore").strip()
 
 
-def test_yes_and_no_are_kinds_though_the_text_has_the_words():
-    questions = [Question("the", (("T", ("yes, the no cat.",)),), answer, (("T", 0),)) for answer in ("yes", "no", "the")]
-    examples = [reader.cut(question, BPE, 8) for question in questions]
-    assert [example.answer for example in examples[:2]] == [(1, 0, 0), (2, 0, 0)] and examples[2].answer[0] == 0
-    for kind, expected in ((1, "yes"), (2, "no")):
-        assert reader.answer_text(examples[0], np.zeros((2, examples[0].text.size)), np.eye(3)[kind]) == expected
-
-
-def test_an_answer_stands_in_the_last_supporting_sentence():
-    question = Question("x", (("T", (" a cat,", " a dog,", " a cat.")),), "cat", (("T", 1), ("T", 2)))
-    kind, first, last = reader.cut(question, BPE, 40).answer
+def test_which_answer_it_is():
+    """Yes and no are kinds though the text has the words; a span stands in the last supporting sentence, and nowhere else."""
+    facts = {"kind": (("T", 0),), "span": (("T", 1), ("T", 2)), "no such sentence": (("T", 3),), "no such answer": (("T", 1),)}
+    context = (("T", (" yes, no, a cat,", " a dog,", " a cat.")),)
+    for number, answer in enumerate(("yes", "no"), 1):
+        example = reader.cut(Question("x", context, answer, facts["kind"]), BPE, 40)
+        assert example.answer == (number, 0, 0)
+        assert reader.answer_text(example, np.zeros((2, example.text.size)), np.eye(3)[number]) == answer
+    kind, first, last = reader.cut(question := Question("x", context, "cat", facts["span"]), BPE, 60).answer
     assert (kind, first - 3) == (0, text_of(question)[0].rindex("cat")) and last == first + 2, "each letter is a token here"
+    for what, error in {"no such sentence": KeyError, "no such answer": ValueError}.items():
+        with pytest.raises(error):
+            reader.cut(question._replace(supporting_facts=facts[what]), BPE, 60)
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
@@ -99,28 +100,19 @@ def small_examples(count, seed=0):
     return [reader.cut(question, BPE, CONFIG.segment) for question in two_hops.drawn(count, lines, seed, (0, 1))]
 
 
-def test_a_batch_answers_as_each_example_alone():
-    """Lanes of different lengths do not see each other's padding."""
-    model, batch = Roberta(CONFIG, 3), small_examples(12)
-    assert len({len(example.tokens) for example in batch}) > 1
-    spans, kinds = model.eval().read(reader.batched(batch))
-    for lane, example in enumerate(batch):
-        alone = model.read(reader.batched([example]))
-        assert torch.allclose(spans[lane, :, : example.text.size], alone[0][0], atol=1e-5)
-        assert torch.allclose(kinds[lane], alone[1][0], atol=1e-5) and spans[lane, :, example.text.size :].isneginf().all()
-    answers = list(reader.answers(model, batch))
-    logits = [(spans[lane].detach().numpy(), kinds[lane].detach().numpy()) for lane in range(len(batch))]
-    expected = [reader.answer_text(example, *pair) for example, pair in zip(batch, logits, strict=True)]
-    assert answers == expected and not model.training
-
-
-def test_answers_come_in_order_and_without_dropout(monkeypatch):
-    """In batches of LANES, of which the last is full here."""
-    monkeypatch.setattr(reader, "LANES", 4)
-    model, some = Roberta(dataclasses.replace(CONFIG, dropout=0.5), 3), small_examples(8, seed=1)
+def test_answers_are_those_of_each_example_alone_in_order_and_without_dropout(monkeypatch):
+    """Lanes of different lengths do not see each other's padding. Batches are of LANES, of which the last is full here."""
+    monkeypatch.setattr(reader, "LANES", 6)
+    model, batch = Roberta(dataclasses.replace(CONFIG, dropout=0.5), 3), small_examples(12)
     model.answer.kind_bias.data[0] = 9.0  # a span
-    alone = [text for example in some for text in reader.answers(model.train(), [example])]
-    assert list(reader.answers(model.train(), some)) == alone and len(set(alone)) > 2
+    answers = list(reader.answers(model.train(), batch))
+    assert len({len(example.tokens) for example in batch}) > 1 and len(set(answers)) > 2 and not model.training
+    spans, kinds = (logits.detach() for logits in model.read(reader.batched(batch)))
+    for lane, example in enumerate(batch):
+        alone = [logits.detach()[0] for logits in model.read(reader.batched([example]))]
+        assert torch.allclose(spans[lane, :, : example.text.size], alone[0], atol=1e-5)
+        assert torch.allclose(kinds[lane], alone[1], atol=1e-5) and spans[lane, :, example.text.size :].isneginf().all()
+        assert answers[lane] == reader.answer_text(example, *(logits.numpy() for logits in alone))
 
 
 @examples(10)
@@ -133,14 +125,11 @@ def test_what_is_masked(seed):
     hidden = (read == MASK)[scored].mean()
     same = (read == tokens)[scored].mean()
     assert 0.72 < hidden < 0.88 and 0.04 < same < 0.17 and 0.04 < 1 - hidden - same < 0.17
-    one, asked = reader.masked(tokens[:1, :3], len(TOKENS), np.random.default_rng(seed))
-    assert asked.sum() == 1 and one.shape == (1, 3), "at least one token is asked for"
-
-
-def test_the_first_token_is_asked_for_no_more_often_than_others():
-    tokens = np.full((2, 20), 9)
-    asked = [reader.masked(tokens, len(TOKENS), np.random.default_rng(seed))[1][0, 1] for seed in range(60)]
-    assert 0 < sum(asked) < 25
+    rngs = [np.random.default_rng(seed + more) for more in range(60)]
+    few = [reader.masked(tokens[:1, :3], len(TOKENS), rng)[1] for rng in rngs]
+    assert all(asked.sum() == 1 for asked in few), "at least one token is asked for"
+    first = [reader.masked(tokens[:2, :20], len(TOKENS), rng)[1][0, 1] for rng in rngs]
+    assert 0 < sum(first) < 25, "the first one no more often than others"
 
 
 def test_the_pretraining_reads_pieces_from_anywhere(monkeypatch):
@@ -158,60 +147,46 @@ def test_the_pretraining_reads_pieces_from_anywhere(monkeypatch):
     assert min(starts) < 20 and max(starts) > 170 and len(starts) > 80
 
 
-def test_a_reader_learns_and_a_seed_gives_the_same_losses():
-    config = dataclasses.replace(CONFIG, segment=40)
-    some = [reader.cut(question, BPE, 40) for question in two_hops.drawn(8, ["A line."], 0, (0, 0))]
-    runs = [reader.fine_tune(Roberta(config, 0), some, 12, 4, 0.01, seed, "") for seed in (0, 0, 1)]
-    assert runs[0] == runs[1] != runs[2] and len(runs[0]) == 12
-    assert np.mean(runs[0][-5:]) < 0.8 * np.mean(runs[0][:3])
-    ranks = np.frombuffer(b"the cafe " * 99, np.uint8)
-    losses = reader.pretrain(Roberta(CONFIG, 0), ranks, 12, 4, 0.01)
-    assert np.mean(losses[-5:]) < 0.9 * losses[0]
+def test_every_pass_reads_all_examples_once_in_an_order_of_its_own(monkeypatch):
+    """The seed draws the order; the first loss is that of the first batch's answers."""
+    some, orders, losses, batched = small_examples(6), [], [], reader.batched
+    numbers = {id(example): number for number, example in enumerate(some)}
+    monkeypatch.setattr(
+        reader, "batched", lambda batch: orders[-1].extend(numbers[id(example)] for example in batch) or batched(batch)
+    )
+    for seed in (0, 0, 1):
+        orders.append([])
+        losses.append(reader.fine_tune(Roberta(CONFIG, 0), some, 3, 4, 0.01, seed, ""))
+    assert losses[0] == losses[1] != losses[2] and len(losses[0]) == 3 and orders[0] == orders[1] != orders[2]
+    assert all({*orders[0][at : at + 6]} == {*range(6)} for at in (0, 6)) and orders[0][:6] != orders[0][6:]
+    batch = [some[number] for number in orders[0][:4]]
+    answers = torch.tensor([example.answer for example in batch])
+    expected = Roberta(CONFIG, 0).answer_loss(batched(batch), answers[:, 0], answers[:, 1:])
+    assert losses[0][0] == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_every_pass_reads_all_examples_once(monkeypatch):
-    seen, some = [], small_examples(6)
-    monkeypatch.setattr(reader, "batched", lambda batch: seen.extend(map(id, batch)) or [])
-    model = Roberta(CONFIG)
-    monkeypatch.setattr(model, "answer_loss", lambda windows, kind, places: model.embedding.sum())
-    reader.fine_tune(model, some, 6, 4, 0.1, 0, "")
-    for at in range(0, 24, 6):
-        assert set(seen[at : at + 6]) == set(map(id, some))
-    assert seen[:6] != seen[6:12]
+def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls(monkeypatch):
+    """In training mode, with the gradient clipped; nothing is left of the gradient before."""
+    model, seen, groups = Roberta(dataclasses.replace(CONFIG, vocabulary=5)).eval(), [], []
+    own = {"embedding": model.embedding, "positions": model.positions}
 
-
-def losses_of(model):
-    """The same loss again and again."""
-    while True:
-        yield model.embedding.sum()
-
-
-def test_the_rate_rises_and_falls(monkeypatch):
-    rates, config = [], dataclasses.replace(CONFIG, vocabulary=5)
-    model = Roberta(config)
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda adam: rates.append(adam.param_groups[0]["lr"]))
-    losses = reader.train(model, losses_of(model), 50, 3.0, "")
-    assert len(losses) == 50 and rates[:3] == pytest.approx([1, 2, 3]) and rates[-1] == pytest.approx(3 / 48)
-    assert np.diff(rates)[3:] == pytest.approx(np.full(46, -3 / 48))
-
-
-def test_an_update_is_of_its_own_loss_in_training_mode(monkeypatch):
-    model, kept = Roberta(CONFIG).eval(), []
-
-    def losses():
-        for parameter in (model.embedding, model.positions):
-            assert model.training
-            yield parameter.sum()
-
-    def step(optimizer):
-        kept.append({name for name, parameter in model.named_parameters() if parameter.grad is not None and parameter.grad.any()})
+    def step(adam):
+        grads = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        norm = torch.nn.utils.get_total_norm(grads.values()).item()
+        seen.append((model.training, norm, [name for name, grad in grads.items() if grad.any()]))
+        groups.append(dict(adam.param_groups[0]))
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    reader.train(model, losses(), 2, 0.1, "")
-    assert kept == [{"embedding"}, {"positions"}]
+    values = reader.train(model, (9 * own[name].sum() for name in [*own] * 25), 50, 3.0, "")
+    assert len(values) == 50 and values[0] == pytest.approx(9 * model.embedding.sum().item(), rel=1e-6)
+    rates = [group["lr"] for group in groups]
+    assert rates[:3] == pytest.approx([1, 2, 3]) and rates[-1] == pytest.approx(3 / 48) and groups[0]["betas"] == (0.9, 0.98)
+    assert np.diff(rates)[3:] == pytest.approx(np.full(46, -3 / 48))
+    for (training, norm, names), name in zip(seen, [*own] * 25, strict=True):
+        assert training and names == [name] and norm == pytest.approx(1, rel=1e-4)
 
 
 def test_a_loss_that_is_not_finite_is_one_line():
     model = Roberta(CONFIG)
-    with pytest.raises(InputError, match="loss"):
-        reader.train(model, (torch.inf * loss for loss in losses_of(model)), 1, 0.1, "")
+    with pytest.raises(InputError, match="loss is inf at step 1; this model was not kept"):
+        reader.train(model, iter([torch.inf * model.embedding.exp().sum()]), 1, 0.1, "")

@@ -11,87 +11,65 @@ from hypothesis import strategies as st
 from accelerated.lab.systems.roberta import Roberta
 from reference import roberta as ref
 from tests.conftest import examples
-from tests.helpers.comparison import assert_agree
+from tests.helpers.comparison import assert_agree, named
 from tests.helpers.roberta import CONFIG, example, shaken
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-
-
-def model_with(params, config):
+def drawn(config, seed):
+    """(rng, the reference's parameters, a model with them in evaluation mode, an example's windows, its Answer)."""
+    rng = np.random.default_rng(seed)
+    params, (windows, answer) = shaken(config, rng), example(config, rng)
     model = Roberta(config)
     model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
-    return model.eval()
+    return rng, params, model.eval(), windows, answer
 
 
-def as_torch(windows):
-    return [tuple(map(torch.tensor, window)) for window in windows]
+def asked(windows, answer):
+    """What `answer_loss` takes of a reference's windows and Answer."""
+    return (
+        [tuple(map(torch.tensor, window)) for window in windows],
+        torch.tensor(answer.kind),
+        torch.tensor(np.stack([answer.start, answer.end], 1)),
+    )
 
 
-def asked(answer):
-    """What `answer_loss` takes of a reference's Answer."""
-    return torch.tensor(answer.kind), torch.tensor(np.stack([answer.start, answer.end], 1))
-
-
-def gradients(model, loss):
-    """{name: gradient} of the parameters that the loss reaches."""
+def compare(model, loss, expected, grads):
+    """The loss and the gradients of all parameters that it reaches; the reference's others are zero."""
     model.zero_grad()
     loss.backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert {name for name, grad in grads.items() if grad.any()} <= found.keys()
+    assert_agree({"loss": expected} | {name: grads[name] for name in found}, {"loss": loss} | found, 1e-9)
 
 
 @examples(12)
-@given(
-    recurrent=st.booleans(), layers=st.integers(1, 3), insertion=st.integers(1, 3), module_layers=st.integers(0, 2),
-    seed=st.integers(0, 2**31),
-)  # fmt: skip
+@given(st.booleans(), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(0, 2**31))
 def test_it_is_the_reference(recurrent, layers, insertion, module_layers, seed):
-    """Losses and all gradients, of answering over three windows and of the pretraining."""
+    """Outputs, states, losses and all gradients, of answering over three windows and of the pretraining."""
     sizes = {"recurrent": recurrent, "layers": layers, "insertion_layer": min(insertion, layers), "module_layers": module_layers}
-    config, rng = dataclasses.replace(CONFIG, **sizes), np.random.default_rng(seed)
-    params, (windows, answer) = shaken(config, rng), example(config, rng)
-    model = model_with(params, config)
-    expected, grads = ref.loss_and_gradients(params, config, windows, answer)
-    loss = model.answer_loss(as_torch(windows), *asked(answer))
-    found = gradients(model, loss)
-    zeros = {name: 0 * params[name] for name in params if name in grads and name not in found}
-    assert not any(grads[name].any() for name in zeros)
-    assert_agree({"loss": expected} | {n: grads[n] for n in found}, {"loss": loss} | found, 1e-9)
+    config = dataclasses.replace(CONFIG, **sizes)
+    rng, params, model, windows, answer = drawn(config, seed)
+    state, own = ref.initial_state(params, config, 3), model.initial_state(3)
+    for window in windows:
+        expected, state, _ = ref.forward(params, config, *window[:2], state)
+        x, own = model(*map(torch.tensor, window[:2]), own)
+        assert_agree({"x": expected} | named("state", state), {"x": x} | named("state", own), 1e-9)
+    compare(model, model.answer_loss(*asked(windows, answer)), *ref.loss_and_gradients(params, config, windows, answer))
     targets, scored = rng.integers(config.vocabulary, size=(3, config.segment)), rng.random((3, config.segment)) < 0.5
     scored[0, 0] = True
-    expected, grads = ref.masked_loss_and_gradients(params, config, windows[0][0], targets, scored)
-    loss = model.masked_loss(*map(torch.tensor, (windows[0][0], targets, scored)))
-    found = gradients(model, loss)
-    assert_agree({"loss": expected} | {n: grads[n] for n in found}, {"loss": loss} | found, 1e-9)
-    assert {name for name, grad in grads.items() if grad.any()} <= found.keys()
-
-
-def test_states_and_outputs_are_the_references():
-    rng = np.random.default_rng(1)
-    params, (windows, _) = shaken(CONFIG, rng), example(CONFIG, rng)
-    model, state = model_with(params, CONFIG), ref.initial_state(params, CONFIG, 3)
-    own = model.initial_state(3)
-    for window, other in zip(windows, as_torch(windows), strict=True):
-        expected, state, _ = ref.forward(params, CONFIG, *window[:2], state)
-        x, own = model(*other[:2], own)
-        assert_agree(
-            {"x": expected} | state._asdict(), {"x": x.detach()} | {n: f.detach() for n, f in own._asdict().items()}, 1e-9
-        )
+    given_ = windows[0][0], targets, scored
+    compare(model, model.masked_loss(*map(torch.tensor, given_)), *ref.masked_loss_and_gradients(params, config, *given_))
 
 
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_window_may_be_shorter_and_the_only_one(length):
-    rng = np.random.default_rng(1)
-    params = shaken(CONFIG, rng)
-    model = model_with(params, CONFIG)
+    rng, params, model, _, _ = drawn(CONFIG, 1)
     tokens, readable = rng.integers(CONFIG.vocabulary, size=(2, length)), np.ones((2, length), bool)
     assert not any(field.any() for field in model.initial_state(2))
     expected, state, _ = ref.forward(params, CONFIG, tokens, readable, ref.initial_state(params, CONFIG, 2))
-    window = (torch.tensor(tokens), torch.tensor(readable))
+    window = torch.tensor(tokens), torch.tensor(readable)
     x, own = model(*window, model.initial_state(2))
-    assert_agree({"x": expected} | state._asdict(), {"x": x.detach()} | {n: f.detach() for n, f in own._asdict().items()}, 1e-9)
+    assert_agree({"x": expected} | named("state", state), {"x": x} | named("state", own), 1e-9)
     spans, kinds = model.read([(*window, window[1])])
     assert spans.shape == (2, 2, length) and kinds.shape == (2, 3)
 
@@ -102,22 +80,16 @@ def test_a_seed_gives_the_references_weights():
         assert torch.equal(value, torch.tensor(params[name])), name
 
 
-def test_dropout_acts_in_training_alone():
-    config, rng = dataclasses.replace(CONFIG, dropout=0.4), np.random.default_rng(2)
-    windows, answer = example(config, rng)
-    model, given = model_with(shaken(config, rng), config), (as_torch(windows), *asked(answer))
-    with torch.no_grad():
-        assert model.answer_loss(*given) == model.answer_loss(*given)
-        assert model.train().answer_loss(*given) != model.answer_loss(*given)
-
-
-def test_the_embedding_has_dropout(monkeypatch):
-    model = Roberta(dataclasses.replace(CONFIG, dropout=0.4))
+def test_dropout_acts_in_training_alone_and_on_the_embedding(monkeypatch):
+    _, _, model, windows, answer = drawn(dataclasses.replace(CONFIG, dropout=0.4), 2)
+    given_ = asked(windows, answer)
+    assert model.answer_loss(*given_) == model.answer_loss(*given_)
+    assert model.train().answer_loss(*given_) != model.answer_loss(*given_)
     for layer in model.layers:
         monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)
     tokens = torch.arange(88).reshape(11, 8) % CONFIG.vocabulary
-    given = (tokens, torch.ones(11, 8, dtype=torch.bool), model.initial_state(11))
-    plain, dropped = model.eval()(*given)[0], model.train()(*given)[0]
+    given_ = tokens, torch.ones(11, 8, dtype=torch.bool), model.initial_state(11)
+    plain, dropped = model.eval()(*given_)[0], model.train()(*given_)[0]
     kept = dropped != 0
     assert 0.5 < kept.double().mean() < 0.7 and torch.allclose(dropped[kept], plain[kept] / 0.6)
 

@@ -1,6 +1,5 @@
 """The generated questions need both hops; answers are found in the text, and scores are those of HotpotQA's description."""
 
-import string
 from collections import Counter
 
 import numpy as np
@@ -16,6 +15,7 @@ LINES = [f"Line number {number} says little." for number in range(9)]
 
 @given(st.integers(0, 2**31))
 def test_answers_follow_from_the_two_paragraphs(seed):
+    assert two_hops.drawn(2, LINES, seed) == two_hops.drawn(2, LINES, seed)
     [question] = two_hops.drawn(1, LINES, seed)
     paragraphs = {title: sentences for title, sentences in question.context if title != "Test"}
     thing, holder = paragraphs["Name"][0].removesuffix(".").split()
@@ -36,13 +36,10 @@ def test_answers_follow_from_the_two_paragraphs(seed):
     assert 2 <= len(others) <= 6 and all(len(own) == 1 and own[0][0] == " " and own[0][1:] in LINES for own in others)
 
 
-def test_no_holder_owns_the_place_of_another():
-    every = [place for own in two_hops.PLACES.values() for place in own]
-    assert len(set(every)) == len(every) and not {*every, *two_hops.PLACES} & {*two_hops.THINGS}
-
-
 def test_the_places_alone_say_nothing_of_the_answer():
     """Given the question and the places, every holder is as likely to be asked for; hops are at all distances."""
+    every = [place for own in two_hops.PLACES.values() for place in own]
+    assert len(set(every)) == len(every) and not {*every, *two_hops.PLACES} & {*two_hops.THINGS}
     questions = two_hops.drawn(4000, LINES, 0)
     spans = [question for question in questions if question.answer not in ("yes", "no")]
     asked = Counter(question.supporting_facts[1][1] for question in spans)
@@ -55,12 +52,7 @@ def test_the_places_alone_say_nothing_of_the_answer():
     between = Counter(own.index("File") - own.index("Name") - 1 for own in titles)
     assert set(between) == set(range(7)) and between[1] > between[3] > between[6] > 0
     assert {len(own) - 2 for own in titles} == {2, 3, 4, 5, 6}
-    short = two_hops.drawn(99, LINES, 0, (0, 1))
-    assert {len(question.context) for question in short} == {2, 3}
-
-
-def test_a_seed_gives_the_same_questions():
-    assert two_hops.drawn(3, LINES, 5) == two_hops.drawn(3, LINES, 5) != two_hops.drawn(3, LINES, 6)
+    assert {len(question.context) for question in two_hops.drawn(99, LINES, 0, (0, 1))} == {2, 3}
 
 
 def test_no_line_of_the_others_is_for_training():
@@ -77,18 +69,12 @@ WORDS = st.text("ab é\n", max_size=6)
 
 @given(st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3).map(tuple)), max_size=4).map(tuple))
 def test_the_parts_of_a_text_stand_where_it_says(context):
-    text, places = text_of(Question("", context, "", ()))
-    assert text == "".join(f"{title}\n{''.join(sentences)}\n" for title, sentences in context)
-    first = {}
-    for title, sentences in context:
-        for number, sentence in enumerate(sentences):
-            first.setdefault((title, number), sentence)
-    assert {key: text[slice(*place)] for key, place in places.items()} == first
-
-
-def test_of_two_paragraphs_with_one_title_the_first_counts():
-    text, places = text_of(Question("", (("T", ("a", "b")), ("T", ("c",))), "", ()))
-    assert [text[slice(*places["T", number])] for number in (0, 1)] == ["a", "b"]
+    """Of two paragraphs with one title the first counts."""
+    for parts in (context, (("T", ("a", "b")), ("T", ("c",)))):
+        text, places = text_of(Question("", parts, "", ()))
+        assert text == "".join(f"{title}\n{''.join(sentences)}\n" for title, sentences in parts)
+        wanted = {(title, n): sentence for title, own in reversed(parts) for n, sentence in reversed([*enumerate(own)])}
+        assert {key: text[slice(*place)] for key, place in places.items()} == wanted
 
 
 def test_scores_of_known_answers():
@@ -108,12 +94,6 @@ ANSWERS = st.lists(st.sampled_from(["red", "The", "a", "blue.", "yes", "no", "ho
 def test_scores_are_consistent(found, answer):
     assert f1(found, answer) == f1(answer, found)
     assert 0 <= f1(found, answer) <= 1
-    if exact_match(found, answer):
-        assert f1(found, answer) == (1 if normalised(answer) else 0)
     same = sorted(normalised(found).split()) == sorted(normalised(answer).split())
     assert (f1(found, answer) == 1) == (same and normalised(found) != "")
-
-
-@given(ANSWERS, st.sampled_from(string.punctuation))
-def test_case_articles_and_punctuation_do_not_count(answer, mark):
-    assert exact_match(f"  an {answer.upper()}{mark} the", answer) == 1
+    assert exact_match(found, answer) == (normalised(found) == normalised(answer))
