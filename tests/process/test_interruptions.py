@@ -50,7 +50,7 @@ MOMENTS = {  # what a process is killed in: (owner of a function, the function, 
     "writing the manifest": ("accelerated.data.corpus", "manifest_text", 1),
     "learning a tokenizer": ("accelerated.data.tokenizers", "learn_ranks", 1),
 }
-TRIALS = int(os.environ.get("PALIMPSEST_TRIALS", "0"))
+KILLS = max(3, int(os.environ.get("PALIMPSEST_TRIALS", "0")) // 4)  # of each model's runs
 
 
 @pytest.fixture
@@ -89,37 +89,20 @@ def undisturbed(text, tmp_path):
     return options, tmp_path / "whole"
 
 
-def validations(run):
-    """The steps of a run's validations, in the order of its log."""
-    return [record["step"] for record in measurements(run) if "validation_tokens" in record]
-
-
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", [6, STEPS])
-def test_a_signal_leaves_a_validation_at_once_and_resuming_makes_it(undisturbed, tmp_path, capsys, signal_in, step, kind):
-    options, whole = undisturbed
-    read, run = signal_in({step // 3}, kind), tmp_path / "cut"
-    capsys.readouterr()
-    train(*options, "--out", run)
-    assert len(read) == step // 3 and read[-1] == 2 < read[0], "nothing more is read"
-    assert f"stopped by {kind.name} and saved; continue with: python train.py --resume {run}\n" in capsys.readouterr().out
-    assert (saved(run)["step"], saved(run)["validation_due"]) == (step, True) and validations(run) == [*range(3, step, 3)]
-    signal_in()
-    train("--resume", run)
-    assert not differences(whole, run)
-
-
-@pytest.mark.parametrize("step", [6, STEPS])
-def test_a_signal_in_the_validation_that_a_resumed_run_owes_stops_it_there(undisturbed, tmp_path, capsys, signal_in, step):
+@pytest.mark.parametrize("step,kind", [(6, signal.SIGINT), (STEPS, signal.SIGTERM)])
+def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(undisturbed, tmp_path, capsys, signal_in, step, kind):
+    """Resuming makes it."""
     options, whole = undisturbed
     run = tmp_path / "cut"
-    signal_in({step // 3})
-    train(*options, "--out", run)
-    signal_in({1})
-    capsys.readouterr()
-    train("--resume", run)
-    assert "stopped by SIGINT and saved" in capsys.readouterr().out
-    assert (saved(run)["step"], saved(run)["validation_due"]) == (step, True)
+    for argv, number in (([*options, "--out", run], step // 3), (["--resume", run], 1)):
+        read = signal_in({number}, kind)
+        capsys.readouterr()
+        train(*argv)
+        assert f"stopped by {kind.name} and saved; continue with: python train.py --resume {run}\n" in capsys.readouterr().out
+        assert len(read) == number and read[-1] == 2 and all(segments > 2 for segments in read[:-1]), "nothing more is read"
+        assert (saved(run)["step"], saved(run)["validation_due"]) == (step, True)
+        steps = [record["step"] for record in measurements(run) if "validation_tokens" in record]
+        assert steps == [*range(3, step, 3)], "of the validations"
     signal_in()
     train("--resume", run)
     assert not differences(whole, run)
@@ -161,8 +144,10 @@ def test_an_interrupted_last_report_is_finished_by_resuming(undisturbed, tmp_pat
         train("--resume", run)
 
 
-@pytest.mark.parametrize("script", ["train.py", "eval.py"])
-@pytest.mark.parametrize("module", ["numpy", "torch", "torch.nn.functional", "accelerated.replay"])
+@pytest.mark.parametrize(
+    "script,module",
+    [("train.py", "numpy"), ("train.py", "accelerated.replay"), ("eval.py", "torch"), ("eval.py", "torch.nn.functional")],
+)
 def test_an_interrupt_during_the_imports_ends_with_one_line(script, module):
     """A real signal comes at the moment when a module is looked for."""
     program = (
@@ -178,59 +163,31 @@ def test_an_interrupt_during_the_imports_ends_with_one_line(script, module):
     assert (done.returncode, done.stderr) == (130, f"\n{script}: interrupted\n")
 
 
-def killed_until(kills, options, folder, rng, duration, processes=1):
-    """Kill runs with these options at random moments until so many have been killed; yields the folder of each at its end."""
-    done, trial = 0, 0
-    while done < kills:
-        run, trial = folder / f"cut-{trial}", trial + 1
-        while not is_finished(run, STEPS):
-            command = ["--resume", run] if checkpoint_path(run).exists() else [*options, "--out", run]
-            started = start(command, folder / "errors", processes=processes)
-            if done < kills:
-                time.sleep(rng.uniform(0, duration / 2))
-                done += killed(started)
-            else:
-                assert ended(started) == [0] * processes, (folder / "errors").read_text()
-        yield run
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     """The children's server, so that no test's time includes its imports."""
     assert ended(start(["--help"], tmp_path_factory.mktemp("server") / "errors")) == [0]
 
 
-@pytest.mark.parametrize(
-    "model,kills,processes",
-    [
-        ("block_recurrent", 6, 1),
-        ("compressive", 6, 1),
-        ("memformer", 6, 1),
-        ("memorizing", 3, 1),
-        ("pretrained_recurrence", 5, 1),
-        ("compressive", 2, 2),
-        *(
-            pytest.param(
-                model,
-                TRIALS // 4,
-                1,
-                marks=pytest.mark.skipif(
-                    not TRIALS,
-                    reason="takes minutes; to run it, set PALIMPSEST_TRIALS to how many processes to kill, such as 200",
-                ),
-            )
-            for model in MODELS
-        ),
-    ],
-)
-def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, server, model, kills, processes):
+@pytest.mark.parametrize("model,processes", [*((model, 1) for model in MODELS), ("compressive", 2)])
+def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, server, model, processes):
+    """Run after run until so many processes have been killed."""
     options = [*MODELS[model], *OFTEN, *BRIEF, "--batch", 4, "--data", text, "--data-dir", tmp_path / "data"]
-    began = time.perf_counter()
-    assert ended(start([*options, "--out", tmp_path / "whole"], tmp_path / "errors", processes=processes)) == [0] * processes
-    duration, rng = time.perf_counter() - began, random.Random(f"{model} {kills}")
-    for run in killed_until(kills, options, tmp_path, rng, duration, processes):
+    errors, began, kills, trial = tmp_path / "errors", time.perf_counter(), 0, 0
+    assert ended(start([*options, "--out", tmp_path / "whole"], errors, processes=processes)) == [0] * processes
+    duration, rng = time.perf_counter() - began, random.Random(f"{model} {processes}")
+    while kills < KILLS:
+        run, trial = tmp_path / f"cut-{trial}", trial + 1
+        while not is_finished(run, STEPS):
+            command = ["--resume", run] if checkpoint_path(run).exists() else [*options, "--out", run]
+            started = start(command, errors, processes=processes)
+            if kills < KILLS:
+                time.sleep(rng.uniform(0, duration / 2))
+                kills += killed(started)
+            else:
+                assert ended(started) == [0] * processes, errors.read_text()
         assert not differences(tmp_path / "whole", run)
-    assert processes > 1 or "Traceback" not in (tmp_path / "errors").read_text()
+    assert processes > 1 or "Traceback" not in errors.read_text()
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
