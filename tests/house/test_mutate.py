@@ -3,48 +3,40 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.tools.mutants import KINDS, changed, mutants_of, sample
-from tests.tools.mutate import EQUIVALENT, FILES, ROOT, digest_of, read_equivalent
+from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="faults are planted in forked processes: run it on Linux")
-CHANGES = {  # kind: (a line, with each of its faults of the kind)
-    "sign": ("y = a - -b", ["y = a + -b", "y = a - b"]),
-    "operator": ("y = a / b and not c", ["y = a * b and not c", "y = a / b or not c", "y = a / b and (c)"]),
-    "comparison": ("y = a <= b < c", ["y = a < b < c", "y = a <= b <= c"]),
-    "index": ("y = x[-1][a : b + 1]", ["y = x[-2][a : b + 1]", "y = x[-1][(a + 1) : b + 1]", "y = x[-1][a : (b + 1 + 1)]"]),
-    "dropped term": ("y = a + b * c", ["y = (a)", "y = (b * c)", "y = a + (b)", "y = a + (c)"]),
-    "axis": (
-        'y = x.sum((0, 2)) + f("ab->ab", x, dim=-1)',
-        [
+CHANGES = {  # a line: {kind: the line with each of its faults of the kind}
+    "y = a - -b": {"operators": ["y = a + -b", "y = a - b"], "dropped_terms": ["y = (a)"]},
+    "y = a / b and not c": {"operators": ["y = a * b and not c", "y = a / b or not c", "y = a / b and (c)"]},
+    "y = a <= b < c": {"operators": ["y = a < b < c", "y = a <= b <= c"]},
+    "y = x[-1][a : b + 1]": {
+        "indices": ["y = x[-2][a : b + 1]", "y = x[-1][(a + 1) : b + 1]", "y = x[-1][a : (b + 1 + 1)]"],
+    },
+    "y = a + b * c": {"dropped_terms": ["y = (a)", "y = (b * c)", "y = a + (b)", "y = a + (c)"]},
+    'y = x.sum((0, 2)) + f("ab->ab", x, dim=-1)': {
+        "axes": [
             'y = x.sum((1, 2)) + f("ab->ab", x, dim=-1)',
             'y = x.sum((0, 1)) + f("ab->ab", x, dim=-1)',
             'y = x.sum((0, 2)) + f("ab->ab", x, dim=-2)',
         ],
-    ),
-    "detach": ("y = x.a.detach() + x", ["y = x.a + x"]),
-    "constant": ("y = f(2, -0.5, True)", ["y = f(3, -0.5, True)", "y = f(2, (-1.0), True)", "y = f(2, -0.5, False)"]),
-    "removed line": (
-        "y = g(y); y += 1; y.append(z)",
-        [
-            "pass; y += 1; y.append(z)",
-            "y = g(y); pass; y.append(z)",
-            "y = g(y); y += 1; pass",
-        ],
-    ),
-    "function": (
-        "y = max(x.sum(), reversed(z))",
-        [
-            "y = min(x.sum(), reversed(z))",
-            "y = max(x.mean(), reversed(z))",
-            "y = max(x.sum(), (z))",
-        ],
-    ),
-    "arguments": ("y = f(a, b, c) @ d", ["y = (d) @ (f(a, b, c))", "y = f(b, a, c) @ d", "y = f(a, c, b) @ d"]),
-    "condition": ("y = a if b or c else d", ["y = a if (not (b or c)) else d"]),
+    },
+    'y = np.einsum("ab,bc->ac", a, b.T)': {
+        "axes": ['y = np.einsum("ab,bc->ca", a, b.T)', 'y = np.einsum("ab,bc->ac", a, b)'],
+    },
+    "y = x.a.detach() + x": {"detachments": ["y = x.a + x"]},
+    "y = f(2, -0.5, True)": {"constants": ["y = f(3, -0.5, True)", "y = f(2, (-1.0), True)", "y = f(2, -0.5, False)"]},
+    "y = g(y); y += 1; y.append(z)": {
+        "removed_lines": ["pass; y += 1; y.append(z)", "y = g(y); pass; y.append(z)", "y = g(y); y += 1; pass"],
+    },
+    "y = max(x.sum(), reversed(z))": {
+        "functions": ["y = min(x.sum(), reversed(z))", "y = max(x.mean(), reversed(z))", "y = max(x.sum(), (z))"],
+    },
+    "y = f(a, b, c) @ d": {"arguments": ["y = (d) @ (f(a, b, c))", "y = f(b, a, c) @ d", "y = f(a, c, b) @ d"]},
+    "y = a if b or c else d": {"conditions": ["y = a if (not (b or c)) else d"]},
 }
 SOURCE = '''"""Said only."""
 def distance(a: int, b: int = 1 + 1) -> int:
@@ -56,19 +48,21 @@ def distance(a: int, b: int = 1 + 1) -> int:
 def demonstrate():
     return 1 + 1
 '''
-TEST = """from sums import distance
+TEST = """import sys
+sys.path.insert(0, {folder!r})
+from sums import distance
 def test_it():
     assert distance(5, 2) == 3 == distance(2, 5)
 """
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_of_fault_changes_what_it_says(kind, tmp_path):
-    line, expected = CHANGES[kind]
+@pytest.mark.parametrize("line", CHANGES)
+def test_a_kind_of_fault_changes_what_it_says(line, tmp_path):
     (tmp_path / "lines.py").write_text(f"def f(x, y):\n    {line}\n")
-    found = [mutant for mutant in mutants_of(tmp_path, "lines.py") if mutant.kind == kind]
-    assert [mutant.after for mutant in found] == expected
+    found = mutants_of(tmp_path, "lines.py")
+    assert {kind: [mutant.after for mutant in found if mutant.kind == kind] for kind in CHANGES[line]} == CHANGES[line]
     assert all(changed(tmp_path, mutant) == f"def f(x, y):\n    {mutant.after}\n" for mutant in found)
+    assert {kind.__name__ for kind in KINDS} == set().union(*CHANGES.values())
 
 
 def test_a_fault_over_several_lines_keeps_the_lines_below_it(tmp_path):
@@ -97,47 +91,33 @@ def test_a_draw_takes_every_file_and_kind_in_turn():
     assert drawn == sample(found, len(groups), seed=0) != sample(found, len(groups), seed=1)
 
 
-def planted(folder: Path, *more: str) -> subprocess.CompletedProcess:
-    """All faults of SOURCE, before its one test."""
-    (folder / "sums.py").write_text(SOURCE)
-    (folder / "test_sums.py").write_text(f"import sys\nsys.path.insert(0, {str(folder)!r})\n{TEST}")
-    given = ["--all", "--files", str(folder / "sums.py"), "--tests", str(folder / "test_sums.py"), *more]
-    env = os.environ | {"PYTEST_ADDOPTS": f"-o cache_dir={folder / 'cache'}"}
-    command = [sys.executable, "-m", "tests.tools.mutate", *given]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+@pytest.mark.skipif(sys.platform != "linux", reason="faults are planted in forked processes: run it on Linux")
+def test_survivors_are_listed_unless_they_are_explained_and_without_a_fault_the_tests_must_pass(tmp_path):
+    def planted(*tests):
+        given = ["--all", "--files", str(tmp_path / "sums.py"), "--equivalent", str(tmp_path / "equivalent.txt"), "--tests"]
+        env = os.environ | {"PYTEST_ADDOPTS": f"-o cache_dir={tmp_path / 'cache'}"}
+        command = [sys.executable, "-m", "tests.tools.mutate", *given, *(str(tmp_path / test) for test in tests)]
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
-
-@linux
-def test_survivors_are_listed_unless_they_are_explained(tmp_path):
-    ended = planted(tmp_path, "--equivalent", str(tmp_path / "equivalent.txt"))
+    (tmp_path / "sums.py").write_text(SOURCE)
+    (tmp_path / "test_sums.py").write_text(TEST.format(folder=str(tmp_path)))
+    (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert False\n")
+    ended = planted("test_sums.py")
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    blocks = [block.splitlines() for block in ended.stdout.split(" survived\n")[1:]]
-    survivors = [(before, after) for before, after, *_ in blocks]
+    survivors = [block.splitlines()[:2] for block in ended.stdout.split(" survived\n")[1:]]
     same, wrong = "return a - b if a > b else b - a", "return a + b if a >= b else b - a"
-    assert f"+ {same}" in dict(survivors).values() and f"caught       {tmp_path / 'sums.py'}:6 sign: {wrong}" in ended.stdout
+    assert f"+ {same}" in dict(survivors).values() and f"caught       {tmp_path / 'sums.py'}:6 operators: {wrong}" in ended.stdout
     explained = [f"{tmp_path / 'sums.py'}\n{before}\n{after}\nThe two are equal.\n" for before, after in survivors]
     (tmp_path / "equivalent.txt").write_text("\n".join(explained))
-    ended = planted(tmp_path, "--equivalent", str(tmp_path / "equivalent.txt"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@linux
-def test_without_a_fault_the_tests_must_pass(tmp_path):
-    (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert False\n")
-    ended = planted(tmp_path, str(tmp_path / "test_wrong.py"))
+    ended = planted("test_sums.py")
+    assert ended.returncode == 0 and f"and {len(survivors)} that change nothing" in ended.stdout, ended.stdout + ended.stderr
+    ended = planted("test_sums.py", "test_wrong.py")
     assert ended.returncode == 2 and "test_wrong.py::test_it" in ended.stdout
 
 
-def test_what_a_test_reaches_is_kept_for_the_chosen_files_alone(tmp_path):
-    names = ["a.py", "b.py"]
-    for name in names:
-        (tmp_path / name).write_text(name)
-    paths = [tmp_path / name for name in names]
-    assert len({digest_of(paths, chosen) for chosen in ([], names, names[:1], names[1:])}) == 4
-    assert digest_of(paths, names) == digest_of(paths[::-1], names[::-1]) != digest_of(paths[:1], names)
-
-
-def test_every_explained_survivor_is_a_fault_that_can_be_planted():
-    found = {(m.file, m.before, m.after) for file in FILES for m in mutants_of(ROOT, file)}
+def test_what_it_names_is_there():
+    """Its files, its tests, and every explained survivor as a fault that can be planted."""
+    assert [name for name in (*FILES, *TESTS) if not (ROOT / name).exists()] == []
+    found = {(mutant.file, mutant.before, mutant.after) for file in FILES for mutant in mutants_of(ROOT, file)}
     explained = read_equivalent(EQUIVALENT)
     assert not explained.keys() - found and all(explained.values())

@@ -5,111 +5,27 @@ Not in docstrings, messages, annotations, defaults of arguments, decorators, cla
 
 import ast
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-OTHER_SIGN = {ast.Add: ("+", "-"), ast.Sub: ("-", "+")}
-OTHER_OPERATOR = {
-    ast.Mult: ("*", "/"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "//"),
-    ast.Pow: ("**", "*"),
-    ast.BitAnd: ("&", "|"),
-    ast.BitOr: ("|", "&"),
-    ast.And: ("and", "or"),
-    ast.Or: ("or", "and"),
-}
-OTHER_COMPARISON = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
-PAIRS = (
-    "max min",
-    "maximum minimum",
-    "amax amin",
-    "argmax argmin",
-    "floor ceil",
-    "any all",
-    "sin cos",
-    "sigmoid tanh",
-    "mean sum",
-    "ones zeros",
-    "ones_like zeros_like",
-    "new_ones new_zeros",
-    "triu tril",
-    "triu_ tril_",
-    "logical_and logical_or",
-)
-OTHER_FUNCTION = {a: b for pair in PAIRS for a, b in (pair.split(), reversed(pair.split()))}
-COMMUTATIVE = {
-    "add",
-    "getattr",
-    "isinstance",
-    "max",
-    "maximum",
-    "min",
-    "minimum",
-    "mul",
-    "promote_types",
-    "swapaxes",
-    "transpose",
-}
-TAKES_AXIS = {
-    "all",
-    "any",
-    "amax",
-    "amin",
-    "argmax",
-    "argmin",
-    "argsort",
-    "cat",
-    "concatenate",
-    "cumsum",
-    "expand_dims",
-    "flatten",
-    "flip",
-    "gather",
-    "index_copy_",
-    "index_select",
-    "log_softmax",
-    "max",
-    "mean",
-    "min",
-    "movedim",
-    "permute",
-    "put_along_axis",
-    "repeat",
-    "roll",
-    "scatter",
-    "scatter_add_",
-    "size",
-    "softmax",
-    "sort",
-    "split",
-    "squeeze",
-    "stack",
-    "sum",
-    "swapaxes",
-    "take_along_axis",
-    "transpose",
-    "unbind",
-    "unflatten",
-    "unfold",
-    "unsqueeze",
-}
-AXIS_NAMES = ("axis", "dim")
+# {operator: (as it is written, what is written instead)}
+OTHER = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*")}
+OTHER |= {ast.Mod: ("%", "//"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.And: ("and", "or")}
+OTHER |= {ast.Or: ("or", "and"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
+OTHER |= {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
+OTHER |= {ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
+PAIRS = """max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
+    ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
+OTHER_FUNCTION = {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
+COMMUTATIVE = {"add", "getattr", "isinstance", "max", "maximum", "min", "minimum", "mul"}
+COMMUTATIVE |= {"promote_types", "swapaxes", "transpose"}
+TAKES_AXIS = """all any amax amin argmax argmin argsort cat concatenate cumsum expand_dims flatten flip gather index_copy_
+    index_select log_softmax max mean min movedim permute put_along_axis repeat roll scatter scatter_add_ size softmax sort split
+    squeeze stack sum swapaxes take_along_axis transpose unbind unflatten unfold unsqueeze"""
 REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_lines", "score_record")
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
 
@@ -142,64 +58,56 @@ class Source:
         for line in data.splitlines(keepends=True):
             self.lines.append(self.lines[-1] + len(line))
 
-    def start(self, node: ast.AST) -> int:
-        return self.lines[node.lineno - 1] + node.col_offset
-
-    def stop(self, node: ast.AST) -> int:
-        return self.lines[node.end_lineno - 1] + node.end_col_offset
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        """Where a node begins and ends."""
+        return self.lines[node.lineno - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
 
     def text(self, node: ast.AST) -> str:
-        return self.data[self.start(node) : self.stop(node)].decode()
+        return self.data[slice(*self.span(node))].decode()
 
     def put(self, node: ast.AST, text: str) -> Edit:
         """The Edit that puts text in place of a node; the number of lines stays, so that functions keep their first lines."""
         lost = node.end_lineno - node.lineno - text.count("\n")
         text = f"{text[:-1]}{chr(10) * lost})" if text.endswith(")") else text + "\n" * lost
-        return Edit(self.start(node), self.stop(node), text)
+        return Edit(*self.span(node), text)
 
     def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Edit:
         """The Edit that replaces an operator between two nodes."""
-        at = self.data.index(old.encode(), self.stop(left), self.start(right))
+        at = self.data.index(old.encode(), self.span(left)[1], self.span(right)[0])
         return Edit(at, at + len(old), new)
 
 
-def signs(source, node):
-    if isinstance(node, ast.BinOp) and type(node.op) in OTHER_SIGN and not joins(node):
-        yield source.between(node.left, node.right, *OTHER_SIGN[type(node.op)])
-    if isinstance(node, ast.AugAssign) and type(node.op) in OTHER_SIGN:
-        yield source.between(node.target, node.value, *OTHER_SIGN[type(node.op)])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        yield source.put(node, source.text(node.operand))
-
-
 def operators(source, node):
-    if isinstance(node, ast.BinOp) and type(node.op) in OTHER_OPERATOR and not joins(node):
-        yield source.between(node.left, node.right, *OTHER_OPERATOR[type(node.op)])
-    if isinstance(node, ast.AugAssign) and type(node.op) in OTHER_OPERATOR:
-        yield source.between(node.target, node.value, *OTHER_OPERATOR[type(node.op)])
+    """Another operator, sign or comparison; no minus and no `not`."""
+    if isinstance(node, ast.BinOp) and type(node.op) in OTHER and not joins(node):
+        yield source.between(node.left, node.right, *OTHER[type(node.op)])
+    if isinstance(node, ast.AugAssign) and type(node.op) in OTHER:
+        yield source.between(node.target, node.value, *OTHER[type(node.op)])
     if isinstance(node, ast.BoolOp):
-        for left, right in pairwise(node.values):
-            yield source.between(left, right, *OTHER_OPERATOR[type(node.op)])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.Invert):
-        yield source.put(node, f"({source.text(node.operand)})")
-
-
-def comparisons(source, node):
+        yield from (source.between(left, right, *OTHER[type(node.op)]) for left, right in pairwise(node.values))
     if isinstance(node, ast.Compare):
-        for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
-            yield source.between(left, right, *OTHER_COMPARISON[type(op)])
+        for (left, right), op in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
+            yield source.between(left, right, *OTHER[type(op)])
+    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
+        operand = source.text(node.operand)
+        yield source.put(node, operand if isinstance(node.op, ast.USub) else f"({operand})")
 
 
 def indices(source, node):
     """Places in a row, and ends of ranges, off by one."""
+    yield from (off_by_one(source, place) for place in places_of(node))
+    if isinstance(node, ast.Call) and called(node) in ("range", "slice", "arange"):
+        yield from (off_by_one(source, end) for end in node.args[:2] if all(isinstance(a, SIMPLE) for a in node.args[:2]))
+
+
+def places_of(node):
+    """A subscript's places that are literals, and the ends of its slices."""
     if isinstance(node, ast.Subscript):
         for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
             if isinstance(part, ast.Slice):
-                yield from (off_by_one(source, end) for end in (part.lower, part.upper) if end is not None)
+                yield from (end for end in (part.lower, part.upper) if end is not None)
             elif number(part) is not None:
-                yield off_by_one(source, part)
-    if isinstance(node, ast.Call) and called(node) in ("range", "slice", "arange") and all(map(simple, node.args[:2])):
-        yield from (off_by_one(source, end) for end in node.args[:2])
+                yield part
 
 
 def dropped_terms(source, node):
@@ -227,8 +135,8 @@ def axes_of(node):
     """The nodes of a call's axes."""
     if not isinstance(node, ast.Call):
         return
-    given = [word.value for word in node.keywords if word.arg in AXIS_NAMES]
-    if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS:
+    given = [word.value for word in node.keywords if word.arg in ("axis", "dim")]
+    if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split():
         given += node.args
     for value in given:
         for part in value.elts if isinstance(value, ast.Tuple) else [value]:
@@ -244,10 +152,9 @@ def detachments(source, node):
 
 
 def constants(source, node):
-    value = number(node)
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield source.put(node, str(not node.value))
-    elif value is not None:
+    elif (value := number(node)) is not None:
         other = value + 1 if isinstance(value, int) else (value * 2 or 1.0)
         yield source.put(node, repr(other) if other >= 0 else f"({other!r})")
 
@@ -269,7 +176,7 @@ def functions(source, node):
     """A function in place of its counterpart; a sequence not reversed."""
     if isinstance(node, ast.Call) and called(node) in OTHER_FUNCTION:
         if isinstance(node.func, ast.Attribute):
-            stop = source.stop(node.func)
+            stop = source.span(node.func)[1]
             yield Edit(stop - len(node.func.attr), stop, OTHER_FUNCTION[node.func.attr])
         elif called(node) in ("max", "min", "any", "all"):
             yield source.put(node.func, OTHER_FUNCTION[called(node)])
@@ -294,20 +201,7 @@ def conditions(source, node):
     yield from (source.put(test, f"(not ({source.text(test)}))") for test in tests)
 
 
-KINDS = {
-    "sign": signs,
-    "operator": operators,
-    "comparison": comparisons,
-    "index": indices,
-    "dropped term": dropped_terms,
-    "axis": axes,
-    "detach": detachments,
-    "constant": constants,
-    "removed line": removed_lines,
-    "function": functions,
-    "arguments": arguments,
-    "condition": conditions,
-}
+KINDS = (operators, indices, dropped_terms, axes, detachments, constants, removed_lines, functions, arguments, conditions)
 
 
 def called(call):
@@ -317,36 +211,29 @@ def called(call):
 def joins(node):
     """Whether an operator joins or repeats sequences."""
     sequences = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
-    sides = (node.left, node.right)
-    return any(isinstance(side, sequences) or isinstance(getattr(side, "value", None), str) for side in sides)
+    return any(isinstance(side, sequences) or isinstance(getattr(side, "value", None), str) for side in (node.left, node.right))
 
 
 def number(node):
     """A literal's value, with its sign, or None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
         return -node.operand.value
-    plain = isinstance(node, ast.Constant) and type(node.value) in (int, float)
-    return node.value if plain else None
-
-
-def simple(node):
-    return isinstance(node, SIMPLE)
+    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
 
 
 def off_by_one(source, node):
-    value = number(node)
-    if value is not None:
+    if (value := number(node)) is not None:
         return source.put(node, str(value + 1 if value >= 0 else value - 1))
     text = source.text(node)
-    return source.put(node, f"({text if simple(node) else f'({text})'} + 1)")
+    return source.put(node, f"({text if isinstance(node, SIMPLE) else f'({text})'} + 1)")
 
 
 def swapped(source, left, right, form="{}"):
     """The Edit that swaps two nodes, each in form; nothing if they are the same text."""
     a, b = form.format(source.text(left)), form.format(source.text(right))
     if a != b:
-        middle = source.data[source.stop(left) : source.start(right)].decode()
-        yield Edit(source.start(left), source.stop(right), b + middle + a)
+        (start, end), (begin, stop) = source.span(left), source.span(right)
+        yield Edit(start, stop, b + source.data[end:begin].decode() + a)
 
 
 def planted_in(tree: ast.Module, skipped: range) -> Iterator[ast.AST]:
@@ -359,9 +246,8 @@ def planted_in(tree: ast.Module, skipped: range) -> Iterator[ast.AST]:
 
 def demonstration_of(data: bytes) -> range:
     """The lines of a reference's demonstration: from its heading to that of the next section."""
-    lines = data.splitlines()
-    first = next((i for i, line in enumerate(lines, 1) if line.startswith(b"# demonstration")), len(lines) + 1)
-    return range(first, next((i for i, line in enumerate(lines, 1) if i > first and line.startswith(b"# ---")), len(lines) + 1))
+    found = re.search(rb"(?ms)^# demonstration.*?(?=^# ---|\Z)", data)
+    return range(*(data.count(b"\n", 0, at) + 1 for at in found.span())) if found else range(0)
 
 
 def below(node, known=frozenset()):
@@ -374,7 +260,7 @@ def below(node, known=frozenset()):
                 yield from below(part)
         return
     yield node
-    skipped = [*axes_of(node), *literal_places(node)]
+    skipped = [*axes_of(node), *(place for place in places_of(node) if number(place) is not None)]
     if number(node) is not None:
         skipped += ast.iter_child_nodes(node)
     if isinstance(node, ast.AnnAssign):
@@ -386,14 +272,6 @@ def below(node, known=frozenset()):
     known |= {id(part) for part in skipped}
     for part in ast.iter_child_nodes(node):
         yield from below(part, known)
-
-
-def literal_places(node):
-    """The literals of a subscript's places and ends of slices."""
-    if isinstance(node, ast.Subscript):
-        places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        ends = [end for place in places if isinstance(place, ast.Slice) for end in (place.lower, place.upper)]
-        yield from (part for part in (*places, *ends) if number(part) is not None)
 
 
 def is_said(node):
@@ -408,20 +286,14 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     data = (root / file).read_bytes()
     source, found = Source(data), {}
     for node in planted_in(ast.parse(data), demonstration_of(data)):
-        for kind, make in KINDS.items():
+        for make in KINDS:
             for edit in make(source, node):
-                found.setdefault((edit.start, edit.stop, edit.text), described(source, file, kind, edit))
+                line, last = (data.count(b"\n", 0, end) + 1 for end in edit[:2])
+                head, tail = data[source.lines[line - 1] : edit.start].decode(), data[edit.stop : source.lines[last]].decode()
+                before, after = (head + middle + tail for middle in (data[edit.start : edit.stop].decode(), edit.text))
+                mutant = Mutant(file, line, make.__name__, " ".join(before.split()), " ".join(after.split()), edit)
+                found.setdefault(edit, mutant)
     return sorted(found.values(), key=lambda mutant: mutant.edit)
-
-
-def described(source, file, kind, edit):
-    """The Mutant of an Edit."""
-    line = source.data.count(b"\n", 0, edit.start) + 1
-    last = source.data.count(b"\n", 0, edit.stop) + 1
-    first, end = source.lines[line - 1], source.lines[last]
-    before = " ".join(source.data[first:end].decode().split())
-    after = " ".join((source.data[first : edit.start].decode() + edit.text + source.data[edit.stop : end].decode()).split())
-    return Mutant(file, line, kind, before, after, edit)
 
 
 def changed(root: Path, mutant: Mutant) -> str:

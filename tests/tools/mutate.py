@@ -1,31 +1,26 @@
 """python -m tests.tools.mutate: plants small faults in the maths, one at a time, and lists those that no test notices.
 
 A fault (mutants.py) is put into functions that are already imported, in a child process that is forked after pytest has
-collected the tests. So a fault costs only the tests that reach its function, the fastest first, until one fails. The kept tools
-do not fit: mutmut, cosmic-ray and poodle know no dropped terms, ends of slices, swapped arguments, removed lines or lost detach,
-and the last two start pytest, and import torch, anew for each fault.
+collected the tests. So a fault costs only the tests that reach its function, the fastest first, until one fails. mutmut,
+cosmic-ray and poodle know no dropped terms, swapped arguments or lost detach, and the last two import torch for each fault.
 
 Faults that change nothing stand with the reason in equivalent_mutants.txt: a file, the line before and after, the reason. They
-are not planted. Survivors make the exit code 1. What a test reaches is kept in pytest's cache until the program or its file
-changes. It needs Linux.
+are not planted. Survivors make the exit code 1. It needs Linux.
 """
 
 import argparse
 import ast
 import gc
-import hashlib
 import itertools
 import json
-import math
 import os
 import resource
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -33,53 +28,31 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.tools.mutants import KINDS, Mutant, changed, mutants_of, sample
+from tests.tools.mutants import Mutant, changed, mutants_of, sample
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
 FILES = (
     *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
-    *("reference/roberta.py", "accelerated/lab/systems/roberta.py"),
-    *("reference/rollout.py", "accelerated/protocol.py", "accelerated/replay.py"),
-    *(f"accelerated/attention/{name}.py" for name in ("content", "heads", "on_a_cpu", "relative_shift", "retrieval")),
-    *(f"accelerated/attention/{name}.py" for name in ("signed_distance", "sliding_window", "slots")),
-    "accelerated/adaptive.py",
+    *("reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"),
+    *(f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("accelerated/attention/[a-z]*.py")),
     *("accelerated/data/windows.py", "accelerated/evaluation/score.py", "accelerated/training/optimization.py"),
 )
 TESTS = (
-    *("tests/reference", "tests/attention", *(f"tests/test_{paper}.py" for paper in PAPERS)),
-    *(f"tests/test_{name}.py" for name in ("adaptive", "contract", "edges", "loss", "protocol", "reach")),
-    *(f"tests/test_{name}.py" for name in ("replay", "streams", "types")),
-    *(f"tests/data/test_{name}.py" for name in ("corpus", "lanes", "windows")),
-    *(f"tests/evaluation/test_{name}.py" for name in ("positions", "score")),
-    *(f"tests/lab/reports/test_{name}.py" for name in ("dynamic", "memories")),
-    *("tests/training/test_optimization.py", "tests/lab/systems/test_roberta.py"),
+    *("tests/reference", "tests/attention", *(str(path) for path in sorted(ROOT.glob("tests/test_*.py")))),
+    *("tests/data/test_lanes.py", "tests/data/test_windows.py", "tests/evaluation/test_positions.py"),
+    *("tests/evaluation/test_score.py", "tests/lab/reports", "tests/lab/systems/test_roberta.py"),
+    "tests/training/test_optimization.py",
 )
 EQUIVALENT = ROOT / "tests" / "tools" / "equivalent_mutants.txt"
 PATIENCE, LEAST = 8, 20.0  # a test may take 8 times its time and 20 s more
 MEMORY = 8 * 2**30  # bytes that a fault may add
-RECORD = "mutate/tests"  # in pytest's cache
 CHUNK = 40  # tests that one child runs to see what they reach
 
 
 def main() -> int:
     """Plant the faults that the command line asks for; return the exit code."""
-    options = parse()
-    found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
-    chosen = found if options.all else sample(found, options.count, options.seed)
-    if options.list:
-        print(*(f"{m.file}:{m.line} {m.kind}\n    - {m.before}\n    + {m.after}" for m in chosen), sep="\n")
-        return 0
-    print(f"{len(chosen)} of {len(found)} faults", flush=True)
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: jobs are the parallel work, and threads do not survive a fork
-    run = Run(chosen, options)
-    words = ["-o", "addopts=", "--import-mode=importlib", "-qq", "-s", "--no-header", "--no-summary", "-p", "no:randomly"]
-    words += [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
-    code = pytest.main([*words, *options.tests], plugins=[run])
-    return run.exit_code if run.exit_code is not None else int(code)
-
-
-def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m tests.tools.mutate", description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=400, help="faults, drawn in turn from every file and kind (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
@@ -87,10 +60,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
     parser.add_argument("--tests", nargs="+", default=[str(ROOT / test) for test in TESTS], metavar="TEST", help="tests to run")
     parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, metavar="FILE", help="survivors that change nothing")
-    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of tests for each fault (default all)")
-    parser.add_argument("--list", action="store_true", help="show the faults only")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
+    chosen, explained = found if options.all else sample(found, options.count, options.seed), read_equivalent(options.equivalent)
+    planted = [mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained]
+    print(f"{len(planted)} of {len(found)} faults, and {len(chosen) - len(planted)} that change nothing", flush=True)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: jobs are the parallel work, and threads do not survive a fork
+    run = Run(planted, options)
+    words = ["-o", "addopts=", "--import-mode=importlib", "-qq", "-s", "--no-header", "--no-summary", "-p", "no:randomly"]
+    words += [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
+    code = pytest.main([*words, *options.tests], plugins=[run])
+    return run.exit_code if run.exit_code is not None else int(code)
 
 
 class Run:
@@ -115,49 +96,31 @@ class Run:
         self.items = {f"{item.path}::{item.nodeid.partition('::')[2]}": item for item in session.items}
         self.functions = functions_of({str(ROOT / file) for file in self.options.files})
         gc.freeze()  # or a child's collector would touch, and so copy, all that the parent holds
-        record = self.record(session.config.cache)
-        failed = [name for name, test in record.items() if not test["passed"]]
-        if failed:
-            print("Without any fault these tests fail:", *failed, sep="\n  ")
-            self.exit_code = 2
-        else:
-            self.exit_code = self.plant(record)
-        return True
-
-    def record(self, cache):
-        """{test: its seconds, whether it passed, the functions that it reached}, all without a fault."""
-        helpers = (path for path in ROOT.glob("tests/helpers/*.py"))
-        program = [*map(ROOT.joinpath, self.options.files), *helpers, *ROOT.glob("accelerated/**/*.py")]
-        digests = {path: digest_of([*program, path], self.options.files) for path in {item.path for item in self.items.values()}}
-        own = {name: digests[item.path] for name, item in self.items.items()}
-        kept = cache.get(RECORD, {})  # of other tests too
-        record = {name: test for name, test in kept.items() if own.get(name) == test["digest"]}
-        names = [name for name in own if name not in record]
-        if names:
-            print(f"first {len(names)} tests without a fault", flush=True)
+        print(f"first {len(self.items)} tests without a fault", flush=True)
+        names, record = [*self.items], {}
         chunks = [names[at : at + CHUNK] for at in range(0, len(names), CHUNK)]
         for chunk, result, _ in forked(chunks, self.reached, self.options.jobs):
-            found = result or {name: {"passed": False} for name in chunk}
-            record |= {name: test | {"digest": own[name]} for name, test in found.items()}
-            cache.set(RECORD, kept | record)
-        return record
+            record |= result or {name: {"passed": False} for name in chunk}
+        if failed := [name for name, test in record.items() if not test["passed"]]:
+            print("Without any fault these tests fail:", *failed, sep="\n  ")
+        self.exit_code = 2 if failed else self.plant(record)
+        return True
 
     def reached(self, names):
-        """What each of the tests reaches, and whether it passes."""
+        """{test: its seconds, whether it passes, the functions that it reaches}."""
         found = {}
         for name, after in itertools.pairwise([*names, None]):
             codes, began = set(), time.process_time()
             sys.settrace(lambda frame, event, value, codes=codes: codes.add(frame.f_code))
             passed = passes(self.items[name], self.items.get(after))
             sys.settrace(None)
-            own = sorted({name_of(code) for code in codes} & self.functions.keys())
+            own = [*{name_of(code) for code in codes} & self.functions.keys()]
             found[name] = {"seconds": time.process_time() - began, "passed": passed, "functions": own}
         return found
 
     def plant(self, record):
         """Plant every fault; print how it ended; return the exit code."""
-        explained, ends, survivors, began = read_equivalent(self.options.equivalent), Counter(), [], time.monotonic()
-        unknown = [mutant for mutant in self.mutants if key_of(mutant) not in explained]
+        ends, survivors, began = Counter(), [], time.monotonic()
 
         def tried(mutant):
             try:
@@ -165,58 +128,20 @@ class Run:
             except (SyntaxError, ValueError) as error:  # of a function whose variables from outside are others
                 return f"unplanted ({error})"
             seconds = {name: t["seconds"] for name, t in record.items() if function is None or function in t["functions"]}
-            tests = within(in_turn(seconds), seconds, self.options.budget)
-            return "caught" if self.notice(tests, seconds) else f"survived ({len(tests)} of {len(seconds)} tests)"
+            for name, after in itertools.pairwise([*sorted(seconds, key=seconds.get), None]):
+                signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds[name] + LEAST)
+                if not passes(self.items[name], self.items.get(after)):
+                    return "caught"
+            return f"survived ({len(seconds)} tests)"
 
-        tries = itertools.chain(
-            ((mutant, "equivalent", None) for mutant in self.mutants if key_of(mutant) in explained),
-            forked(unknown, tried, self.options.jobs),
-        )
-        for mutant, result, how in tries:
+        for mutant, result, how in forked(self.mutants, tried, self.options.jobs):
             end = result or how
-            for row in (mutant.kind, mutant.file):
-                ends[row, end.partition(" ")[0]] += 1
+            ends[end.partition(" ")[0]] += 1
             print(f"{end:<12} {mutant.file}:{mutant.line} {mutant.kind}: {mutant.after}", flush=True)
-            if end.startswith("survived"):
-                survivors.append(mutant)
-        print(table(ends), f"{len(self.mutants)} faults in {time.monotonic() - began:.0f} s", sep="\n")
-        for mutant in survivors:
-            print(f"\n{mutant.file}:{mutant.line} {mutant.kind} survived\n- {mutant.before}\n+ {mutant.after}")
+            survivors += [mutant] if end.startswith("survived") else []
+        print(*(f"{count} {how}," for how, count in ends.most_common()), f"in {time.monotonic() - began:.0f} s")
+        print(*(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors), sep="\n")
         return 1 if survivors else 0
-
-    def notice(self, tests, seconds):
-        """Whether one of the tests fails."""
-        for name, after in itertools.pairwise([*tests, None]):
-            signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds[name] + LEAST)
-            if not passes(self.items[name], self.items.get(after)):
-                return True
-        return False
-
-
-def in_turn(seconds: dict[str, float]) -> list[str]:
-    """Tests, fast ones first; of one test function's many parameters the n-th waits as if it took n times as long."""
-    ranks, turns = Counter(), {}
-    for name in sorted(seconds, key=seconds.get):
-        function = name.partition("[")[0]
-        ranks[function] += 1
-        turns[name] = ranks[function] * seconds[name]
-    return sorted(turns, key=turns.get)
-
-
-def within(tests: list[str], seconds: dict[str, float], budget: float) -> list[str]:
-    """The first tests, as many as fit into the budget."""
-    sums = itertools.accumulate(seconds[name] for name in tests)
-    return [name for name, total in zip(tests, sums, strict=True) if total <= budget]
-
-
-def key_of(mutant: Mutant) -> tuple[str, str, str]:
-    return mutant.file, mutant.before, mutant.after
-
-
-def digest_of(paths: list[Path], chosen: Sequence[str]) -> str:
-    """Of the files' contents and the names of the chosen ones, because a test's record names their functions alone."""
-    parts = [*(path.read_bytes() for path in sorted(set(paths))), *(name.encode() for name in sorted(chosen))]
-    return hashlib.sha256(bytes(1).join(parts)).hexdigest()
 
 
 def passes(item: pytest.Item, after: pytest.Item | None) -> bool:
@@ -246,7 +171,7 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 
 def install(mutant: Mutant, functions: dict[str, list[FunctionType]]) -> str | None:
-    """Plant a fault in the functions; return the name of the changed function, None if it is a module's constant."""
+    """Plant a fault in the functions; return the changed one's name. None: it is a module's constant, changed wherever it is."""
     path, text = str(ROOT / mutant.file), changed(ROOT, mutant)
     name = None
     for code in codes_in(compile(text, path, "exec")):
@@ -254,54 +179,47 @@ def install(mutant: Mutant, functions: dict[str, list[FunctionType]]) -> str | N
             if function.__code__ != code:
                 function.__code__, name = code, name_of(code)
     if name is None:
-        set_constant(ast.parse(text), mutant.line, path)
+        node = next(node for node in ast.parse(text).body if node.lineno <= mutant.line <= node.end_lineno)
+        constant, modules = node.targets[0].id, [*sys.modules.values()]
+        own = next(vars(module) for module in modules if getattr(module, "__file__", None) == path)
+        value, old = eval(compile(ast.Expression(node.value), path, "eval"), own), own[constant]
+        for module in modules:
+            if getattr(module, "__dict__", {}).get(constant) is old:
+                setattr(module, constant, value)
     return name
 
 
-def set_constant(tree: ast.Module, line: int, path: str) -> None:
-    """Set a module's constant, and what other modules imported as it."""
-    node = next(node for node in tree.body if node.lineno <= line <= node.end_lineno)
-    own = next(vars(module) for module in [*sys.modules.values()] if getattr(module, "__file__", None) == path)
-    name = node.targets[0].id
-    value, old = eval(compile(ast.Expression(node.value), path, "eval"), own), own[name]
-    for module in [*sys.modules.values()]:
-        if getattr(module, "__dict__", {}).get(name) is old:
-            setattr(module, name, value)
-
-
-def forked(tasks: list, work: Callable, jobs: int) -> Iterator[tuple]:
+def forked(tasks: Iterator, work: Callable, jobs: int) -> Iterator[tuple]:
     """Run work(task) in a child process each, `jobs` at a time; yield (task, its result or None, how it ended)."""
-    waiting, running = [*tasks], {}
+    running, tasks = {}, iter(tasks)
     with tempfile.TemporaryDirectory() as folder:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                task, path = waiting.pop(0), os.path.join(folder, str(len(waiting)))
+        while True:
+            for task in itertools.islice(tasks, jobs - len(running)):
+                path = Path(folder) / str(time.monotonic_ns())
                 sys.stdout.flush()
                 child = os.fork()
                 if not child:
                     in_child(work, task, path)
                 running[child] = task, path
+            if not running:
+                return
             child, status = os.wait()
             task, path = running.pop(child)
-            result = json.loads(Path(path).read_text()) if status == 0 else None
-            late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-            yield task, result, "timeout" if late else "crashed"
+            how = "timeout" if status == signal.SIGPROF else "crashed"
+            yield task, json.loads(path.read_text()) if status == 0 else None, how
 
 
-def in_child(work: Callable, task: object, path: str) -> None:
+def in_child(work: Callable, task: object, path: Path) -> None:
     """Write work(task) to a file, and end; what it prints is lost."""
-    status, errors = 1, os.dup(2)
+    status = 1
     try:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
-            os.dup2(nowhere, stream)
-        Path(path).write_text(json.dumps(work(task)))
+            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+        path.write_text(json.dumps(work(task)))
         status = 0
-    except Exception:
-        os.write(errors, traceback.format_exc().encode())
     finally:
         os._exit(status)
 
@@ -311,16 +229,6 @@ def read_equivalent(path: Path) -> dict[tuple[str, str, str], str]:
     blocks = path.read_text().strip().split("\n\n") if path.exists() else []
     rows = [block.split("\n", 3) for block in blocks if block]
     return {(file, before[2:], after[2:]): why for file, before, after, why in rows}
-
-
-def table(ends: Counter) -> str:
-    """How many faults of each kind, and of each file, ended how."""
-    columns = ("caught", "timeout", "crashed", "equivalent", "survived", "unplanted")
-    lines = [f"{'':<40}" + "".join(f"{column:>12}" for column in columns)]
-    names = [*KINDS, *sorted({name for name, _ in ends} - KINDS.keys())]
-    lines += [f"{name:<40}" + "".join(f"{ends[name, column]:>12}" for column in columns) for name in names]
-    totals = "".join(f"{sum(ends[kind, column] for kind in KINDS):>12}" for column in columns)
-    return "\n".join([*lines, f"{'all':<40}{totals}"])
 
 
 if __name__ == "__main__":
