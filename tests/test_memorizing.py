@@ -12,27 +12,22 @@ from tests.helpers.variants import PAPERS
 PAPER = PAPERS["memorizing"]
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-
-
 def model_of(**changes):
     """(model with random weights in evaluation mode, its config)."""
     config = dataclasses.replace(PAPER.small, **changes)
-    return PAPER.model_with(PAPER.random_params(config, np.random.default_rng(0)), config).double().eval(), config
+    return PAPER.model_with(PAPER.random_params(config, np.random.default_rng(0)), config).eval(), config
 
 
 def read(model, tokens):
-    """The logits of a document (1, K N) and the state after it."""
+    """The logits of a document (1, K N)."""
     state, found = model.initial_state(1), []
     for segment in tokens.split(model.config.segment, 1):
         logits, state, _ = model(segment, state)
         found.append(logits)
-    return torch.cat(found, 1), state
+    return torch.cat(found, 1)
 
 
-@pytest.mark.parametrize("memory,last", [(0, 1), (4, 1), (8, 2), (20, 5)])
+@pytest.mark.parametrize("memory,last", [(0, 1), (4, 1), (20, 5)])
 def test_how_many_segments_later_a_token_still_counts(memory, last):
     """In one layer: one segment by the cache, M / N by the memory; after that to the bit nothing."""
     model, config = model_of(layers=1, memory_layer=1, memory=memory, retrieved=max(1, memory), segment=4)
@@ -41,7 +36,7 @@ def test_how_many_segments_later_a_token_still_counts(memory, last):
     changed = tokens.clone()
     changed[0, 3] = (changed[0, 3] + 1) % config.vocabulary
     with torch.no_grad():
-        difference = (read(model, tokens)[0] - read(model, changed)[0])[0].abs().amax(-1).view(9, 4).amax(-1)
+        difference = (read(model, tokens) - read(model, changed))[0].abs().amax(-1).view(9, 4).amax(-1)
     assert [bool(segment) for segment in difference] == [True] * (last + 1) + [False] * (8 - last)
 
 
