@@ -91,9 +91,7 @@ ANSWERS = st.lists(st.sampled_from(["red", "The", "a", "blue.", "yes", "no", "ho
 
 
 @given(ANSWERS, ANSWERS)
-def test_scores_are_consistent(found, answer):
-    assert f1(found, answer) == f1(answer, found)
-    assert 0 <= f1(found, answer) <= 1
+def test_f1_is_one_for_the_same_words_alone(found, answer):
+    assert 0 <= f1(found, answer) == f1(answer, found) <= 1
     same = sorted(normalised(found).split()) == sorted(normalised(answer).split())
     assert (f1(found, answer) == 1) == (same and normalised(found) != "")
-    assert exact_match(found, answer) == (normalised(found) == normalised(answer))
