@@ -213,8 +213,10 @@ class Lanes:
 
     def _next_document(self):
         """Index of the next document that has something to predict; None at the end of a single pass."""
-        while self.dealt < len(self.order) or self.seed is not None:
+        for _ in range(2 * len(self.order)):  # this pass or the next one has such a document
             if self.dealt == len(self.order):
+                if self.seed is None:
+                    break
                 self.passes, self.dealt = self.passes + 1, 0
                 self.order = self._shuffle(self.passes)
             self.dealt += 1
