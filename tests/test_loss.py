@@ -11,45 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluate, predictions, token_nats
-from tests.helpers.comparison import assert_agree, named
-from tests.helpers.rollouts import random_segments
+from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import back_propagated, gradients, setting
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 CHUNKS = {"a row": 1, "some rows": 50, "all rows but a few": 120}  # logits; a segment of 2 lanes has 132 to 264
 
 
-def segments_of(paper, name, rng):
-    """A rollout with a document start in its second segment, tasks if the model reads them, and unscored tokens."""
-    segments = []
-    for number, (tokens, targets, scored, *task) in enumerate(random_segments(paper, name, rng)):
-        rows = [torch.tensor(array) for array in (tokens, targets, scored)]
-        starts = torch.tensor([False, number == 1])
-        segments.append(Segment(*rows, starts, *(PAPERS[paper].to_torch(each) for each in task)))
-    return segments
-
-
-def setting(paper, name, dropout=0.3):
-    """(model in training mode, segments, state), all random."""
-    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
-    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    return model, segments_of(paper, name, rng), state
-
-
-def gradients(model):
-    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-
-
-def rows_of(method, model, segments, state):
-    """The loss, all gradients and the next state of one rollout."""
-    model.zero_grad()
-    torch.manual_seed(11)
-    loss, _, after = replay.BACKPROP[method](model, segments, state)
-    return {"loss": loss[None]} | gradients(model) | {n: row for n, row in named("state", after).items() if row.numel()}
-
-
-@pytest.fixture(params=[True, False], ids=["host", "device"], autouse=True)
+@pytest.fixture(params=[True, False], ids=["host", "device"])
 def on_host(request, monkeypatch):
     """Both ways of leaving out what is not scored: a CPU leaves out rows, a GPU ignores targets."""
     if not request.param:
@@ -57,36 +27,34 @@ def on_host(request, monkeypatch):
 
 
 @over(ONE_OF_EACH)
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, chunk, monkeypatch):
+def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatch):
     """With softmax written out on the logits of forward: the sum, and the gradient of every parameter."""
-    monkeypatch.setattr(replay, "CHUNK", CHUNKS[chunk])
     model, [segment, *_], state = setting(paper, name, dropout=0.0)
     logs = model(*replay.inputs_of(segment, state)).logits.log_softmax(-1)
     expected = -(logs.gather(-1, segment.targets[..., None])[..., 0] * segment.scored).sum()
     (3 * expected).backward()
     expected = {"nats": expected[None]} | gradients(model)
-    model.zero_grad()
-    nats = replay.summed_nats(
-        model.read(*replay.inputs_of(segment, state)).hidden, model.output_matrix(), replay.targets_of(segment)
-    )
-    (3 * nats).backward()
-    assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11)
+    for chunk, size in CHUNKS.items():
+        monkeypatch.setattr(replay, "CHUNK", size)
+        model.zero_grad()
+        hidden = model.read(*replay.inputs_of(segment, state)).hidden
+        nats = replay.summed_nats(hidden, model.output_matrix(), replay.targets_of(segment))
+        (3 * nats).backward()
+        assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11, chunk)
 
 
 @over(ONE_OF_EACH)
-@pytest.mark.parametrize("method", replay.BACKPROP)
-def test_rollouts_in_chunks_are_those_with_all_logits(paper, name, method, monkeypatch):
-    """With dropout, unscored tokens, tasks and a document start: loss, every gradient and the next state."""
+def test_rollouts_in_chunks_are_those_with_all_logits(paper, name, on_host, monkeypatch):
+    """By each method; with dropout, unscored tokens, tasks and a document start: loss, every gradient and the next state."""
     model, segments, state = setting(paper, name)
-    expected = rows_of("through_time", model, segments, state)
-    for chunk in CHUNKS.values():
+    expected = back_propagated("through_time", model, segments, state)
+    for method, chunk in zip(replay.BACKPROP, CHUNKS.values(), strict=True):
         monkeypatch.setattr(replay, "CHUNK", chunk)
-        assert_agree(expected, rows_of(method, model, segments, state), 1e-11, f"chunks of {chunk}")
+        assert_agree(expected, back_propagated(method, model, segments, state), 1e-11, f"{method}, chunks of {chunk}")
 
 
 @pytest.mark.parametrize("chunk", [20, 10_000])
-def test_without_scored_tokens_loss_and_gradients_are_zero(chunk, monkeypatch):
+def test_without_scored_tokens_loss_and_gradients_are_zero(chunk, on_host, monkeypatch):
     monkeypatch.setattr(replay, "CHUNK", chunk)
     hidden, matrix = torch.randn(2, 5, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
     nats = replay.summed_nats(hidden, matrix, torch.full((2, 5), replay.IGNORED))
@@ -95,10 +63,9 @@ def test_without_scored_tokens_loss_and_gradients_are_zero(chunk, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_chunks_agree_in_low_precision(dtype, monkeypatch):
+def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
     """The loss is float32; gradients keep the types of what they are of."""
     torch.set_default_dtype(torch.float32)
-    torch.manual_seed(3)
     start, weight, targets = torch.randn(4, 50, 32), torch.randn(300, 32) / 6, torch.randint(300, (4, 50))
     found = []
     for chunk in (10**6, 7 * 300 + 5):
@@ -126,7 +93,7 @@ def saved_bytes(rows, vocabulary):
     return sum(held.values())
 
 
-def test_several_chunks_keep_two_gradients_and_no_logits(monkeypatch):
+def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
     monkeypatch.setattr(replay, "CHUNK", 5000)
     for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
@@ -134,7 +101,7 @@ def test_several_chunks_keep_two_gradients_and_no_logits(monkeypatch):
 
 
 class LargestLogits(TorchDispatchMode):
-    """Notes the most numbers in any tensor whose last axis is the vocabulary."""
+    """Notes the most numbers in any tensor whose last axis is the vocabulary, except the transposed output matrix."""
 
     def __init__(self, vocabulary):
         super().__init__()
@@ -144,17 +111,14 @@ class LargestLogits(TorchDispatchMode):
         found = function(*args, **(kwargs or {}))
         for tensor in found if isinstance(found, tuple | list) else (found,):
             if isinstance(tensor, torch.Tensor) and tensor.dim() > 1 and tensor.shape[-1] == self.vocabulary:
-                if not tensor.is_contiguous():  # the transposed output matrix
-                    continue
-                self.most = max(self.most, tensor.numel())
+                self.most = max(self.most, tensor.numel() if tensor.is_contiguous() else 0)
         return found
 
 
-@over(ONE_OF_EACH)
-def test_no_more_logits_than_a_chunk_are_made(paper, name, monkeypatch):
+def test_no_more_logits_than_a_chunk_are_made(on_host, monkeypatch):
     """In training by each method, in validation and for the losses of single tokens."""
-    config = dataclasses.replace(variant(paper, name), vocabulary=257)
-    model, documents = PAPERS[paper].model(config), documents_of([40, 30])
+    config = dataclasses.replace(variant("compressive", "conv-bptt"), vocabulary=257)
+    model, documents = PAPERS["compressive"].model(config), documents_of([40, 30])
     tokens = torch.randint(257, (2, config.segment))
     segment = Segment(tokens, tokens, torch.ones_like(tokens, dtype=torch.bool), torch.ones(2, dtype=torch.bool))
     uses = [lambda way=way: way(model, [segment] * 2, model.initial_state(2)) for way in replay.BACKPROP.values()]
@@ -168,7 +132,7 @@ def test_no_more_logits_than_a_chunk_are_made(paper, name, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
-def test_predictions_are_those_of_the_logits(chunk, monkeypatch):
+def test_predictions_are_those_of_the_logits(chunk, on_host, monkeypatch):
     """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored."""
     monkeypatch.setattr(replay, "CHUNK", chunk)
     logits, targets, scored = torch.randn(2, 90, 3), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7

@@ -16,10 +16,9 @@ from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluating, predictions
 from accelerated.protocol import computing_in
 from accelerated.training import opening
-from accelerated.training.settings import preset_settings
 from tests.helpers.comparison import assert_agree
-from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, train
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.programs import TINY, train
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 
 @pytest.fixture(autouse=True)
@@ -199,27 +198,7 @@ def test_a_gate_keeps_its_share_in_float32(kind):
     assert_agree({"states": carry.double() * torch.tensor(8.0, dtype=torch.float64).sigmoid()}, {"states": kept.double()}, 1e-6)
 
 
-@over(EVERY_VARIANT)
-@torch.no_grad()
-def test_a_states_types_are_those_of_the_initial_state(paper, name):
-    """After `read`, `advance` and a segment of steps, so that lanes that start are written into it and no graph is made again."""
-    config = variant(paper, name)
-    model, tokens = PAPERS[paper].model(config).eval(), torch.zeros(2, 2 * config.segment, dtype=torch.long)
-    with computing_in(model, torch.bfloat16):
-        state = stream = model.initial_state(2)
-        for token in tokens.unbind(1):
-            _, stream = model.step(token, stream)
-        segment = tokens[:, : config.segment]
-        found = [state, model.read(segment, state).state, model.advance(segment, state), stream.state]
-    exact = {"block_recurrent": {"states"}, "memformer": {"memory"}}.get(paper, set())
-    for after in found:
-        for field, value in after._asdict().items():
-            if value.is_floating_point():
-                assert value.dtype == (torch.float32 if field in exact else torch.bfloat16), field
-
-
-@pytest.mark.parametrize("options", [TINY, COMPRESSIVE, WINDOWED], ids=["tiny", "compressive", "windowed"])
-def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch, options):
+def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_path, monkeypatch):
     """A new run and a resumed one: rows of float32 would make the first segment compute in float32."""
     opened, build = [], opening.build
 
@@ -229,38 +208,29 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
         return run
 
     monkeypatch.setattr(opening, "build", building)
-    train(*options, "--data", text, "--dtype", "bfloat16", "--steps", 1, "--out", tmp_path / "run")
+    train(*TINY, "--data", text, "--dtype", "bfloat16", "--steps", 1, "--out", tmp_path / "run")
     train("--resume", tmp_path / "run", "--steps", 2)
     kinds = [[field.dtype for field in state] for run, first in opened for state in (first, run.state)]
     assert len(kinds) == 4 and kinds == kinds[:1] * 4 and torch.bfloat16 in kinds[0]
 
 
-# relative distance of any field; the comment is the largest measured
-DRIFT = {
-    "block_recurrent": 1.5e-2,  # 7e-3
-    "compressive": 1e-2,  # 5e-3
-    "memformer": 1.5e-2,  # 7e-3
-    "pretrained_recurrence": 1e-2,  # 4e-3
-}
-
-
-@pytest.mark.parametrize("paper", DRIFT)
+@pytest.mark.parametrize("paper,closed", [("block_recurrent", "bias_g"), ("memformer", "retention")])
 @torch.no_grad()
-def test_over_1000_segments_the_state_stays_near_that_of_float32(paper):
-    """Of preset tiny, in 2 lanes, whose gates keep nearly all of a state or slot. A segment is one block of Block-Recurrent."""
-    config = dataclasses.replace(preset_settings(paper, "tiny").model_config, segment=16)
+def test_over_100_segments_the_state_stays_near_that_of_float32(paper, closed):
+    """Of gates that keep nearly all of a state or slot. In bfloat16 it would not move at all."""
+    config = dataclasses.replace(PAPERS[paper].small, segment=4)
     model, rng = PAPERS[paper].model(config).eval(), np.random.default_rng(0)
-    text = torch.tensor(rng.integers(config.vocabulary, size=(1000, 2, config.segment)))
+    text = torch.tensor(rng.integers(config.vocabulary, size=(100, 2, config.segment)))
     for name, parameter in model.named_parameters():
-        if name.endswith(("bias_g", "retention")):
-            parameter.fill_(8.0 if paper == "block_recurrent" else 10.0)
-    states = {}
+        if name.endswith(closed):
+            parameter.fill_(8.0)
+    moved = {}
     for dtype in (torch.float32, torch.bfloat16):
         with computing_in(model, dtype):
-            state = model.initial_state(2)
+            first = state = model.initial_state(2)
             for tokens in text:
                 state = model.advance(tokens, state)
-            states[dtype] = {name: field.double() for name, field in state._asdict().items() if field.is_floating_point()}
-    exact, rough = states.values()
-    for name in exact:
-        assert (rough[name] - exact[name]).norm() <= DRIFT[paper] * exact[name].norm(), name
+            [field] = (field for field in state._fields if field in ("states", "memory"))
+            moved[dtype] = getattr(state, field).double() - getattr(first, field).double()
+    exact, rough = moved.values()
+    assert (rough - exact).norm() <= 0.02 * exact.norm()  # the most measured is 0.004

@@ -2,19 +2,17 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from accelerated import protocol, replay
 from accelerated.evaluation import generation
-from accelerated.protocol import computing_in, state_from
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
-from tests.helpers.rollouts import random_segments, torch_segments
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, saved, train
+from tests.helpers.rollouts import back_propagated, setting
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
 CASES = [
@@ -28,17 +26,6 @@ CASES = [
     ("pretrained_recurrence", "plain"),
     ("pretrained_recurrence", "at-every-layer"),
 ]
-SCRIPTS = [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED]
-cases = pytest.mark.parametrize("paper,name", CASES, ids=[" ".join(case) for case in CASES])
-
-
-def setting(paper, name, dropout=0.3, **changes):
-    """(model in training mode, segments with a document start in the middle and tasks, a random state) of two lanes."""
-    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=dropout, **changes)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
-    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), random_segments(paper, name, rng)
-    starts = [np.array([False, number == 1]) for number in range(len(segments))]
-    return model, torch_segments(paper, segments, starts), state
 
 
 def recomputed(model):
@@ -46,53 +33,34 @@ def recomputed(model):
     return TrainedModel(model, TrainingConfig(checkpoint_layers=True))
 
 
-def rows_of(method, model, segments, state, trained=None, dtype=torch.float64):
-    """The loss, every parameter's gradient and the next state, in dtype; with the global generator where it then stands."""
-    model.zero_grad()
-    torch.manual_seed(11)
-    with computing_in(model, dtype):
-        loss, _, after = replay.BACKPROP[method](trained or model, segments, state)
-    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    rows = {"loss": loss[None], "random": torch.rand(1)} | grads | named("state", after)
-    return {name: row for name, row in rows.items() if row.numel()}
-
-
-@cases
-@pytest.mark.parametrize("method", replay.BACKPROP)
-def test_the_gradients_are_the_same_with_dropout(paper, name, method):
+@over(CASES)
+def test_the_gradients_are_the_same_with_dropout(paper, name):
+    """By each method; the global generator then stands where it stood."""
     model, *given = setting(paper, name)
-    expected = rows_of(method, model, *given)
-    assert_agree(expected, rows_of(method, model, *given, recomputed(model)), TOLERANCE)
+    expected = {method: (back_propagated(method, model, *given), torch.get_rng_state()) for method in replay.BACKPROP}
+    trained = recomputed(model)
+    for method, (rows, random) in expected.items():
+        assert_agree(rows, back_propagated(method, model, *given, trained=trained), TOLERANCE, method)
+        assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+@over(ONE_OF_EACH)
 def test_they_are_the_same_in_bfloat16(paper, name):
     """The layer that is computed again has the same copies of the parameters."""
     torch.set_default_dtype(torch.float32)
-    model, segments, state = setting(paper, name)
-    model, found = model.float(), []
-    with computing_in(model, torch.bfloat16):
-        state = state_from(model.initial_state(2), state)  # in its fields' own types
-    for trained in (lambda: model, lambda: recomputed(model)):
-        found.append(rows_of("through_time", model, segments, state, trained(), torch.bfloat16))
-    assert_agree(*found, TOLERANCE)
+    model, *given = setting(paper, name)
+    model = model.float()
+    expected = back_propagated("through_time", model, *given, torch.bfloat16)
+    assert_agree(expected, back_propagated("through_time", model, *given, torch.bfloat16, recomputed(model)), TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "paper,name,changes",
-    [
-        ("block_recurrent", "fixed-skip", {"layers": 1, "recurrent_layers": (1,)}),
-        ("memformer", "decoder-only", {"decoder_layers": 1}),
-    ],
-)
-def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout(paper, name, changes):
+def test_a_compiled_read_computes_its_layers_again_with_the_same_dropout():
     """As --compile has it, without its code generator. Of one layer: each takes seconds to compile."""
-    model, *given = setting(paper, name, **changes)
-    expected = rows_of("through_time", model, *given)
+    model, *given = setting("memformer", "decoder-only", decoder_layers=1)
+    expected = back_propagated("through_time", model, *given)
     trained = recomputed(model)
     trained.read = torch.compile(trained.read, backend="aot_eager", fullgraph=True, dynamic=False)
-    assert_agree(expected, rows_of("through_time", model, *given, trained), TOLERANCE)
+    assert_agree(expected, back_propagated("through_time", model, *given, trained=trained), TOLERANCE)
 
 
 def saved_bytes(model, segment, state):
@@ -114,7 +82,7 @@ def saved_bytes(model, segment, state):
     return sum(size for storage, size in storages.items() if storage not in weights), [calls.count(norm) for norm in norms]
 
 
-@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
+@over(ONE_OF_EACH)
 def test_only_the_layers_inputs_are_kept(paper, name):
     """At sizes at which the layers' own activations dominate."""
     config = dataclasses.replace(variant(paper, name), feed_forward=512, width=32 if paper != "memformer" else 40, dropout=0.1)
@@ -130,11 +98,10 @@ def test_only_the_layers_inputs_are_kept(paper, name):
     assert twice == [2 * count for count in once]
 
 
-@pytest.mark.parametrize("paper,name", ONE_OF_EACH)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypatch):
+def test_random_states_are_kept_only_for_dropout(dropout, monkeypatch):
     """To read a GPU's generator for each layer takes time."""
-    model, [segment, *_], state = setting(paper, name, dropout)
+    model, [segment, *_], state = setting("memformer", "decoder-only", dropout)
     asked, ask = [], torch.get_rng_state
     trained = recomputed(model)
     monkeypatch.setattr(torch, "get_rng_state", lambda: asked.append(model) or ask())
@@ -142,7 +109,7 @@ def test_random_states_are_kept_only_for_dropout(paper, name, dropout, monkeypat
     assert bool(asked) == (dropout > 0)
 
 
-@cases
+@over(ONE_OF_EACH)
 def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     """Evaluation and generation give the same, and checkpointing never begins."""
     model, [segment, *_], state = setting(paper, name)
@@ -162,11 +129,10 @@ def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("model", SCRIPTS, ids=["tiny", "compressive", "memformer", "memorizing", "windowed"])
+@pytest.mark.parametrize("model", [COMPRESSIVE, MEMFORMER], ids=["compressive", "memformer"])
 def test_a_run_takes_the_option_up_when_it_is_resumed(text, tmp_path, monkeypatch, model):
     """In groups of lanes; the parameters are those of a run without it."""
     options = [*model, "--data", text, "--dtype", "float64", "--dropout", 0.2, "--accumulate", 3, "--schedule", "constant"]
-    options += ["--sample", 0, "--validation-segments", 1]
     checkpointed, checkpoint = [], protocol.checkpoint
     monkeypatch.setattr(protocol, "checkpoint", lambda *given, **how: checkpointed.append(given) or checkpoint(*given, **how))
     train(*options, "--steps", 4, "--out", tmp_path / "plain")

@@ -2,28 +2,30 @@
 
 import dataclasses
 import itertools
+import shutil
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from accelerated import replay
+from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluating
 from accelerated.program.errors import InputError
-from accelerated.protocol import computing_in, detach
+from accelerated.protocol import Model, Reading, computing_in, detach
 from accelerated.training import opening, process
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY, train
-from tests.helpers.rollouts import random_segments, rows_of_state, torch_segments
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
+from tests.helpers.rollouts import back_propagated, both_sides, random_segments, rows_of_state, torch_segments
+from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
 METHODS = ("through_time", "memory_replay")
 CASES = list(zip([*ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback")], itertools.cycle(METHODS), strict=False))
-ONE_OF_A_PAPER = {case[0]: (case, method) for case, method in CASES[:-1]}.values()
-TYPED = [(*each, torch.float64) for each in CASES] + [(*each, torch.bfloat16) for each in ONE_OF_A_PAPER]
+TYPED = [(*each, torch.float64) for each in CASES] + [(*CASES[1], torch.bfloat16), (*CASES[2], torch.bfloat16)]
 
 
 @pytest.fixture
@@ -157,3 +159,51 @@ def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
     replay.memory_replay(model, segments, model.initial_state(2))
     own = {field.grad.data_ptr() for leaf in leaves for field in leaf if field.grad is not None and field.numel()}
     assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
+
+
+@over(MORE_KINDS)
+def test_a_token_compiles_to_one_graph_for_all_positions(paper, name, graphs):
+    """Without a break, and no second time in three segments; the logits are those of `step`."""
+    config, rng, _, _, model, state = both_sides(paper, name)
+    read_token = torch.compile(model.read_token, fullgraph=True, dynamic=False, mode=None)
+    with torch.no_grad():
+        stream = plain = model.stream(state)
+        for token in torch.tensor(rng.integers(config.vocabulary, size=(3 * model.tokens_of_stream, 2))):
+            found = read_token(token, torch.tensor([stream.read]), stream.rows)
+            logits, plain = model.step(token, plain)
+            assert_agree({"logits": logits}, {"logits": found}, 1e-12)
+            stream = model.next_stream(stream)
+    assert len(graphs) == 1
+
+
+class Total(NamedTuple):
+    rows: torch.Tensor  # (B, D)
+
+
+class Dropping(Model):
+    """The least model of the protocol whose memory drops out."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Parameter(torch.randn(5, 3))
+
+    def initial_state(self, batch):
+        return Total(torch.zeros(batch, 3))
+
+    def read(self, tokens, state):
+        kept = torch.nn.functional.dropout(state.rows + self.embedding[tokens].sum(1), 0.5, self.training)
+        return Reading(kept[:, None].expand(-1, tokens.shape[1], -1), Total(kept), {})
+
+    def advance(self, tokens, state):
+        return self.read(tokens, state).state
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler on a CPU")
+def test_both_compiled_passes_drop_out_what_uncompiled_ones_do():
+    """By torch's code generator. Otherwise memory replay would not recompute the states that it stored."""
+    torch._dynamo.reset()
+    model, tokens = Dropping().train(), torch.randint(5, (3, 2, 4))
+    segments = [Segment(each, each, each >= 0, torch.zeros(2, dtype=torch.bool)) for each in tokens]
+    expected = back_propagated("memory_replay", model, segments, model.initial_state(2))
+    trained = TrainedModel(model, TrainingConfig(compile="inductor", backprop="memory_replay"))
+    assert_agree(expected, back_propagated("memory_replay", model, segments, model.initial_state(2), trained=trained), 1e-11)

@@ -1,18 +1,16 @@
 """A training step asks its device for no number: on a GPU the answer would wait for all work before it."""
 
-import dataclasses
-
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import train as training_script
 from accelerated import replay
 from accelerated.training import optimization
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, train
-from tests.helpers.rollouts import random_segments, torch_segments
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, train
+from tests.helpers.rollouts import both_sides, setting
+from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, over
 
 aten = torch.ops.aten
 QUESTIONS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.is_nonzero, aten._unique2}
@@ -25,7 +23,6 @@ CASES = [
     ("block_recurrent", "lstm-dual-feedback"),
     ("pretrained_recurrence", "plain"),
 ]
-SCRIPTS = {"tiny": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING, "windowed": WINDOWED}
 
 
 class NoQuestions(TorchDispatchMode):
@@ -59,40 +56,43 @@ def test_questions_are_refused(ask):
         ask(torch.randn(4))
 
 
-def setting(paper, name):
-    """(model in training mode with dropout, segments, state): a document starts in the middle, a lane ends in padding."""
-    rng, config = np.random.default_rng(5), dataclasses.replace(variant(paper, name), dropout=0.3)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).train()
-    state, segments = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2)), random_segments(paper, name, rng)
-    for _, _, scored, *_ in segments:
-        scored[1, len(scored[1]) // 2 :] = False
-    starts = [np.array([False, number == 1]) for number in range(len(segments))]
-    return model, torch_segments(paper, segments, starts), state
-
-
-STEPS = [(*case, method, "cpu", chunk) for case in CASES for method in replay.BACKPROP for chunk in (replay.CHUNK, 50)]
-# meta operations are slow: of every model the method that calls all of it, and all methods of one
-STEPS += [(*case, "memory_replay", "meta", 50) for case in CASES]
-STEPS += [(*CASES[1], method, "meta", 50) for method in replay.BACKPROP if method != "memory_replay"]
-
-
-@pytest.mark.parametrize("paper,name,method,device,chunk", STEPS)
-def test_a_step_asks_nothing(paper, name, method, device, chunk, monkeypatch):
-    """Forward and backward, in lanes of two groups, and clipping. A meta tensor has no numbers that could be asked for."""
-    monkeypatch.setattr(replay, "CHUNK", chunk)
+@over(CASES)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_step_asks_nothing(paper, name, device, monkeypatch):
+    """Forward and backward by each method, and clipping; a lane ends in padding. A meta tensor has no numbers to be asked for."""
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
     model, segments, state = setting(paper, name)
+    for segment in segments:
+        segment.scored[1, len(segment.scored[1]) // 2 :] = False
     model, segments = model.to(device), [segment.to(torch.device(device)) for segment in segments]
     state = type(state)(*(field.to(device) for field in state))
     segments = [segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]]
-    with NoQuestions():
-        loss, _, _ = replay.BACKPROP[method](model, segments, state)
-        norm = optimization.average_and_clip(model, 2, 1.0)
-    assert loss.device.type == norm.device.type == device and loss.shape == norm.shape == ()
-    assert any(p.grad is not None for p in model.parameters())
+    # meta operations are slow: of most models only by the method that calls all of it
+    methods = ["memory_replay"] if device == "meta" and (paper, name) != CASES[1] else [*replay.BACKPROP, "memory_replay"]
+    for method, chunk in zip(methods, [50, 50, replay.CHUNK, 50], strict=False):
+        monkeypatch.setattr(replay, "CHUNK", chunk)
+        model.zero_grad()
+        with NoQuestions():
+            loss, _, _ = replay.BACKPROP[method](model, segments, state)
+            norm = optimization.average_and_clip(model, 2, 1.0)
+        assert loss.device.type == norm.device.type == device and loss.shape == norm.shape == ()
+        assert any(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.parametrize("model", SCRIPTS.values(), ids=SCRIPTS)
+@over(MORE_KINDS)
+def test_a_token_asks_nothing(paper, name):
+    """Over two segments, on a CPU and on the meta device."""
+    *_, model, state = both_sides(paper, name)
+    for device in ("cpu", "meta"):
+        model, stream = model.to(device), type(state)(*(field.to(device) for field in state))
+        token = torch.zeros(2, dtype=torch.long, device=device)
+        with NoQuestions():
+            for _ in range(2 * model.tokens_of_stream):
+                logits, stream = model.step(token, stream)
+        assert {each.device.type for each in (logits, *tree_leaves(stream.rows))} == {device}
+
+
+@pytest.mark.parametrize("model", [COMPRESSIVE, MEMFORMER], ids=["compressive", "memformer"])
 def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypatch, model):
     """Two updates of two gathered iterations, in groups of lanes."""
     calls = []

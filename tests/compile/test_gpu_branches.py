@@ -3,6 +3,9 @@
 Exempt are the host's parts: a model's constants, which are made before it is moved, and NumPy.
 """
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,7 +16,11 @@ import train as training_script
 from accelerated import replay
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.evaluation.options import REPORTS
+from accelerated.protocol import computing_in
+from tests.helpers.comparison import TOLERANCE, assert_agree, named
 from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, train
+from tests.helpers.rollouts import filled
+from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
 SCRIPTS = {
     "block_recurrent": TINY,
@@ -91,38 +98,20 @@ def without_doubles(monkeypatch):
 
 
 def options_of(model, text, run):
-    return [
-        *SCRIPTS[model],
-        "--data",
-        text,
-        "--steps",
-        2,
-        "--horizon",
-        2,
-        "--dropout",
-        0.2,
-        "--validation-segments",
-        2,
-        "--sample",
-        12,
-        "--out",
-        run,
-    ]
+    options = ["--steps", 2, "--horizon", 2, "--dropout", 0.2, "--validation-segments", 2, "--sample", 12]
+    return [*SCRIPTS[model], "--data", text, *options, "--out", run]
 
 
-@pytest.mark.parametrize("model", SCRIPTS)
-@pytest.mark.parametrize(
-    "method,others",
-    [
-        ("through_time", ["--optimizer", "adamw", "--clip", 0.1, "--checkpoint-layers"]),
-        ("checkpointed", ["--optimizer", "adafactor", "--accumulate", 3, "--update-every", 2]),
-        ("memory_replay", ["--optimizer", "adam", "--dtype", "bfloat16"]),
-    ],
-)
-def test_training_validation_and_sampling_make_no_doubles(text, tmp_path, model, method, others, without_doubles):
+THROUGH_TIME = ["--backprop", "through_time", "--optimizer", "adamw", "--clip", 0.1, "--checkpoint-layers"]
+CHECKPOINTED = ["--backprop", "checkpointed", "--optimizer", "adafactor", "--accumulate", 3, "--update-every", 2]
+REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
+
+
+@pytest.mark.parametrize("model,how", zip(SCRIPTS, [REPLAY, THROUGH_TIME, REPLAY, CHECKPOINTED, THROUGH_TIME], strict=True))
+def test_training_validation_and_sampling_make_no_doubles(text, tmp_path, model, how, without_doubles):
     """Of what train.py does after the run has been built, all."""
     calls = without_doubles(training_script, "train", "report", "sample")
-    train(*options_of(model, text, tmp_path / "run"), "--backprop", method, *others)
+    train(*options_of(model, text, tmp_path / "run"), *how)
     assert calls == ["train", "report", "sample"]
 
 
@@ -151,3 +140,26 @@ def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_dou
         written = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
         evaluate(name, tmp_path / "run", *written.get(name, OPTIONS_OF.get(name, [])))
         assert report.function in watched, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@over(EVERY_VARIANT)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_gpu_gives_what_the_cpu_gives(paper, name, kind):
+    """Logits, states, losses and gradients, and `step`; bfloat16 is compared with float32 on the CPU."""
+    torch.set_default_dtype(torch.float32)
+    config, rows = dataclasses.replace(variant(paper, name), dropout=0.0), {}
+    tokens = torch.tensor(np.random.default_rng(5).integers(config.vocabulary, size=(2, config.segment)))
+    for device in ("cpu", "cuda"):
+        model = PAPERS[paper].model(config, seed=9).to(device)
+        with computing_in(model, kind if device == "cuda" else torch.float32):
+            state = model.advance(tokens.to(device), model.initial_state(2))
+            output = model(tokens.to(device), state)
+            objective = output.logits.float().square().sum() + sum(output.auxiliary.values())
+            _, stream = model.step(tokens[:, 0].to(device), output.state)
+            found = {"logits": output.logits, "step": model.step(tokens[:, -1].to(device), stream)[0]}
+        objective.backward()
+        found |= {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found |= {name: loss[None] for name, loss in output.auxiliary.items()}
+        rows[device] = filled(found | named("state", output.state))
+    assert_agree(rows["cpu"], rows["cuda"], TOLERANCE["cuda", kind], name)

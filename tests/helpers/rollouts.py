@@ -1,20 +1,31 @@
 """A rollout (consecutive segments) by a reference and by its accelerated model: everything that must agree, by name.
 
-Segments are (tokens, targets, scored) arrays (lanes, n), with a reference's Task if the segment has one. The objective is that
-of reference/rollout.py.
+Segments are (tokens, targets, scored) arrays (lanes, n), with a reference's Task if the segment has one. `starts` says for each
+segment in which lanes (lanes,) a document starts. The objective is that of reference/rollout.py.
 """
+
+import dataclasses
 
 import numpy as np
 import torch
 
 from accelerated import replay
 from accelerated.data.lanes import Segment
-from accelerated.protocol import computing_in, replace_lanes, require_gradient
+from accelerated.protocol import computing_in, replace_lanes, require_gradient, state_from
 from reference import rollout
 from tests.helpers.comparison import LADDER, as_array, assert_agree, named
 from tests.helpers.variants import PAPERS, random_task
 
 RATE, MOMENTUM = 1e-3, 0.9  # of gradient descent on both sides
+
+# What is read
+
+
+def both_sides(paper, name, lanes=2, seed=5, **changes):
+    """(config, rng, params, state of arrays, the model, its state) of a changed variant, with random weights in mid-document."""
+    config, rng = dataclasses.replace(PAPERS[paper].variant(name), **{"dropout": 0.0} | changes), np.random.default_rng(seed)
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, lanes)
+    return config, rng, params, state, PAPERS[paper].model_with(params, config), PAPERS[paper].to_torch(state)
 
 
 def random_segments(paper, name, rng):
@@ -31,8 +42,37 @@ def random_segments(paper, name, rng):
     return segments
 
 
+def random_rows(config, rng, lanes=2, count=3):
+    """`count` segments with every prediction scored and no task."""
+    return [
+        (*rng.integers(config.vocabulary, size=(2, lanes, config.segment)), np.ones((lanes, config.segment), bool))
+        for _ in range(count)
+    ]
+
+
+def memformer_segments(config, rng, horizon, lanes=3):
+    """A rollout for Memformer's reference, with document starts inside and, if the model reads tasks, some tasks."""
+    segments = []
+    for _ in range(horizon):
+        tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))
+        scored, starts = rng.random((lanes, config.segment)) < 0.7, rng.random(lanes) < 0.3
+        task = random_task(config, rng, rng.integers(3, size=lanes)) if config.encoder_layers and rng.random() < 0.6 else None
+        segments.append(PAPERS["memformer"].reference.Segment(tokens, targets, scored, starts, task))
+    return segments
+
+
+def starting(*numbers, count=3, lanes=2):
+    """The starts of `count` segments: in all lanes of the numbered ones."""
+    return [np.full(lanes, number in numbers) for number in range(count)]
+
+
+def in_lane_1(segments, start=1):
+    """The starts of segments of two lanes: lane 1 starts a document at one of them."""
+    return [np.array([False, number == start]) for number in range(len(segments))]
+
+
 def torch_segments(paper, segments, starts):
-    """[Segment] of segments in arrays; starts (2,) of each are true in lanes where a document starts."""
+    """[Segment] of segments in arrays."""
     found = []
     for (tokens, targets, scored, *task), begins in zip(segments, starts, strict=True):
         rows = (torch.tensor(array) for array in (tokens, targets, scored, begins))
@@ -40,40 +80,34 @@ def torch_segments(paper, segments, starts):
     return found
 
 
-def check_back_propagation(model, segments, state):
-    """The three methods agree on loss, gradients and next state, whatever dropout drops."""
-    found = {}
-    for method, propagate in replay.BACKPROP.items():
-        model.train().zero_grad()
-        torch.manual_seed(11)
-        loss, auxiliary, after = propagate(model, segments, state)
-        grads = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-        losses = {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
-        found[method] = {"loss": loss[None]} | losses | grads | rows_of_state(after)
-    assert_agree(found["through_time"], found["checkpointed"], 1e-11)
-    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+def reference_segments(segments, starts):
+    """The segments as the reference's rollout reads them."""
+    return [rollout.Segment(*rows[:3], begins, *rows[3:]) for rows, begins in zip(segments, starts, strict=True)]
 
 
-def check_key_biases(paper, config):
-    """Key biases add the same to all scores of a query, and softmax cancels it: exactly no gradient, on both sides."""
-    ref, rng = PAPERS[paper].reference, np.random.default_rng(5)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
-    biases = [name for name in params if name.endswith("key_bias")]
-    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
-    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
-    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-    model = PAPERS[paper].model_with(params, config)
-    output = model(torch.tensor(tokens), PAPERS[paper].to_torch(state))
-    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
-    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
+def setting(paper, name, dropout=0.3, **changes):
+    """(model in training mode, segments with a document start in the second and tasks, a state) of two lanes, all random."""
+    _, rng, _, _, model, state = both_sides(paper, name, dropout=dropout, **changes)
+    segments = random_segments(paper, name, rng)
+    return model.train(), torch_segments(paper, segments, in_lane_1(segments)), state
 
 
-def with_starts(segments, start):
-    """The segments as the reference's rollout reads them; lane 1 starts a document at segment `start`."""
-    return [rollout.Segment(*rows[:3], np.array([False, k == start]), *rows[3:]) for k, rows in enumerate(segments)]
+# Rows that are compared
+
+
+def filled(rows):
+    """The rows that are not empty: a state's field may have size zero."""
+    return {name: row for name, row in rows.items() if 0 not in row.shape}
+
+
+def rows_of_state(state):
+    """A state's fields and their shapes as rows, so that empty fields are compared too."""
+    return filled(named("state", state)) | {f"shape of {k}": np.array(field.shape) for k, field in state._asdict().items()}
+
+
+def gradients(model):
+    """{name: gradient} of all parameters, zero if there is none."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
 
 
 def reference_rollout(ref, params, config, segments, state):
@@ -98,24 +132,43 @@ def accelerated_rollout(paper, model, segments, state):
         rows |= {f"{k}/auxiliary.{name}": loss for name, loss in auxiliary.items()}
     objective = nats / rollout.count_scored(segments) + extra / len(segments)
     objective.backward()
-    rows |= {f"grad/{n}": torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    rows |= {f"grad/{name}": gradient for name, gradient in gradients(model).items()}
     dstate = type(leaf)(*(torch.zeros_like(f) if f.grad is None else f.grad for f in leaf))
     return rows | named("grad_state", dstate, "/") | {"objective": objective}
 
 
-def filled(rows):
-    """The rows that are not empty: a state's field may have size zero."""
-    return {name: row for name, row in rows.items() if 0 not in row.shape}
+def back_propagated(method, model, segments, state, dtype=torch.float64, trained=None):
+    """{name: tensor} of a method's loss, auxiliary losses, gradients by parameter, and next state; it computes in dtype."""
+    model.zero_grad()
+    torch.manual_seed(11)
+    with computing_in(model, dtype):
+        given = state_from(model.initial_state(len(state[0])), state)  # in its fields' own types
+        loss, auxiliary, after = replay.BACKPROP[method](trained or model, segments, given)
+    assert not loss.requires_grad and not any(field.requires_grad for field in after)
+    losses = {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()}
+    return filled({"loss": loss[None]} | losses | gradients(model) | named("state", after))
 
 
-def rows_of_state(state):
-    """A state's fields and their shapes as rows, so that empty fields are compared too."""
-    return filled(named("state", state)) | {f"shape of {k}": np.array(field.shape) for k, field in state._asdict().items()}
+def reference_gradients(paper, params, config, segments, starts):
+    """The same rows by the reference, from a document's start, without auxiliary losses."""
+    ref, segments = PAPERS[paper].reference, reference_segments(segments, starts)
+    state = ref.initial_state(params, config, len(starts[0]))
+    rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
+    grads, _ = rollout.rollout_backward(ref, params, config, caches)
+    nats = sum(rows[f"{k}/loss"] for k in range(len(segments)))
+    return filled({"loss": np.array([nats / rollout.count_scored(segments)])} | grads | named("state", after))
+
+
+# Both sides compared
 
 
 def check_rollout(paper, config, params, segments, state, title):
-    """Compare everything over the segments, with a document start in the second, then the weights after five steps."""
-    ref, model, segments = PAPERS[paper].reference, PAPERS[paper].model_with(params, config), with_starts(segments, 1)
+    """Compare everything over the segments, with a document start in the second, then the weights after five steps.
+
+    Returns the reference's rows of the first step.
+    """
+    ref, model = PAPERS[paper].reference, PAPERS[paper].model_with(params, config)
+    segments, found = reference_segments(segments, in_lane_1(segments)), {}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
     velocity = {name: np.zeros_like(value) for name, value in params.items()}
     for step in range(5):
@@ -125,10 +178,61 @@ def check_rollout(paper, config, params, segments, state, title):
         actual = accelerated_rollout(paper, model, read, PAPERS[paper].to_torch(state))
         if step == 0:
             assert_agree(filled(expected), filled(actual), LADDER, title)
+            found = expected
         optimizer.step()
         velocity = {name: MOMENTUM * velocity[name] + expected[f"grad/{name}"] for name in params}
         params = {name: value - RATE * velocity[name] for name, value in params.items()}
     assert_agree(params, dict(model.state_dict()), LADDER, f"{title}: weights after five steps")
+    return found
+
+
+def check_back_propagation(model, segments, state, *methods):
+    """The methods, or all three, agree on loss, gradients and next state with any dropout; returns the rows of through_time."""
+    expected = back_propagated("through_time", model, segments, state)
+    for method in methods or ("checkpointed", "memory_replay"):
+        assert_agree(expected, back_propagated(method, model, segments, state), 1e-11, method)
+    return expected
+
+
+def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False):
+    """The reference's rows, after checking them against the methods; NumPy may not overflow or divide by 0.
+
+    If together, all gradients are one row: some are zero and have only rounding.
+    """
+    params = PAPERS[paper].random_params(config, np.random.default_rng(5)) if params is None else params
+    with np.errstate(all="raise", under="ignore"):
+        expected = reference_gradients(paper, params, config, segments, starts)
+    model = PAPERS[paper].model_with(params, config)
+    state, own = model.initial_state(len(starts[0])), torch_segments(paper, segments, starts)
+    for method in methods:
+        found = back_propagated(method, model, own, state)
+        found = {name: row for name, row in found.items() if "auxiliary" not in name}
+        assert_agree(*(joined(rows, params) if together else rows for rows in (expected, found)), LADDER, method)
+    return expected
+
+
+def joined(rows, params):
+    """The rows with all gradients as one."""
+    return {name: row for name, row in rows.items() if name not in params} | {
+        "gradients": np.concatenate([as_array(rows[name]).ravel() for name in sorted(params)])
+    }
+
+
+def check_key_biases(paper, config):
+    """Key biases add the same to all scores of a query, and softmax cancels it: exactly no gradient, on both sides."""
+    ref, rng = PAPERS[paper].reference, np.random.default_rng(5)
+    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
+    logits, _, cache = ref.forward(params, config, tokens, state)
+    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
+    biases = [name for name in params if name.endswith("key_bias")]
+    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
+    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
+    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
+    model = PAPERS[paper].model_with(params, config)
+    output = model(torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
+    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
 
 
 def dropout_from(rng):
@@ -142,65 +246,3 @@ def dropout_from(rng):
         return x * (torch.stack(kept, 2) if x.dim() == 5 else kept[0])
 
     return dropout
-
-
-def memformer_segments(config, rng, horizon, lanes=3):
-    """A rollout for Memformer's reference, with document starts inside and, if the model reads tasks, some tasks."""
-    segments = []
-    for _ in range(horizon):
-        tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))
-        scored, starts = rng.random((lanes, config.segment)) < 0.7, rng.random(lanes) < 0.3
-        task = random_task(config, rng, rng.integers(3, size=lanes)) if config.encoder_layers and rng.random() < 0.6 else None
-        segments.append(PAPERS["memformer"].reference.Segment(tokens, targets, scored, starts, task))
-    return segments
-
-
-def random_rows(config, rng, lanes=2, count=3):
-    """`count` segments (tokens, targets, scored) with every prediction scored."""
-    return [
-        (*rng.integers(config.vocabulary, size=(2, lanes, config.segment)), np.ones((lanes, config.segment), bool))
-        for _ in range(count)
-    ]
-
-
-def starting(*numbers, count=3, lanes=2):
-    """For each of `count` segments, whether a document starts in each lane (lanes,): in all lanes of the numbered segments."""
-    return [np.full(lanes, number in numbers) for number in range(count)]
-
-
-def reference_gradients(paper, params, config, segments, starts):
-    """(Mean loss, {name: gradient}, next state) by the reference, from a document's start."""
-    ref = PAPERS[paper].reference
-    segments = [rollout.Segment(*rows[:3], begins, *rows[3:]) for rows, begins in zip(segments, starts, strict=True)]
-    state = ref.initial_state(params, config, len(starts[0]))
-    rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
-    grads, _ = rollout.rollout_backward(ref, params, config, caches)
-    return sum(rows[f"{k}/loss"] for k in range(len(segments))) / rollout.count_scored(segments), grads, after
-
-
-def accelerated_gradients(paper, model, segments, starts, method="through_time", dtype=torch.float64):
-    """The same by one of the ways of back-propagation, computed in dtype."""
-    model.zero_grad()
-    with computing_in(model, dtype):
-        state = model.initial_state(len(starts[0]))
-        loss, _, after = replay.BACKPROP[method](model, torch_segments(paper, segments, starts), state)
-    return loss, {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}, after
-
-
-def rows_of(loss, grads, state, together):
-    """One {name: array} of a rollout's results. If together, all gradients are one row: some are zero and have only rounding."""
-    if together:
-        grads = {"gradients": np.concatenate([as_array(grads[name]).ravel() for name in sorted(grads)])}
-    return filled({"loss": np.asarray(loss)[None]} | grads | {f"state.{n}": field for n, field in state._asdict().items()})
-
-
-def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BACKPROP), together=False):
-    """The reference's (loss, gradients, state), after checking it against the methods; NumPy may not overflow or divide by 0."""
-    params = PAPERS[paper].random_params(config, np.random.default_rng(5)) if params is None else params
-    with np.errstate(all="raise", under="ignore"):
-        expected = reference_gradients(paper, params, config, segments, starts)
-    model = PAPERS[paper].model_with(params, config)
-    for method in methods:
-        found = accelerated_gradients(paper, model, segments, starts, method)
-        assert_agree(rows_of(*expected, together), rows_of(*found, together), LADDER, method)
-    return expected

@@ -285,6 +285,19 @@ ONE_OF_EACH = [  # variants that differ in their state's fields and in what carr
     ("memorizing", "ten-of-thirteen"),
     ("pretrained_recurrence", "overlapping"),
 ]
+MORE_KINDS = [  # also variants whose tokens read or write other rows
+    *ONE_OF_EACH,
+    ("block_recurrent", "slide"),
+    ("block_recurrent", "lstm-dual-feedback"),
+    ("compressive", "most_used-none"),
+    ("compressive", "transformer-xl"),
+    ("compressive", "simplified-attention_reconstruction"),
+    ("compressive", "simplified-short-memory-most-used"),
+    ("memformer", "encoder-decoder-xl"),
+    ("memformer", "decoder-only-xl"),
+    ("pretrained_recurrence", "plain"),
+    ("pretrained_recurrence", "several-vectors"),
+]
 
 
 def over(variants=EVERY_VARIANT):
