@@ -64,20 +64,6 @@ def test_scores_equal_documents_read_one_by_one(lengths, lanes, clear):
     assert score.tokens == score.text_bytes == sum(max(n - 1, 0) for n in lengths) and score.right == right
 
 
-def test_order_of_documents_does_not_matter():
-    documents, model = documents_of([30, 7, 19, 2]), BlockRecurrent(CONFIG)
-    a, b = (evaluate(model, ds, BYTES, 2) for ds in (documents, documents[::-1]))
-    assert math.isclose(a.nats, b.nats, rel_tol=1e-12) and a[1:] == b[1:]
-
-
-def test_clearing_the_memory_matters_and_dropout_is_off():
-    model = BlockRecurrent(dataclasses.replace(CONFIG, dropout=0.5)).train()
-    documents = documents_of([60])
-    carried, again, cleared = (evaluate(model, documents, BYTES, 1, clear_memory=c) for c in (False, False, True))
-    assert carried == again and not math.isclose(carried.nats, cleared.nats, rel_tol=1e-6)
-    assert model.training, "the mode is put back"
-
-
 def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
     """A million lanes cost no more than as many as there is something to read for."""
     documents, sizes, model = documents_of([31, 0, 13, 1, 8]), [], windowed()
@@ -89,6 +75,7 @@ def test_there_are_no_more_lanes_than_documents_or_windows(monkeypatch):
         assert max(sizes) == lanes
 
 
+@examples(15)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(lambda ns: max(ns) > 1),
     lanes=st.integers(1, 5),
@@ -151,13 +138,6 @@ def test_bytes_of_scored_tokens_are_counted():
     assert count_bytes(segments, MERGED) == expected > sum(segment.count_scored for segment in segments)
 
 
-def test_measures():
-    score = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
-    assert math.isclose(score.bits_per_token, 2) and math.isclose(score.bits_per_byte, 0.5)
-    assert score.accuracy == pytest.approx(2 / 3)
-    assert np.isfinite(score.nats)
-
-
 def windowed(**changes):
     """A pretrained_recurrence model over bytes, with weights large enough to have an effect."""
     config = dataclasses.replace(WINDOWED, vocabulary=256, **changes)
@@ -198,16 +178,6 @@ def test_any_window_and_overlap_in_any_batch_and_order(lengths, lanes, window, v
         score = evaluate(model, some, BYTES, lanes)
         assert math.isclose(score.nats, expected, rel_tol=1e-11)
         assert score.tokens == sum(max(n - 1, 0) for n in lengths)
-
-
-def test_the_state_of_a_lane_stays_its_own_when_another_ends():
-    """Lane 0 (row 0 of the batch) ends after 40 tokens, while lane 1 is inside its second document."""
-    documents = documents_of([40, 30, 25])
-    model = windowed()
-    assert math.isclose(evaluate(model, documents, BYTES, 2).nats, nats_window_by_window(model, documents), rel_tol=1e-11)
-    recurrent = BlockRecurrent(CONFIG).eval()
-    expected, _ = nats_of_whole_documents(recurrent, documents)
-    assert math.isclose(evaluate(recurrent, documents, BYTES, 2).nats, expected, rel_tol=1e-11)
 
 
 def test_plain_gpt2s_windows_stand_beside_each_other(monkeypatch):
@@ -254,6 +224,8 @@ class Anything:
 def test_words_are_those_of_the_original_text():
     documents = [text_document(name, text, BYTES) for name, text in (("a", b"one  two\nthree "), ("b", b""), ("c", b"x"))]
     assert [document.words for document in documents] == [3, 0, 1] and count_words(documents) == 4
+    score = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
+    assert (score.bits_per_token, score.bits_per_byte, score.accuracy) == pytest.approx((2, 0.5, 2 / 3))
     score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
     assert score.perplexity(4) == pytest.approx(math.exp(2.5)) and score.perplexity(30) == pytest.approx(math.exp(1 / 3))
     assert Score(1e9, 1, 0, 1).perplexity(1) == math.inf and math.isnan(Score(math.nan, 1, 0, 1).perplexity(1))
@@ -310,8 +282,7 @@ def test_every_token_has_the_loss_of_documents_read_one_by_one(corpus, kind, lan
     assert sum(np.isfinite(losses).sum() for losses in nats) == score.tokens
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("clear", [False, True])
+@pytest.mark.parametrize("kind,clear", [(kind, False) for kind in KINDS] + [("block-recurrent", True), ("overlapping", True)])
 def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
     """One of two lanes ends while the other is inside its second document."""
     documents = [document_from("the baa\n" * n + "é", MERGED) for n in (0, 6, 1, 0, 8, 5)] + [document_from("", MERGED)]
@@ -323,11 +294,13 @@ def test_documents_of_all_lengths_in_lanes_that_fall_idle(kind, clear):
             np.testing.assert_allclose(actual, losses, rtol=1e-9)
 
 
-def test_token_losses_have_no_dropout_and_the_mode_is_restored():
+def test_scores_have_no_dropout_the_mode_is_restored_and_clearing_matters():
     model = BlockRecurrent(dataclasses.replace(CONFIG, vocabulary=256, dropout=0.5)).train()
     documents = [document_from("the theatre " * 4, BYTES)]
-    first, again = (token_nats(model, documents, 1)[0] for _ in range(2))
+    first, again, cleared = (token_nats(model, documents, 1, clear)[0] for clear in (False, False, True))
     assert (first == again).all() and model.training and all(p.grad is None for p in model.parameters())
+    carried, once_more, without = (evaluate(model, documents, BYTES, 1, clear) for clear in (False, False, True))
+    assert carried == once_more and not math.isclose(carried.nats, without.nats, rel_tol=1e-6) and (first != cleared).any()
 
 
 def joined_by_hand(documents):
