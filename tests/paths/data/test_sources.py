@@ -94,6 +94,7 @@ def test_a_folder_is_split_by_names_or_if_small_by_position(tmp_path):
 OWN = {"train/a.txt": "a", "train/deep/b.txt": "b", "test/d.txt": "d", "README.md": "e"}
 OWN_READ = {"train": [("train/a.txt", b"a"), ("train/deep/b.txt", b"b")], "test": [("test/d.txt", b"d")]}
 BY_POSITION = [("train/a.txt:train", TEN.encode() * 9), ("train/a.txt:valid", b"abcde"), ("train/a.txt:test", b"fghij")]
+ROWS = [*zip(SPLITS, BY_POSITION, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,10 @@ BY_POSITION = [("train/a.txt:train", TEN.encode() * 9), ("train/a.txt:valid", b"
             {"train/a.txt": TEN * 10, "val/b.txt": "own"},
             {"train": BY_POSITION[:2], "valid": [("val/b.txt", b"own")], "test": BY_POSITION[2:]},
         ),
-        ({"train/a.txt": TEN * 10}, dict(zip(SPLITS, ([part] for part in BY_POSITION), strict=True))),
+        (
+            {"train/a.txt": TEN * 10, "src/test/b.txt": TEN * 10},
+            {split: [(name.replace("train/a", "src/test/b"), text), (name, text)] for split, (name, text) in ROWS},
+        ),
     ],
     ids=["valid", "validation", "val", "dev", "both", "a missing split by position", "train alone is none"],
 )
