@@ -93,10 +93,7 @@ def load_checkpoint(path: str | Path) -> dict:
 
 
 def load_exported(folder: str | Path) -> dict | None:
-    """The contents of a folder that eval.py export wrote, as of a checkpoint, for --init; None if it wrote no such folder.
-
-    Raises InputError if it is damaged.
-    """
+    """The contents, as of a checkpoint, of a folder that eval.py export wrote, or None; raises InputError if it is damaged."""
 
     def with_tuples(values: dict) -> dict:  # JSON has none
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}

@@ -278,8 +278,9 @@ def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, ste
         kept = f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out"
         raise InputError(f"{kept} (except --data, if its files have moved), or start a new run without --resume")
     if os.path.isabs(data.data) and not os.path.exists(data.data):
-        moved = "is not there; if it has moved, give --data with its new place"
-        raise InputError(f"{data.data}, which {run} was trained on, {moved}")
+        raise InputError(
+            f"{data.data}, which {run} was trained on, is not there; if it has moved, give --data with its new place"
+        )
     if asked.get("epochs") and training.horizon != held.training.horizon:
         raise InputError("--epochs counts passes at the run's own --horizon; give --steps with another one")
     if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
