@@ -27,7 +27,6 @@ METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
 OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
 FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
-# --init of a run decides these
 OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
 
 
@@ -278,9 +277,8 @@ def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, ste
         kept = f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out"
         raise InputError(f"{kept} (except --data, if its files have moved), or start a new run without --resume")
     if os.path.isabs(data.data) and not os.path.exists(data.data):
-        raise InputError(
-            f"{data.data}, which {run} was trained on, is not there; if it has moved, give --data with its new place"
-        )
+        moved = "is not there; if it has moved, give --data with its new place"
+        raise InputError(f"{data.data}, which {run} was trained on, {moved}")
     if asked.get("epochs") and training.horizon != held.training.horizon:
         raise InputError("--epochs counts passes at the run's own --horizon; give --steps with another one")
     if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
