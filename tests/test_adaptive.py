@@ -25,7 +25,13 @@ def settings(draw):
     """A Config with one to three tails, random parameters and a generator."""
     vocabulary = draw(st.integers(4, 13))
     cutoffs = draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))
-    changes = {"vocabulary": vocabulary, "cutoffs": tuple(sorted(cutoffs)), "div_value": draw(st.integers(1, 2)), "width": 8}
+    changes = {
+        "layers": 1,
+        "vocabulary": vocabulary,
+        "cutoffs": tuple(sorted(cutoffs)),
+        "div_value": draw(st.integers(1, 2)),
+        "width": 8,
+    }
     config, rng = dataclasses.replace(SMALL, **changes), np.random.default_rng(draw(st.integers(0, 99)))
     return config, PAPERS["compressive"].random_params(config, rng), rng
 

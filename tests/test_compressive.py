@@ -118,7 +118,7 @@ def test_memories_are_queues_of_the_whole_history(n, memory, compressed, rate, n
     """Compared with lists of all past rows: memory is the last M rows, compressed memory the last C compressed rows."""
     length = n * rate
     config = dataclasses.replace(
-        SMALL, segment=length, memory=memory, compressed_memory=compressed, compression_rate=rate, compression=name
+        SMALL, layers=1, segment=length, memory=memory, compressed_memory=compressed, compression_rate=rate, compression=name
     )
     rng = np.random.default_rng(seed)
     p = ref.init_compression(config, rng)
@@ -311,30 +311,6 @@ def test_how_many_segments_later_a_token_still_counts(change, counts):
         logits.append(outs)
     differs = [not torch.equal(a, b) for a, b in zip(*logits, strict=True)]
     assert differs == [True] * counts + [False] * (8 - counts)
-
-
-def test_simplified_positions_need_fewer_parameters():
-    """Memformer's Table 2: 1.32M in Transformer-XL's attention and 1.05M in theirs, at its widths (3.4.2: 512, 8 heads)."""
-    sizes = {"width": 512, "heads": 8, "head_width": 64, "compressed_memory": 0}
-    counts = {}
-    for positions in ref.POSITIONS:
-        p = ref.init_layer(ref.Config(positions=positions, **sizes), np.random.default_rng(0))
-        counts[positions] = {name: value.size for name, value in p.items() if "mlp" not in name and "norm" not in name}
-    simplified, xl = (counts[positions] for positions in ref.POSITIONS)
-    assert xl.keys() - simplified.keys() == {"distance_key", "content_bias", "distance_bias"}
-    assert simplified.keys() - xl.keys() == {"query_bias", "key_bias", "value_bias", "positions"}
-    assert (sum(xl.values()), sum(simplified.values())) == (5 * 512**2 + 2 * 512, 4 * 512**2 + 3 * 512 + 65 * 64)
-    assert [round(sum(each.values()) / 1e6, 2) for each in (xl, simplified)] == [1.31, 1.05]
-
-
-def test_distances_that_are_clipped_are_one():
-    """With max_distance 1, keys that are not the query's own can change places; with 9 they cannot. One layer; the logits."""
-    for clipped, same in ((1, True), (9, False)):
-        config = dataclasses.replace(SMALL, layers=1, compressed_memory=0, positions="simplified", max_distance=clipped)
-        model, memory = Compressive(config, seed=3), torch.randn(1, 1, 12, 6)
-        states = [model.initial_state(1)._replace(memory=each) for each in (memory, memory.flip(2))]
-        first, second = (model(torch.arange(8)[None], state).logits for state in states)
-        assert torch.allclose(first, second, rtol=0, atol=1e-12) == same
 
 
 def test_temporal_range_and_description():

@@ -141,20 +141,6 @@ def test_the_last_windows_vector_has_no_gradient_and_the_others_have():
     assert not grads["module.layer_scores"].any() and grads["module.inserted"].any() and dstate.pooled.any()
 
 
-def test_absent_lanes_get_exactly_no_gradient():
-    config = variant("several-vectors")
-    params = random_params(config, np.random.default_rng(9))
-    model = model_with(params, config)
-    rng = np.random.default_rng(1)
-    tokens, state = rng.integers(11, size=(3, 6)), ref.State(rng.standard_normal((3, 10)), np.array([True, False, True]))
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    dstate = ref.backward(params, config, cache, rng.standard_normal(logits.shape))[1]
-    leaf = to_torch(state)._replace(pooled=torch.tensor(state.pooled, requires_grad=True))
-    model(torch.tensor(tokens), leaf).logits.square().sum().backward()
-    for grad in (dstate.pooled, leaf.pooled.grad.numpy()):
-        assert not grad[1].any() and grad[0].any() and grad[2].any()
-
-
 def test_information_passes_through_any_number_of_windows():
     """A token of the first window changes the logits of the fifth through z; in plain GPT-2 it does not."""
     for name, reaches in (("disjoint", True), ("plain", False)):

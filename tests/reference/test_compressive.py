@@ -88,30 +88,6 @@ def test_relative_attention_equals_direct_indexing(n, before, size, seed):
     assert_agree({"out": expected, "usage": usage}, {"out": actual, "usage": cache.weights.mean((1, 2))}, 1e-10)
 
 
-@given(n=st.integers(1, 6), before=st.integers(0, 7), clipped=st.integers(1, 14), seed=st.integers(0, 99))
-def test_simplified_positions_equal_direct_indexing(n, before, clipped, seed):
-    """Memformer's Eqs. 2-4, each query by itself: biases, and one clipped R for keys and values of all heads."""
-    rng, width, heads, e = np.random.default_rng(seed), 6, 2, 3
-    sizes = {"width": width, "heads": heads, "head_width": e, "segment": n, "memory": before, "compressed_memory": 0}
-    config = ref.Config(**sizes, positions="simplified", max_distance=clipped)
-    p = {name: rng.standard_normal(value.shape) for name, value in ref.init_layer(config, rng).items()}
-    h, remembered = rng.standard_normal((2, n, width)), rng.standard_normal((2, before, width))
-    source, expected = np.concatenate([remembered, h], axis=1), np.zeros((2, n, heads, e))
-    for b, i, head in np.ndindex(2, n, heads):
-        own = slice(head * e, (head + 1) * e)
-        query = p["query"][own] @ h[b, i] + p["query_bias"][head]
-        scores, values = [], []
-        for j in range(before + i + 1):
-            position = p["positions"][min(before + i - j, clipped)]
-            key, value = (p[name][own] @ source[b, j] + p[f"{name}_bias"][head] for name in ("key", "value"))
-            scores.append(query @ key + query @ position)
-            values.append(value + position)
-        weights = np.exp(np.array(scores) / math.sqrt(e))
-        expected[b, i, head] = weights / weights.sum() @ np.array(values)
-    out, _, _ = ref.attend_forward(p | {"output": np.eye(heads * e)}, config, h, remembered, None)
-    assert_agree({"out": expected.reshape(2, n, -1)}, {"out": out}, 1e-10)
-
-
 @given(n=st.integers(1, 6), before=st.integers(0, 6), seed=st.integers(0, 99))
 def test_the_backward_shift_is_the_adjoint(n, before, seed):
     """<shift x, y> = <x, shift' y> for y that is zero where the mask hides; row 0 of the gradient begins with n - 1 zeros."""

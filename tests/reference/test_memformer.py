@@ -219,9 +219,9 @@ def test_a_numpy_rollout_without_scored_tokens_has_zero_loss():
 
 @given(
     name=st.sampled_from(sorted(VARIANTS)),
-    horizon=st.integers(1, 5),
+    horizon=st.integers(1, 3),
     dropout=st.sampled_from([0.0, 0.3]),
-    seed=st.integers(0, 99),
+    seed=st.integers(0, 2**31),
 )
 def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon, dropout, seed):
     """Loss, every gradient, the gradient of the state that the rollout began with, and the next state."""
