@@ -103,7 +103,8 @@ def test_the_examples_run(name, runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     special = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
     folder = special.get(name, "recurrent")
-    words = shlex.split(EXAMPLES[name][0].removeprefix(f"python eval.py {name} "))
+    monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 100)
+    words = shlex.split(EXAMPLES[name][0].removeprefix(f"python eval.py {name} ").replace("--contexts 1000", "--contexts 20"))
     assert printed(capsys, name, *(getattr(runs, folder) if word == "RUN" else word for word in words)).strip()
 
 
@@ -323,7 +324,8 @@ def test_every_report_shows_its_progress_on_stderr_alone(name, runs, tmp_path, c
     (tmp_path / "prompt.txt").write_text("a prompt " * 30)
     argv = {"sample": ["--prompt-file", tmp_path / "prompt.txt"], "range": ["--segments", 2]}.get(name, [])
     argv += {"dynamic": ["--learning-rate", 1e-6], "view": ["--out", tmp_path / "page.html"]}.get(name, [])
-    argv += ["--sequences", 5] if name in ("attention", "compression") else []
+    argv += ["--sequences", 5] if name in ("attention", "compression") else ["--contexts", 20] if name == "topics" else []
+    monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 100)
     capsys.readouterr()
     evaluate(name, getattr(runs, folder), *argv, "--json")
     out, err = capsys.readouterr()
@@ -602,7 +604,7 @@ def test_a_recording_is_continued_in_bytes_on_stdout(speech, runs, tmp_path, cap
         (["frequency", speech.run], "has no words; give other --data"),
         ([speech.run, "--data", "stdlib"], r"--data stdlib is text; give a \.ulaw"),
         ([speech.run, "--data", "recall"], "--data recall is made of bytes"),
-        ([runs.recurrent, "--data", speech.ulaw], "--tokenizer mu-law"),
+        ([runs.recurrent, "--data", speech.ulaw], "--tokenizer mu-law|is not UTF-8 text"),
     ):
         with pytest.raises(InputError, match=words):
             evaluate(*argv)
