@@ -17,7 +17,7 @@ from accelerated.lab.speed import counts
 from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.definitions import SIZES
+from tests.helpers.definitions import SIZES, beside_one
 from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
@@ -108,7 +108,7 @@ def test_sliding_attention(batch, heads, blocks, window, width, size):
         inputs["offset"].masked_fill(inputs["offset"].isfinite(), 0) + size,
     )
     plain, fused = sliding_window.sliding_attention_plain, sliding_window.sliding_attention_sdpa
-    assert_agree(gradients(plain, inputs), gradients(fused, inputs), 1e-12)
+    assert_agree(beside_one(gradients(plain, inputs)), beside_one(gradients(fused, inputs)), 1e-11)
 
 
 @given(batch=sizes, heads=sizes, length=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6))

@@ -9,7 +9,7 @@ from accelerated.attention import sliding_window as attention
 from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
 from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
 from tests.helpers.comparison import TOLERANCE, assert_agree
-from tests.helpers.definitions import SIZES
+from tests.helpers.definitions import SIZES, beside_one
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -47,7 +47,8 @@ def test_tiled_sliding_attention_equals_plain(batch, heads, blocks, window, widt
     expected = outputs_and_gradients(attention.sliding_attention_plain, inputs)
     for dtype in (torch.float64, torch.float32) if size == 1 else (torch.float64,):
         actual = outputs_and_gradients(SlidingAttention.apply, [x.to(dtype) for x in inputs])
-        assert_agree(expected, actual, TOLERANCE["cpu", dtype])
+        assert {x.dtype for x in actual.values()} == {dtype}
+        assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])  # sizes are up to 30
 
 
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 16, 32), (1, 2, 3, 9, 8)])

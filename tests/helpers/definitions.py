@@ -3,7 +3,10 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 from hypothesis import strategies as st
+
+from tests.helpers.comparison import as_array
 
 SIZES = st.sampled_from([0.0, 1.0, 30.0])  # of queries: all scores are equal, usual ones, a softmax of nearly 0 and 1
 
@@ -25,3 +28,11 @@ def slow_bucket(distance, buckets, furthest):
         return distance
     ratio, longest = Fraction(distance, half) ** half, Fraction(furthest, half)
     return min(half + next(k for k in range(half + 1) if k == half or ratio < longest ** (k + 1)), buckets - 1)
+
+
+def beside_one(rows):
+    """{name: array} flat, with a one at the end, so that errors are relative to at least 1.
+
+    A softmax of nearly 0 and 1, or one that cancels what it is given, leaves gradients that are all rounding.
+    """
+    return {name: np.append(as_array(row).ravel(), 1.0) for name, row in rows.items()}
