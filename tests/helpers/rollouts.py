@@ -206,16 +206,11 @@ def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BA
     state, own = model.initial_state(len(starts[0])), torch_segments(paper, segments, starts)
     for method in methods:
         found = back_propagated(method, model, own, state)
-        found = {name: row for name, row in found.items() if "auxiliary" not in name}
-        assert_agree(*(joined(rows, params) if together else rows for rows in (expected, found)), LADDER, method)
+        pair = [{name: rows[name] for name in rows if "auxiliary" not in name} for rows in (expected, found)]
+        if together:
+            pair = [rows | {"gradients": np.concatenate([as_array(rows.pop(n)).ravel() for n in params])} for rows in pair]
+        assert_agree(*pair, LADDER, method)
     return expected
-
-
-def joined(rows, params):
-    """The rows with all gradients as one."""
-    return {name: row for name, row in rows.items() if name not in params} | {
-        "gradients": np.concatenate([as_array(rows[name]).ravel() for name in sorted(params)])
-    }
 
 
 def check_key_biases(paper, config):

@@ -260,15 +260,7 @@ PAPERS = {
     "pretrained_recurrence": paper(
         "pretrained_recurrence",
         pretrained_recurrence.Config(
-            vocabulary=11,
-            width=10,
-            layers=3,
-            heads=2,
-            feed_forward=7,
-            max_positions=9,
-            segment=6,
-            overlap=2,
-            module_width=5,
+            vocabulary=11, width=10, layers=3, heads=2, feed_forward=7, max_positions=9, segment=6, overlap=2, module_width=5
         ),
         PRETRAINED_RECURRENCE_VARIANTS,
         pretrained_recurrence_state,

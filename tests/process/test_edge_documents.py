@@ -24,9 +24,7 @@ from tests.helpers.rollouts import (
     agreed,
     back_propagated,
     both_sides,
-    joined,
     random_rows,
-    reference_gradients,
     starting,
     torch_segments,
 )
@@ -83,18 +81,6 @@ def test_documents_with_nothing_to_predict_are_refused_if_there_are_no_others(le
         evaluate(model, documents_of(lengths), BYTES, 2)
 
 
-@over(ONE_OF_EACH)
-@examples(6)
-@given(data=st.data())
-def test_a_rollout_with_a_single_scored_token_is_equal_on_both_sides(paper, name, data):
-    """In any segment, lane and place; the other segments give gradient through what is carried alone."""
-    config, rng = variant(paper, name), np.random.default_rng(0)
-    place = [data.draw(st.integers(0, size - 1)) for size in (3, 2, config.segment)]
-    rows = unscored(random_rows(config, rng))
-    rows[place[0]][2][tuple(place[1:])] = True
-    assert agreed(paper, config, rows, starting(0), methods=("memory_replay",), together=True)["loss"] > 0
-
-
 @over([*ONE_OF_EACH, ("compressive", "conv-attention_reconstruction"), ("compressive", "dilated_conv-auto_encoding")])
 def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
     """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only what is its own."""
@@ -122,19 +108,6 @@ def test_a_horizon_longer_than_its_documents_is_equal_on_both_sides(paper, name,
 
 
 # All lanes at once
-
-
-@over(ONE_OF_EACH)
-def test_lanes_that_restart_at_every_segment_read_fresh_documents(paper, name):
-    """Loss and gradients are the means of the reference's over segments that are read alone; the state is the last one's."""
-    config, rng, params, _, model, _ = both_sides(paper, name)
-    rows = random_rows(config, rng)
-    alone = [reference_gradients(paper, params, config, [segment], starting(0, count=1)) for segment in rows]
-    expected = alone[-1] | {key: sum(each[key] for each in alone) / 3 for key in ("loss", *params)}
-    for method in replay.BACKPROP:
-        found = back_propagated(method, model, torch_segments(paper, rows, starting(0, 1, 2)), model.initial_state(2))
-        found = {key: row for key, row in found.items() if "auxiliary" not in key}
-        assert_agree(joined(expected, params), joined(found, params), LADDER, method)
 
 
 @over(ONE_OF_EACH)

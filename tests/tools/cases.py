@@ -77,15 +77,7 @@ MEMORIZING = memorizing.Config(
     dropout=0.0,
 )
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
-    vocabulary=7,
-    width=6,
-    layers=2,
-    heads=2,
-    feed_forward=5,
-    max_positions=9,
-    segment=8,
-    insertion_layers=(1,),
-    module_width=4,
+    vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4
 )
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 ADAPTIVE = {  # small, as the next
