@@ -120,55 +120,44 @@ def test_keys_have_values_of_their_own(pair, seed):
     assert max(map(len, of_key.values())) <= config.values
 
 
-@pytest.mark.parametrize("task", ["facts", "copying", "one_fact", "two_facts"])
+@pytest.mark.parametrize("task", LEAST)
 def test_everything_that_can_be_told_is_told_and_asked(task):
     """Each with about its share: no guess is better than another."""
     config = RecallConfig(task=task, pairs=8, questions=8, rewrites=8 if task == "facts" else 0, distance=99)
-    documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(400)]
+    documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(300)]
     answers = np.concatenate([document.targets[document.scored] for document in documents])
     _, counts = np.unique(answers, return_counts=True)
-    assert len(counts) == (10 if task != "facts" else 80) and counts.max() < 5 * counts.min()
-    if task == "facts":
-        filler = np.concatenate([document.inputs[config.opening : -8 * config.spacing] for document in documents])
-        assert all((filler == key).sum() > 200 for key in SYMBOLS[::-1][:8]), "any key may change"
-        return
-    statements = [told(task, document.inputs[:99].tolist()) for document in documents]
+    assert len(counts) == (10 if task != "facts" else 80) and counts.max() < 5 * counts.min() and config.chance == 0.1
+    told_by = [told(task, document.inputs[config.opening : config.opening + 99].tolist()) for document in documents]
     if task != "copying":
-        people = [person for told_once in statements for person, *_ in told_once]
-        assert all(people.count(person) > 500 for person in PEOPLE.tolist())
+        named = [piece[0] for pieces in told_by for piece in pieces]
+        assert all(named.count(key) > 150 for key in (SYMBOLS[::-1][:8] if task == "facts" else PEOPLE).tolist())
     if task == "two_facts":
-        again = [len([1 for who, mark, _ in told_once if mark == GOES and who == told_once[0][0]]) for told_once in statements]
-        assert sum(count > 1 for count in again) > 100, "who took something may go on"
+        again = [len([1 for who, mark, _ in pieces if mark == GOES and who == pieces[0][0]]) for pieces in told_by]
+        assert sum(count > 1 for count in again) > 75, "who took something may go on"
 
 
-@given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 20), st.integers(0, 99))
-def test_pieces_in_the_filler_do_not_overlap(count, width, more, seed):
-    at = places_in_filler(count, width, count * width + more, np.random.default_rng(seed))
-    assert len(at) == count and (np.diff(at) >= width).all()
-    assert not count or (at[0] >= 0 and at[-1] + width <= count * width + more)
-
-
-def test_pieces_stand_everywhere_in_the_filler():
+def test_pieces_stand_everywhere_in_the_filler_and_do_not_overlap():
     rng = np.random.default_rng(0)
-    places = np.concatenate([places_in_filler(2, 3, 12, rng) for _ in range(300)])
-    assert set(places.tolist()) == set(range(10))
+    for count, width, room in ((2, 3, 12), (3, 2, 6), (4, 1, 9), (1, 3, 3)):
+        drawn = [places_in_filler(count, width, room, rng) for _ in range(300)]
+        assert all(len(at) == count and (np.diff(at) >= width).all() for at in drawn)
+        places = set(np.concatenate(drawn).tolist())
+        assert places == (set(range(room - width + 1)) if room > count * width else set(range(0, room, width)))
 
 
-def test_only_training_documents_vary_their_distance_over_all_of_it():
+def test_only_training_documents_vary_over_all_of_it():
+    """Distances and facts; half of them on half of the logarithmic scale."""
     config = RecallConfig(vary_distance=True, distance=9, questions=3)
     first = {split: {distance_of(config, document) for document in documents(config, 200, split)} for split in SPLITS}
     assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
     config = RecallConfig(vary_distance=True, distance=99, questions=3)
     distances = [distance_of(config, document) for document in documents(config, 400)]
-    assert 0.4 < np.mean(np.array(distances) < 9) < 0.6, "half of them on half of the logarithmic scale"
-
-
-def test_only_training_documents_vary_their_facts_over_all_of_it():
+    assert 0.4 < np.mean(np.array(distances) < 9) < 0.6
     config = RecallConfig(vary_pairs=True, pairs=9, values=2, questions=99, distance=5)
     counts = [len({*document.inputs[document.scored].tolist()}) for document in documents(config, 400)]
     assert {*counts} == {*range(1, 10)} and 0.4 < np.mean(np.array(counts) < 3) < 0.55, "every one is asked for"
-    for document in documents(config, 64, "test"):
-        assert not {*document.inputs[: config.opening].tolist()} & MARKS
+    assert not {byte for d in documents(config, 64, "test") for byte in d.inputs[: config.opening].tolist()} & MARKS
 
 
 def test_documents_depend_on_split_and_number_alone():
@@ -177,8 +166,6 @@ def test_documents_depend_on_split_and_number_alone():
     same = splits["train"][3].inputs
     assert (same == RecallDocuments(RecallConfig(), "train")[3].inputs).all()
     assert not any((same == d.inputs).all() for d in (splits["train"][2], splits["valid"][3], splits["test"][3]))
-    with pytest.raises(IndexError):
-        splits["valid"][64]
 
 
 @pytest.mark.parametrize(
@@ -196,13 +183,6 @@ def test_documents_are_those_that_published_numbers_were_measured_on(task, input
     assert (bytes(document.inputs), bytes(document.targets[document.scored])) == (inputs, answers)
 
 
-def test_values_and_keys_are_uniform():
-    counts = np.bincount(np.concatenate([d.targets[d.scored] for d in documents(RecallConfig(), 600)]), minlength=256)
-    counts = counts[counts > 0]
-    assert len(counts) == 40 and counts.min() > 0.6 * counts.mean() and counts.max() < 1.4 * counts.mean()
-    assert len({*SYMBOLS.tolist()}) == len(SYMBOLS) and not {*SYMBOLS.tolist()} & MARKS and RecallConfig().chance == 0.1
-
-
 def test_the_default_distance_is_beyond_reach_and_the_first_segment():
     """The reach of the preset's attention, W tokens per layer, and of one segment after the memory is cleared."""
     chosen = preset_settings("block_recurrent", "recall")
@@ -210,34 +190,28 @@ def test_the_default_distance_is_beyond_reach_and_the_first_segment():
     assert task.distance > model.window * model.layers and 2 * task.pairs + task.distance >= model.segment
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_what_a_task_cannot_hold_is_refused():
+    """What just fits is a task."""
+    assert len({*SYMBOLS.tolist()}) == len(SYMBOLS)
+    for change, words in (
         *(
             ({name: least - 1}, f"{name} is {least - 1}; it must be at least {least}")
             for name, least in (("pairs", 1), ("values", 2), ("rewrites", 0), ("questions", 1), ("distance", 0), ("spacing", 2))
         ),
         ({"task": "recall"}, "task is 'recall'"),
-        ({"pairs": 22}, "pairs is 22: with 10 values they need 242 of 2.. bytes; give fewer of either$"),
         ({"pairs": 1, "values": len(SYMBOLS)}, "pairs is 1: with"),
         ({"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
-        ({"task": "copying", "questions": 4, "pairs": 89}, "distance is 88"),
+        ({"task": "copying", "pairs": 89}, "distance is 88"),
         ({"task": "one_fact", "pairs": 30}, "distance is 88"),
-        ({"task": "copying", "pairs": 3}, "questions is 24, more than the 3 values"),
+        ({"task": "copying", "pairs": 23}, "questions is 24, more than the 23 values"),
         ({"task": "two_facts", "pairs": 3}, "four statements"),
         ({"task": "one_fact", "rewrites": 1}, "leave values, rewrites and vary_pairs out"),
-        ({"task": "copying", "values": 4, "questions": 4}, "leave"),
+        ({"task": "copying", "pairs": 30, "values": 4}, "leave"),
         ({"task": "two_facts", "vary_pairs": True}, "leave"),
-    ],
-)
-def test_what_a_task_cannot_hold_is_refused(change, words):
-    with pytest.raises(ValueError, match=words):
-        RecallConfig(**change)
-
-
-def test_what_just_fits_is_a_task():
-    """Its documents have all their facts."""
-    for config in (RecallConfig(pairs=1, values=len(SYMBOLS) - 1), RecallConfig(task="copying", pairs=300, distance=300)):
-        document = RecallDocuments(config, "test")[0]
-        inputs = document.inputs[: config.opening + config.distance].tolist()
+    ):
+        with pytest.raises(ValueError, match=words):
+            RecallConfig(**change)
+    for fits in ({"pairs": 1, "values": len(SYMBOLS) - 1}, {"rewrites": 44}, {"task": "copying", "pairs": 88, "questions": 88}):
+        config = RecallConfig(**fits)
+        inputs = RecallDocuments(config, "test")[0].inputs[: config.opening + config.distance].tolist()
         assert sum(byte not in MARKS for byte in inputs) == config.opening + config.in_filler

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelerated.lab.systems import speech
 from accelerated.lab.systems.speech import from_mu_law, to_mu_law
@@ -27,13 +25,12 @@ def wav(samples, channels=1, width=2, rate=8000):
     return file.getvalue()
 
 
-@given(st.integers(-(2**15), 2**15 - 1))
-def test_a_value_is_the_rounded_logarithm(sample):
+def test_a_value_is_the_rounded_logarithm():
     """F(x) = sign(x) ln(1 + 255 |x|) / ln(256), from -1..1 to 0..255."""
-    x = sample / 2**15
-    scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
-    [value] = to_mu_law(np.array([sample], np.int16))
-    assert abs(value - scaled) <= 0.5 + 1e-9
+    for sample, value in zip(ALL[::97].tolist(), to_mu_law(ALL)[::97].tolist(), strict=True):
+        x = sample / 2**15
+        scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
+        assert abs(value - scaled) <= 0.5 + 1e-9
 
 
 def test_values_rise_with_the_samples_and_stand_for_one_of_their_own():
@@ -47,16 +44,17 @@ def test_values_rise_with_the_samples_and_stand_for_one_of_their_own():
     assert from_mu_law(np.array([0, 255], np.uint8)).tolist() == [-(2**15), 2**15 - 1]
 
 
-@pytest.mark.parametrize("rate", [1, 16_000, 2**20])
-def test_a_file_is_converted_and_back(tmp_path, capsys, rate):
+def test_a_file_is_converted_and_back(tmp_path, capsys):
     names = [str(tmp_path / name) for name in ("a.ulaw", "a.wav", "below/b.ulaw")]
     Path(names[0]).write_bytes(bytes(range(256)))
-    speech.main([*names[:2], "--rate", str(rate)])
+    speech.main([*names[:2], "--rate", "16000"])
     with wave.open(names[1]) as reader:
-        assert reader.getparams()[:4] == (1, 2, rate, 256)
+        assert reader.getparams()[:4] == (1, 2, 16000, 256)
     speech.main(names[1:])
     assert Path(names[2]).read_bytes() == bytes(range(256))
-    assert capsys.readouterr().out.splitlines()[-1] == f"wrote 1 file, {rate:,} samples a second"
+    assert capsys.readouterr().out.splitlines()[-1] == "wrote 1 file, 16,000 samples a second"
+    with pytest.raises(InputError, match=r"b\.ulaw exists by now, and nothing is overwritten; give another OUT"):
+        speech.main(names[1:])
 
 
 def test_a_folder_is_converted_with_the_folders_below_it(tmp_path, capsys):
@@ -70,42 +68,28 @@ def test_a_folder_is_converted_with_the_folders_below_it(tmp_path, capsys):
     assert capsys.readouterr().out == "wrote 3 files, 8,000 samples a second\n"
 
 
-def test_nothing_is_overwritten(tmp_path):
-    (tmp_path / "a.wav").write_bytes(wav([1, 2]))
-    (tmp_path / "a.ulaw").write_text("mine")
-    with pytest.raises(InputError, match=r"a\.ulaw exists by now, and nothing is overwritten; give another OUT"):
-        speech.main([str(tmp_path / "a.wav"), str(tmp_path / "a.ulaw")])
-    assert (tmp_path / "a.ulaw").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
-
-
 @pytest.mark.parametrize(
-    ("source", "target", "rate"),
-    [("a.wav", "b.wav", 1), ("a.txt", "a.ulaw", 1), ("a.wav", "b", 1), (".", "out", 1), ("a.ulaw", "a.wav", 0)],
-)
-def test_what_cannot_be_converted_is_one_line(tmp_path, source, target, rate):
-    (tmp_path / "a.txt").write_text("no recording")
-    with pytest.raises(InputError, match=rf"cannot convert .* at --rate {rate}; give a \.wav and a \.ulaw, or folders"):
-        speech.main([str(tmp_path / source), str(tmp_path / target), "--rate", str(rate)])
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "target", "rate", "words"),
     [
-        (wav([1, 2, 3, 4], channels=2), r"a\.wav has 2 channels of 16 bits; convert it to one channel of 16 bits"),
-        (wav([1, 2], width=1), r"a\.wav has 1 channel of 8 bits"),
-        (b"no recording", r"a\.wav is not a recording of 16-bit PCM \(file does not start with RIFF id\); convert it"),
-        (b"", r"a\.wav is not a recording of 16-bit PCM \(it is cut off\)"),
-        (wav(range(100))[:-50], r"a\.wav is cut off after 75 of 100 samples; fetch it again"),
-        (wav(range(100))[:-51], r"a\.wav is cut off after 74 of 100 samples"),
+        (b"", "b.wav", 1, r"cannot convert .* at --rate 1; give a \.wav and a \.ulaw"),
+        (b"", "b", 1, "cannot convert"),
+        (b"", "b.ulaw", 0, "cannot convert .* at --rate 0"),
+        (None, "out", 1, "cannot convert"),
+        (wav([1, 2, 3, 4], channels=2), "b.ulaw", 1, r"a\.wav has 2 channels of 16 bits; convert it to one channel of 16 bits"),
+        (wav([1, 2], width=1), "b.ulaw", 1, r"a\.wav has 1 channel of 8 bits"),
+        (b"no recording", "b.ulaw", 1, r"a\.wav is not a recording of 16-bit PCM \(.*RIFF.*\); convert it"),
+        (b"", "b.ulaw", 1, r"a\.wav is not a recording of 16-bit PCM \(it is cut off\)"),
+        (wav(range(100))[:-50], "b.ulaw", 1, r"a\.wav is cut off after 75 of 100 samples; fetch it again"),
+        (wav(range(100))[:-51], "b.ulaw", 1, r"a\.wav is cut off after 74 of 100 samples"),
     ],
 )
-def test_what_is_no_such_recording_is_refused_in_one_line(tmp_path, content, words):
-    path = tmp_path / "a.wav"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=words) as caught:
-        speech.main([str(path), str(tmp_path / "a.ulaw")])
-    assert "\n" not in str(caught.value) and [*tmp_path.iterdir()] == [path]
+def test_what_cannot_be_converted_is_refused(tmp_path, content, target, rate, words):
+    source = tmp_path if content is None else tmp_path / "a.wav"
+    if content is not None:
+        source.write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        speech.main([str(source), str(tmp_path / target), "--rate", str(rate)])
+    assert {*tmp_path.iterdir()} == {source} - {tmp_path}
 
 
 @pytest.fixture
@@ -141,18 +125,14 @@ def test_each_long_docstring_is_read_once(library, monkeypatch):
 
 
 def test_a_failed_reading_leaves_no_recording(library, monkeypatch):
+    """Nor does a missing program."""
+
     def fail(command, **how):
         command[-2].write_bytes(b"half")
         raise subprocess.CalledProcessError(1, command, stderr="no such voice\n")
 
-    monkeypatch.setattr(speech.subprocess, "run", fail)
-    with pytest.raises(InputError, match=r"(?s)espeak-ng could not read z aloud: no such voice.*; see apt install espeak-ng"):
-        speech.read_aloud(library)
-    assert not list(library.iterdir())
-
-
-def test_a_missing_program_is_one_line(library, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(InputError, match=r"espeak-ng could not read z aloud: .*No such file.*; see apt install espeak-ng"):
-        speech.read_aloud(library)
-    assert not list(library.iterdir())
+    for words, name, value in (("No such file", None, None), ("no such voice", "run", fail)):
+        with monkeypatch.context() as patch, pytest.raises(InputError, match=f"(?s)espeak-ng could not read z aloud: .*{words}"):
+            patch.setattr(speech.subprocess, name, value) if name else patch.setenv("PATH", "")
+            speech.read_aloud(library)
+        assert not list(library.iterdir())

@@ -2,16 +2,13 @@
 
 import os
 import socket
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from accelerated.data import sources
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import tokenised
 from accelerated.data.sources import read_bytes, source_of_path, split_of, standard_library, with_missing_splits
-from accelerated.data.tokenizers import ByteTokenizer, train_bpe, train_words
+from accelerated.data.tokenizers import train_bpe, train_words
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from tests.helpers.texts import content
@@ -25,9 +22,11 @@ def source(path, **options):
 
 
 def read(path, **options):
-    """Return {split: [(name, bytes)]} of a path."""
-    texts = [(split, (text.name, content(text))) for split, text in source(path, **options).texts()]
-    return {split: [text for other, text in texts if other == split] for split in SPLITS}
+    """Return {split: {name: bytes}} of a path."""
+    by_split = {split: {} for split in SPLITS}
+    for split, text in source(path, **options).texts():
+        by_split[split][text.name] = content(text)
+    return by_split
 
 
 def write(folder, texts):
@@ -37,20 +36,6 @@ def write(folder, texts):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
-
-
-def tokens_of(path):
-    """Tokenise a path in a folder beside it, and return the bytes of all documents."""
-    splits, _ = tokenised(source(path), ByteTokenizer(), Path(path).parent / "cache")
-    return bytes(splits["train"].tokens)
-
-
-def refusal(call, *arguments):
-    """The message of the InputError that a call raises."""
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_splits_are_a_fixed_function_of_the_name():
@@ -65,101 +50,84 @@ def test_standard_library_is_one_document_per_package(tmp_path):
     documents = [("a", b"a/__init__.pya/sub/y.pya/z.py"), ("b", b"b.py")]
     assert [(split, text.name, content(text)) for split, text in library.texts()] == [(split_of(n), n, t) for n, t in documents]
     assert [path.name for path in library.files] == ["__init__.py", "y.py", "z.py", "b.py"]
+    assert {split for split, _ in standard_library().texts()} == {*SPLITS}
 
 
 def test_a_file_is_split_90_5_5_by_position_and_no_character_is_cut_in_two(tmp_path):
-    write(tmp_path, {"book.txt": TEN * 20})
-    parts = [("train", 0, 180), ("valid", 180, 190), ("test", 190, 200)]
-    assert read(tmp_path / "book.txt") == {s: [(f"book.txt:{s}", (TEN * 20).encode()[a:b])] for s, a, b in parts}
-    for count in range(60, 80):
-        text = ("x" + "中é😀" * count).encode()
-        write(tmp_path, {"book.txt": text})
-        parts = [part for [(_, part)] in read(tmp_path / "book.txt").values()]
-        assert b"".join(parts) == text and all(part.decode() for part in parts)
-        assert 0 <= len(parts[0]) - len(text) * 90 // 100 <= 3
+    for text in (TEN * 20, *("x" + "中é😀" * count for count in range(60, 80))):
+        by_split = read(write(tmp_path, {"book.txt": text}) / "book.txt")
+        assert {split: [*texts] for split, texts in by_split.items()} == {split: [f"book.txt:{split}"] for split in SPLITS}
+        parts, size = [part for texts in by_split.values() for part in texts.values()], len(text.encode())
+        assert "".join(part.decode() for part in parts) == text
+        assert 0 <= len(parts[0]) - size * 90 // 100 <= 3 and 0 <= len(parts[0]) + len(parts[1]) - size * 95 // 100 <= 3
 
 
 def test_a_folder_is_split_by_names_or_if_small_by_position(tmp_path):
     names = [f"{i}.txt" for i in range(78)] + ["deep/README", "wiki.tokens", "wiki.raw"]
     write(tmp_path, {name: f"some words {i} " * 9 for i, name in enumerate(names)} | {"picture.png": b"\x89PNG"})
-    by_split = read(tmp_path)
-    assert {name: split for split in by_split for name, _ in by_split[split]} == {name: split_of(name) for name in names}
+    assert {name: split for split, texts in read(tmp_path).items() for name in texts} == {name: split_of(name) for name in names}
     for name in names[2:]:
         (tmp_path / name).unlink()
-    assert {s: [name for name, _ in texts] for s, texts in read(tmp_path).items()} == {
-        s: [f"0.txt:{s}", f"1.txt:{s}"] for s in SPLITS
-    }
+    assert {split: [*texts] for split, texts in read(tmp_path).items()} == {s: [f"0.txt:{s}", f"1.txt:{s}"] for s in SPLITS}
 
 
 OWN = {"train/a.txt": "a", "train/deep/b.txt": "b", "test/d.txt": "d", "README.md": "e"}
-OWN_READ = {"train": [("train/a.txt", b"a"), ("train/deep/b.txt", b"b")], "test": [("test/d.txt", b"d")]}
-BY_POSITION = [("train/a.txt:train", TEN.encode() * 9), ("train/a.txt:valid", b"abcde"), ("train/a.txt:test", b"fghij")]
-ROWS = [*zip(SPLITS, BY_POSITION, strict=True)]
+TRAIN = {"train/a.txt": b"a", "train/deep/b.txt": b"b"}
+BY_POSITION = {"train": TEN.encode() * 9, "valid": b"abcde", "test": b"fghij"}
 
 
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        *(
-            ({**OWN, f"{valid}/c.txt": "c"}, {**OWN_READ, "valid": [(f"{valid}/c.txt", b"c")]})
-            for valid in ("valid", "validation", "val", "dev")
-        ),
-        (
-            {**OWN, "val/c.txt": "c", "dev/f.txt": "f"},
-            {**OWN_READ, "valid": [("dev/f.txt", b"f"), ("val/c.txt", b"c")]},
-        ),
+        *(({**OWN, f"{name}/c.txt": "c"}, (TRAIN, {f"{name}/c.txt": b"c"})) for name in ("valid", "validation")),
+        ({**OWN, "val/c.txt": "c", "dev/f.txt": "f"}, (TRAIN, {"dev/f.txt": b"f", "val/c.txt": b"c"})),
         (
             {"train/a.txt": TEN * 10, "val/b.txt": "own"},
-            {"train": BY_POSITION[:2], "valid": [("val/b.txt", b"own")], "test": BY_POSITION[2:]},
+            ({f"train/a.txt:{s}": BY_POSITION[s] for s in ("train", "valid")}, {"val/b.txt": b"own"}),
         ),
         (
             {"train/a.txt": TEN * 10, "src/test/b.txt": TEN * 10},
-            {split: [(name.replace("train/a", "src/test/b"), text), (name, text)] for split, (name, text) in ROWS},
+            tuple({f"{name}:{s}": BY_POSITION[s] for name in ("src/test/b.txt", "train/a.txt")} for s in SPLITS[:2]),
         ),
     ],
-    ids=["valid", "validation", "val", "dev", "both", "a missing split by position", "train alone is none"],
+    ids=["valid", "validation", "val and dev", "a missing split by position", "train alone is none"],
 )
 def test_a_folder_with_its_own_splits_keeps_them(tmp_path, files, expected):
-    assert read(write(tmp_path, files)) == expected
+    assert tuple(read(write(tmp_path, files)).values())[:2] == expected
 
 
 def test_a_missing_split_is_taken_from_train_by_names(tmp_path):
-    names = [f"train/{i}.txt" for i in range(80)]
+    names = sorted(f"train/{i}.txt" for i in range(80))
     by_split = read(write(tmp_path, {name: f"text of {name}" for name in names} | {"test/0.txt": "its own"}))
-    assert by_split["test"] == [("test/0.txt", b"its own")]
-    assert [name for name, _ in by_split["valid"]] == [name for name in sorted(names) if split_of(name) == "valid"] != []
-    assert sorted(name for split in ("train", "valid") for name, _ in by_split[split]) == sorted(names)
+    assert by_split["test"] == {"test/0.txt": b"its own"}
+    assert [*by_split["valid"]] == [name for name in names if split_of(name) == "valid"] != []
+    assert sorted({**by_split["train"], **by_split["valid"]}) == names
     given = {split: lambda split=split: [sources.Text(f"{split}{i}", ()) for i in range(60)] for split in SPLITS}
     texts = list(with_missing_splits(given))
     assert all(text.name.startswith(split) for split, text in texts) and len(texts) == 180, "whatever their hashes say"
 
 
-@pytest.mark.parametrize("splits", [False, True])
-def test_a_folder_of_repositories_has_a_document_for_each(tmp_path, splits):
+def test_a_folder_of_repositories_has_a_document_for_each(tmp_path):
     """It joins the files in sorted order, in any encoding; a file beside the repositories is a document."""
     files = {"b/src/z.py": "z", "b/a.md": "a", "b/latin.txt": b"\xe9", "a/1.txt": "1", "c.txt": "c", "a-b/2.txt": "2"}
     expected = {"a": b"1", "a-b": b"2", "b": b"a\xe9z", "c.txt": b"c"}
-    write(tmp_path / ("train" if splits else ""), files)
-    if splits:
-        write(tmp_path, {"valid/d/e.txt": "e", "valid/d/f.txt": "f", "test/g/h.txt": "h"})
-        assert read(tmp_path, documents="folders") == {
-            "train": [(f"train/{name}", text) for name, text in expected.items()],
-            "valid": [("valid/d", b"ef")],
-            "test": [("test/g", b"h")],
-        }
-    else:
-        parts = [part for texts in read(tmp_path, documents="folders").values() for part in texts]
-        names = [name.partition(":")[0] for name, _ in parts]
-        assert {n: b"".join(text for name, text in parts if name.partition(":")[0] == n) for n in names} == expected
-
-
-# Odd files
+    whole = dict.fromkeys(expected, b"")
+    for texts in read(write(tmp_path / "all", files), documents="folders").values():
+        for name, part in texts.items():
+            whole[name.partition(":")[0]] += part
+    assert whole == expected
+    write(tmp_path / "own" / "train", files)
+    write(tmp_path / "own", {"valid/d/e.txt": "e", "valid/d/f.txt": "f", "test/g/h.txt": "h"})
+    train = {f"train/{name}": text for name, text in expected.items()}
+    own = {"train": train, "valid": {"valid/d": b"ef"}, "test": {"test/g": b"h"}}
+    assert read(tmp_path / "own", documents="folders") == own
 
 
 def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path, monkeypatch):
-    """Hidden files, other suffixes, and what is no file: a pipe would be waited for without end."""
+    """Hidden files, other suffixes, and what is no file: a pipe would be waited for without end. Names may be any bytes."""
     others = (".DS_Store", ".git/index", ".git/a.txt", "a.tar.gz", "b.png", "c.zip", "d.jsonl", "e.csv", ".hidden.txt")
-    folder = write(tmp_path / "in", dict.fromkeys(others, b"\xff\xfe") | {"a.txt": "words " * 99, "sub/b.py": "x"})
+    texts = ("a.txt", "sub/b.py", os.fsdecode(b"sub/caf\xe9\n.txt"))
+    folder = write(tmp_path / "in", dict.fromkeys(others, b"\xff\xfe") | dict.fromkeys(texts, bytes(4000)))
     os.mkfifo(folder / "pipe.txt")
     (folder / "broken.txt").symlink_to(folder / "nowhere")
     (folder / "self.txt").symlink_to(folder / "self.txt")
@@ -167,18 +135,13 @@ def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind("socket.txt")
-        assert source(folder).files == (folder / "a.txt", folder / "sub" / "b.py")
-    (folder / "a.txt").unlink()
-    (folder / "sub" / "b.py").unlink()
-    assert "ends in one of .txt .text .raw " in refusal(source, folder) and "hf:" in refusal(source, folder)
-    assert "no file in this folder" in refusal(source, folder / "pipe.txt")
-
-
-def test_names_may_be_any_bytes_and_nul_bytes_are_text(tmp_path):
-    folder = write(tmp_path / "in", {os.fsdecode(name): "words " * 40 for name in (b"caf\xe9.txt", b"two\nlines.txt", b" .txt")})
-    assert len(tokens_of(folder)) == 3 * 240
-    name = os.fsdecode(b"\xff\n.txt")
-    assert tokens_of(write(tmp_path, {name: bytes(4000)}) / name) == bytes(4000)
+        assert source(folder).files == tuple(folder / name for name in texts)
+    assert b"".join(part for texts in read(folder).values() for part in texts.values()) == bytes(12_000)
+    for name in texts:
+        (folder / name).unlink()
+    for path in (folder, folder / "pipe.txt"):
+        with pytest.raises(InputError, match=r"no file in this folder ends in one of .txt .text .raw .*hf:"):
+            source(path)
 
 
 def test_a_byte_order_mark_is_dropped_and_said_once(tmp_path, capsys):
@@ -186,21 +149,10 @@ def test_a_byte_order_mark_is_dropped_and_said_once(tmp_path, capsys):
     mark, text = b"\xef\xbb\xbf", "wörds ".encode() * 300
     write(tmp_path, dict.fromkeys(("in/a.txt", "in/b.txt", "c.txt"), mark + text + mark))
     sources.say_once.cache_clear()
-    assert tokens_of(tmp_path / "c.txt") == text + mark
-    assert len(tokens_of(tmp_path / "in")) == 2 * len(text + mark)
+    for path, count in (("c.txt", 1), ("in", 2)):
+        parts = b"".join(part for texts in read(tmp_path / path).values() for part in texts.values())
+        assert parts.count(b"w") == 300 * count and parts.count(mark) == count and not parts.startswith(mark)
     assert capsys.readouterr().err.splitlines() == ["files begin with a byte-order mark, which is no text and is dropped"]
-
-
-def test_a_file_that_vanishes_is_named(tmp_path):
-    """While it is opened or, as the system names it, while the files are looked at; a program makes one line of that too."""
-    folder = write(tmp_path / "in", {f"{name}.txt": "words " * 99 for name in "abc"})
-    found = source(folder)
-    (folder / "b.txt").unlink()
-    message = f"cannot read {folder}/b.txt: No such file or directory; give another --data"
-    assert refusal(lambda: [content(text) for _, text in found.texts()]) == message
-    with pytest.raises(FileNotFoundError) as caught:
-        tokenised(found, ByteTokenizer(), tmp_path / "cache")
-    assert caught.value.filename == str(folder / "b.txt")
 
 
 @pytest.mark.parametrize(
@@ -208,11 +160,15 @@ def test_a_file_that_vanishes_is_named(tmp_path):
     [(b"caf\xe9 au lait", 3), ("née ".encode() + b"\xff", 5), ("née".encode()[:2], 1), (b"ab" * 40 + b"\xc3", 80)],
 )
 def test_a_file_that_is_not_utf_8_is_refused_with_its_place(tmp_path, text, place):
-    """Where it is tokenised, and where tokens are learned from it."""
-    folder = write(tmp_path / "in", {"train/a.txt": text, "valid/a.txt": "x", "test/a.txt": "y"})
-    wrong = f"train/a.txt is not UTF-8 text (byte {place}); convert it, or move it out of --data"
-    assert refusal(tokens_of, folder) == refusal(train_bpe, source(folder), 257) == wrong
-    assert refusal(train_words, source(folder), 3) == wrong
+    """Where it is read, and where tokens are learned from it; a file that vanishes is named."""
+    folder = write(tmp_path, {"train/a.txt": text, "valid/a.txt": "x", "test/a.txt": "y"})
+    found, learners = source(folder), (lambda _: read(folder), lambda it: train_bpe(it, 257), lambda it: train_words(it, 3))
+    for call in learners:
+        with pytest.raises(InputError, match=rf"^train/a.txt is not UTF-8 text \(byte {place}\); convert it, or move it out of"):
+            call(found)
+    (folder / "train" / "a.txt").unlink()
+    with pytest.raises(InputError, match=f"^cannot read {folder}/train/a.txt: No such file or directory; give another --data$"):
+        train_words(found, 3)
 
 
 def test_pieces_are_of_one_size_in_each_part():
@@ -220,34 +176,33 @@ def test_pieces_are_of_one_size_in_each_part():
     assert [*read_bytes(text, 3)] == [b"abc", b"def", b"g", b"hi"] and [*read_bytes(text)] == [b"abcdefg", b"hi"]
 
 
-# Recordings
-
-
 def test_recordings_are_read_as_samples_and_nothing_else(tmp_path):
     """Whole, and cut by position: a recording has no byte-order mark and no characters."""
-    names = ("train/a.ulaw", "train/b/c.ULAW", "valid/d.ulaw", "test/e.ulaw")
-    values = {name: bytes(range(number + 100, number + 150)) for number, name in enumerate(names)}
-    write(tmp_path / "in", values | {"train/a.txt": "what is said"})
-    assert [text for texts in read(tmp_path / "in", tokenizer="mu-law").values() for text in texts] == [*values.items()]
-    assert b"".join(text for texts in read(tmp_path / "in").values() for _, text in texts) == b"what is said"
-    long = b"\xef\xbb\xbf" + np.random.default_rng(0).integers(0, 256, 3997).astype(np.uint8).tobytes()
-    write(tmp_path, {"a.ulaw": long})
-    parts = [text for texts in read(tmp_path / "a.ulaw", tokenizer="mu-law").values() for _, text in texts]
-    assert b"".join(parts) == long and [len(part) // 20 for part in parts] == [180, 10, 10]
+    values = dict.fromkeys(("train/a.ulaw", "train/b/c.ULAW", "valid/d.ulaw"), bytes([65, 90, 200]))
+    write(tmp_path / "in", values | {"train/a.txt": "what is said", "test/e.ulaw": b"\xff"})
+    by_split = read(tmp_path / "in", tokenizer="mu-law")
+    assert by_split["train"] | by_split["valid"] == values and by_split["test"] == {"test/e.ulaw": b"\xff"}
+    assert {name[:11] for texts in read(tmp_path / "in").values() for name in texts} == {"train/a.txt"}
+    long = b"\xef\xbb\xbf" + bytes(range(256)) * 15
+    parts = [*read(write(tmp_path, {"a.ulaw": long}) / "a.ulaw", tokenizer="mu-law").values()]
+    assert b"".join(part for texts in parts for part in texts.values()) == long
 
 
 def test_what_cannot_be_data_is_refused(tmp_path):
-    names = ("train/a.txt", "test/d.txt", "other/x.txt", "empty/x.png", "e.jsonl", "r.wav")
-    write(tmp_path, dict.fromkeys(names, b"\xff"))
-    assert "has the splits test, train and also other; move them into a split, or out" in refusal(source, tmp_path)
-    assert "no file in this folder ends in one of .ulaw; " in refusal(lambda: source(tmp_path / "empty", tokenizer="mu-law"))
-    for data in ("stdlib", f"{tmp_path}/e.jsonl", f"{tmp_path}/r.wav"):
-        words = f"mu-law reads recordings, and --data {data} is text; give a .ulaw or a folder of them"
-        assert words in refusal(check_data, DataConfig(data, tokenizer="mu-law"))
-    for data in ("stdlib", "recall", f"{tmp_path}/train/a.txt"):
-        words = "--documents folders needs a folder of folders as --data"
-        assert words in refusal(check_data, DataConfig(data, documents="folders"))
-    check_data(DataConfig(str(tmp_path), tokenizer="mu-law", documents="folders"))
-    assert "did you mean stdlib" in refusal(check_data, DataConfig("stdlb"))
-    words = "a folder, or one of stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"
-    assert words in refusal(check_data, DataConfig(str(tmp_path / "x.txt")))
+    names = ("train/a.txt", "test/d.txt", "other/x.txt", "empty/x.png", "e.jsonl")
+    folder = write(tmp_path, dict.fromkeys(names, b"\xff"))
+    for options, words in (
+        ({}, "has the splits test, train and also other; move them"),
+        ({"data": f"{folder}/empty", "tokenizer": "mu-law"}, "no file in this folder ends in one of .ulaw; "),
+    ):
+        with pytest.raises(InputError, match=words):
+            source_of_path(DataConfig(**{"data": str(folder)} | options))
+    for data, options, words in (
+        *((data, {"tokenizer": "mu-law"}, "give a .ulaw or a folder") for data in ("stdlib", f"{folder}/e.jsonl")),
+        *((data, {"documents": "folders"}, "--documents folders needs") for data in ("recall", f"{folder}/train/a.txt")),
+        ("stdlb", {}, "did you mean stdlib"),
+        (f"{folder}/x.txt", {}, "a folder, or one of stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_data(DataConfig(data, **options))
+    check_data(DataConfig(str(folder), tokenizer="mu-law", documents="folders"))
