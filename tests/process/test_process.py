@@ -10,30 +10,28 @@ from accelerated.program.errors import InputError
 from accelerated.training import process
 
 
-@pytest.mark.parametrize(
-    "name,gpus,local_rank,expected",
-    [
-        ("cpu", 2, None, "cpu"),
-        ("auto", 0, None, "cpu"),
-        ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
-        ("auto", 2, None, "cuda:0"),
-        ("cuda", 2, None, "cuda:0"),
-        ("auto", 2, "1", "cuda:1"),
-        ("auto", 2, "2", "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"),
-        ("cuda", 2, "5", "torchrun started more than 5 processes here, torch finds 2 GPUs; start one for each"),
-        ("cuda", 1, "1", "torchrun started more than 1 processes here, torch finds 1 GPUs; start one for each"),
-    ],
-)
-def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch, name, gpus, local_rank, expected):
-    for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
-        monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
-    if local_rank:
-        monkeypatch.setenv("LOCAL_RANK", local_rank)
-    try:
-        found = str(process.choose_device(name))
-    except InputError as error:
-        found = str(error)
-    assert found == expected
+def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch):
+    def found(name, gpus, local_rank):
+        for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
+            monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
+        monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv("LOCAL_RANK", raising=False)
+        try:
+            return str(process.choose_device(name))
+        except InputError as error:
+            return str(error)
+
+    for given, device in (
+        (("cpu", 2, None), "cpu"),
+        (("auto", 0, None), "cpu"),
+        (("auto", 2, None), "cuda:0"),
+        (("cuda", 2, None), "cuda:0"),
+        (("auto", 2, "1"), "cuda:1"),
+    ):
+        assert found(*given) == device
+    assert found("cuda", 0, None) == "--device cuda: torch finds no GPU here; use --device cpu or auto"
+    for name, gpus, local_rank in (("auto", 2, "2"), ("cuda", 2, "5"), ("cuda", 1, "1")):
+        message = f"torchrun started more than {local_rank} processes here, torch finds {gpus} GPUs; start one for each"
+        assert found(name, gpus, local_rank) == message
 
 
 def test_the_memory_that_a_gpu_took_is_said(monkeypatch):

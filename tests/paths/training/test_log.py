@@ -1,4 +1,4 @@
-"""The log of a run: means weighted by tokens."""
+"""The log of a run: means weighted by tokens; the first process alone writes it."""
 
 import math
 
@@ -20,17 +20,12 @@ def test_means_are_weighted_by_tokens(tmp_path):
 
 
 def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
-    """It also drops a line that a crash cut off, and keeps the sums that were not yet written."""
+    """It also drops a line that a crash cut off, and keeps the sums that were not yet written; another process writes nothing."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 6, "loss": 2.0}\n{"step": 7, "loss": 1.0}\n{"step": 8, "lo')
-    record = Log(tmp_path, step=6, pending=(10.0, 5, 20))
-    record.add(2.0, 1, 4)
-    record.record(7)
-    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(6, 2.0), (7, 2.0)]
-
-
-def test_only_the_first_process_writes(tmp_path):
-    record = Log(tmp_path, writing=False)
-    record.add(10.0, 5, 20)
-    assert record.pending == (10.0, 5, 20)
-    record.record(1)
-    assert not list(tmp_path.iterdir()) and record.pending == (0.0, 0, 0)
+    for writing, expected in ((False, [(6, 2.0), (7, 1.0)]), (True, [(6, 2.0), (7, 2.0)])):
+        record = Log(tmp_path, step=6, pending=(10.0, 5, 20), writing=writing)
+        record.add(2.0, 1, 4)
+        assert record.pending == (12.0, 6, 24)
+        record.record(7)
+        assert record.pending == (0.0, 0, 0)
+        assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected

@@ -1,18 +1,19 @@
 """Opening a run: what cannot work is refused before training, and checkpoints of earlier releases continue."""
 
-import re
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-import train as training_script
-from accelerated.models import NAMES
+from accelerated.models import NAMES, model_class
 from accelerated.program.errors import InputError
-from accelerated.training import folder, opening, process
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, saved, train
+from accelerated.training import folder, opening
+from accelerated.training.options import parse
+from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, saved, train
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -33,22 +34,23 @@ def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, mod
         assert (parameters[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
 
 
-@pytest.mark.parametrize(
-    "options,wastes",
-    [
+def test_settings_that_waste_work_give_a_warning(capsys):
+    """A horizon through which no gradient passes, and a warm-up that never ends."""
+    for options, wastes in (
         ([*COMPRESSIVE, "--horizon", 1], False),
         ([*COMPRESSIVE, "--horizon", 2], True),
         ([*COMPRESSIVE, "--horizon", 2, "--compression-loss", "bptt"], False),
         ([*WINDOWED, "--horizon", 3], False),
         ([*WINDOWED, "--horizon", 3, "--vectors", 0], True),
-    ],
-)
-def test_a_horizon_through_which_no_gradient_passes_gives_a_warning(tmp_path, capsys, options, wastes):
-    recall = ["--data", "recall", "--recall-distance", 128, "--steps", 1, "--batch", 2, "--sample", 0]
-    train(*options, *recall, "--validation-segments", 1, "--out", tmp_path / "run")
-    words = f"--horizon {options[options.index('--horizon') + 1]} only takes memory: no gradient passes between segments"
-    printed = capsys.readouterr().err
-    assert f"warning: {words}" in printed if wastes else "--horizon" not in printed
+    ):
+        settings = parse([str(option) for option in [*options, "--warmup", 40, "--steps", 10 if wastes else 40]])[0]
+        model = model_class(settings.model)(settings.model_config, 0)
+        opening.warn(SimpleNamespace(settings=settings, model=model))
+        printed = capsys.readouterr().err
+        horizon = f"warning: --horizon {settings.training.horizon} only takes memory: no gradient passes between segments"
+        warmup = "warning: --warmup 40 is longer than --steps 10: the learning rate ends at 25% of --learning-rate"
+        assert printed == "" if not wastes else horizon in printed and warmup in printed, options
+        assert model.training
 
 
 def refused(monkeypatch, *argv):
@@ -63,76 +65,55 @@ def refused(monkeypatch, *argv):
 def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, monkeypatch):
     options, run = [*TINY, "--data", "stdlib"], tmp_path / "run"
     (tmp_path / "file").write_text("in the way")
-    message = refused(monkeypatch, *options, "--out", tmp_path / "file" / "deep")
-    assert re.match("cannot write .*file/deep: Not a directory; give another --out", message)
+    words = f"cannot write {tmp_path}/file/deep: Not a directory; give another --out"
+    assert words in refused(monkeypatch, *options, "--out", tmp_path / "file" / "deep")
+    options += ["--out", run]
     with monkeypatch.context() as patch:
         patch.setattr(opening.shutil, "which", lambda name: None)
-        message = refused(patch, *options, "--compile", "inductor", "--device", "cpu", "--out", run)
+        message = refused(patch, *options, "--compile", "inductor", "--device", "cpu")
         assert "--compile inductor needs a C++ compiler on a CPU, and there is none" in message
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "tokenizers", None)
-        assert "--train-bpe needs the package tokenizers" in refused(patch, *options, "--train-bpe", 300, "--out", run)
-    message = refused(monkeypatch, *options, "--batch", 3, "--accumulate", 2, "--out", run)
+        assert "--train-bpe needs the package tokenizers" in refused(patch, *options, "--train-bpe", 300)
+    message = refused(monkeypatch, *options, "--batch", 3, "--accumulate", 2)
     assert "--accumulate 2 does not divide each process's 3 lanes" in message
+    message = refused(monkeypatch, *options, "--compile", "cudagraphs", "--device", "cpu")
+    assert "--compile cudagraphs needs --device cuda, and this is cpu" in message
     message = refused(monkeypatch, "--init", tmp_path / "nowhere", "--data", "stdlib", "--out", run)
     assert "no such file; expected GPT-2 in safetensors" in message
     with monkeypatch.context() as patch:
         patch.setenv("WORLD_SIZE", "2")
-        message = refused(patch, *options, "--batch", 4, "--accumulate", 4, "--out", run)
+        message = refused(patch, *options, "--batch", 4, "--accumulate", 4)
         assert "--accumulate 4 does not divide each process's 2 lanes" in message
-        assert "--batch 3 cannot be divided by 2 processes" in refused(patch, *options, "--out", run)
+        assert "--batch 3 cannot be divided by 2 processes" in refused(patch, *options)
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
 
 
-def test_a_text_that_cannot_be_read_leaves_no_empty_run(text, tmp_path):
+def test_a_run_that_cannot_begin_leaves_no_folder(text, tmp_path):
+    """It takes its tokenizer along, but nothing that somebody else put there."""
+    run = tmp_path / "run"
     text.write_bytes(b"\xff" * 999)
     with pytest.raises(InputError, match="is not UTF-8 text"):
-        train("--data", text, *TINY, "--out", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+        train("--data", text, *TINY, "--out", run)
+    assert not run.exists()
+    for name, stays in (("tokenizer.model", False), ("tokenizer.tiktoken", False), ("somebody's.txt", True)):
+        run.mkdir()
+        (run / ".lock").touch()
+        (run / name).touch()
+        folder.remove_new_run(run)
+        assert run.exists() == stays, name
 
 
-@pytest.mark.parametrize("name,stays", [("tokenizer.model", False), ("tokenizer.tiktoken", False), ("somebody's.txt", True)])
-def test_a_run_that_cannot_begin_takes_its_tokenizer_along(tmp_path, name, stays):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / ".lock").touch()
-    (run / name).touch()
-    folder.remove_new_run(run)
-    assert run.exists() == stays
-
-
-def test_two_runs_without_out_take_two_folders(text, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        train("--data", text, *TINY, "--steps", 1, "--sample", 0, "--validation-segments", 1)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["block_recurrent-book-1", "block_recurrent-book-2"]
-
-
-def test_a_gpus_peak_memory_is_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(process, "peak_memory", lambda device: "peak memory: much")
-    recall = ["--data", "recall", "--recall-distance", 8, "--validation-segments", 1]
-    train(*TINY, *recall, "--steps", 1, "--sample", 0, "--out", tmp_path / "run")
-    assert "peak memory: much\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "options", [TINY, COMPRESSIVE, MEMFORMER, MEMORIZING, WINDOWED], ids=["tiny", "compressive", "slots", "rows", "windowed"]
-)
-def test_groups_of_lanes_write_into_one_state(tmp_path, monkeypatch, options):
-    """No second state of all lanes exists, which for a long memory may take more than all else; a resumed run's is its own."""
-    found, forward_and_backward = [], training_script.forward_and_backward
-
-    def watched(run, *given):
-        places = [[field.untyped_storage().data_ptr() for field in run.state if field.numel()]]
-        loss = forward_and_backward(run, *given)
-        places.append([field.untyped_storage().data_ptr() for field in run.state if field.numel()])
-        found.append(places)
-        return loss
-
-    monkeypatch.setattr(training_script, "forward_and_backward", watched)
-    options = [*options, "--data", "recall", "--recall-distance", 128, "--sample", 0, "--validation-segments", 1]
-    train(*options, "--accumulate", 3, "--steps", 1, "--out", tmp_path / "run")
-    train("--resume", tmp_path / "run", "--steps", 2)
-    assert len(found) == 2
-    for before, after in found:
-        assert before == after and len(set(before)) == len(before)
+def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
+    """Overlapping windows are more; a resumed run whose step is not below that is refused."""
+    documents = [SimpleNamespace(inputs=range(predictions)) for predictions in (20, 8, 0)]
+    resumed = SimpleNamespace(resumed={"step": 4}, folder="run")
+    for overlap, epochs, steps in ((0, 2.0, 2), (0, 1.3, 2), (0, 0.1, 1), (3, 2.0, 3), (3, 3.2, 4)):  # 4 or 5 windows of 8
+        settings = parse([str(option) for option in [*WINDOWED, "--overlap", overlap, "--epochs", epochs, "--batch", 2]])[0]
+        settings = settings._replace(training=dataclasses.replace(settings.training, horizon=2))
+        found = opening.with_steps(settings, documents, SimpleNamespace(resumed=None)).training
+        assert (found.steps, found.epochs) == (steps, 0.0), (overlap, epochs)
+        said = f"--epochs {epochs:g} of {5 if overlap else 4} segments in 2 x 2 a step"
+        assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
+        with pytest.raises(InputError, match=f"{said} are {steps} steps?, and run is at step 4; give more"):
+            opening.with_steps(settings, documents, resumed)
