@@ -64,7 +64,7 @@ def test_the_three_methods_agree(paper, name, horizon, lanes, scored, begins, dr
     for number in range(horizon):
         length = config.segment - (PAPERS[paper].shorter if number and number == horizon - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, max(1, length)))
-        reads = name in PAPERS[paper].tasks and rng.random() < 0.6
+        reads = name in PAPERS[paper].tasks and (number + seed) % 2 == 0
         task = (random_task(config, rng, rng.integers(3, size=lanes)),) if reads else ()
         segments.append((tokens, targets, rng.random(tokens.shape) < scored, *task))
     starts = [rng.random(lanes) < begins for _ in segments]
