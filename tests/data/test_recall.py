@@ -1,6 +1,5 @@
 """The recall task: answers follow from what a document told, as an oracle reads it, and are never in the input."""
 
-import dataclasses
 from itertools import islice
 
 import numpy as np
@@ -106,18 +105,6 @@ def test_an_answer_is_what_the_document_told_last(pair):
     keys = range(config.questions) if config.task == "copying" else document.inputs[asked].tolist()
     assert document.targets[asked].tolist() == [known[key] for key in keys]
     assert {*rest} <= MARKS | ({*known} if config.task != "copying" else set()), "no answer is in the input"
-
-
-@given(drawn(["facts"]), st.integers(0, 99))
-def test_keys_have_values_of_their_own(pair, seed):
-    config, of_key = dataclasses.replace(pair[0], vary_pairs=False), {}
-    for number in range(20):
-        opening = recall_document(config, np.random.default_rng([seed, number]), "x").inputs[: config.opening].tolist()
-        for key, value in zip(opening[::2], opening[1::2], strict=True):
-            of_key.setdefault(key, set()).add(value)
-    values = set.union(*of_key.values())
-    assert not {*of_key} & values and len(values) == sum(map(len, of_key.values()))
-    assert max(map(len, of_key.values())) <= config.values
 
 
 @pytest.mark.parametrize("task", LEAST)

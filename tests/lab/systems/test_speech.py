@@ -92,47 +92,37 @@ def test_what_cannot_be_converted_is_refused(tmp_path, content, target, rate, wo
     assert {*tmp_path.iterdir()} == {source} - {tmp_path}
 
 
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A library in which two docstrings are long enough; returns where its recordings are to go."""
-    root = tmp_path / "library"
+def test_each_long_docstring_is_read_once(tmp_path, monkeypatch):
+    """A library has two that are long enough. A failed reading leaves no recording; nor does a missing program."""
+    root, folder, spoken = tmp_path / "library", tmp_path / "speech", []
     for name, text in {"b": "b" * 500, "a/z": "z" * 400, "c": "short", "test/d": "d" * 500, "e": ""}.items():
         (root / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
         (root / f"{name}.py").write_text(f'"""{text}"""\n' if text else "x = 1\n")
     monkeypatch.setattr(speech.sysconfig, "get_paths", lambda: {"stdlib": str(root)})
-    return tmp_path / "speech"
-
-
-def test_each_long_docstring_is_read_once(library, monkeypatch):
-    spoken = []
 
     def speak(command, input, **how):
         assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and how["check"] and how["text"]
         command[-2].write_bytes(wav([7, 8, 9]))
         spoken.append(input)
 
-    monkeypatch.setattr(speech.subprocess, "run", speak)
-    speech.read_aloud(library)
-    assert spoken == ["z" * 400, "b" * 400] and sorted(path.name for path in library.iterdir()) == ["a-z.ulaw", "b.ulaw"]
-    assert (library / "b.ulaw").read_bytes() == to_mu_law(np.array([7, 8, 9], np.int16)).tobytes()
-    (library / "b.ulaw").unlink()
-    speech.read_aloud(library)
-    assert spoken[2:] == ["b" * 400], "what is there stays"
-    monkeypatch.setattr(speech, "RECORDINGS", 1)
-    (library / "b.ulaw").unlink()
-    speech.read_aloud(library)
-    assert len(spoken) == 3
-
-
-def test_a_failed_reading_leaves_no_recording(library, monkeypatch):
-    """Nor does a missing program."""
-
     def fail(command, **how):
         command[-2].write_bytes(b"half")
         raise subprocess.CalledProcessError(1, command, stderr="no such voice\n")
 
-    for words, name, value in (("No such file", None, None), ("no such voice", "run", fail)):
-        with monkeypatch.context() as patch, pytest.raises(InputError, match=f"(?s)espeak-ng could not read z aloud: .*{words}"):
-            patch.setattr(speech.subprocess, name, value) if name else patch.setenv("PATH", "")
-            speech.read_aloud(library)
-        assert not list(library.iterdir())
+    monkeypatch.setenv("PATH", "")
+    for words in ("No such file", "no such voice"):
+        with pytest.raises(InputError, match=f"(?s)espeak-ng could not read z aloud: .*{words}.*; see apt install espeak-ng"):
+            speech.read_aloud(folder)
+        assert not list(folder.iterdir())
+        monkeypatch.setattr(speech.subprocess, "run", fail)
+    monkeypatch.setattr(speech.subprocess, "run", speak)
+    speech.read_aloud(folder)
+    assert spoken == ["z" * 400, "b" * 400] and sorted(path.name for path in folder.iterdir()) == ["a-z.ulaw", "b.ulaw"]
+    assert (folder / "b.ulaw").read_bytes() == to_mu_law(np.array([7, 8, 9], np.int16)).tobytes()
+    (folder / "b.ulaw").unlink()
+    monkeypatch.setattr(speech, "RECORDINGS", 1)
+    speech.read_aloud(folder)
+    assert len(spoken) == 2, "no more than so many"
+    monkeypatch.setattr(speech, "RECORDINGS", 2)
+    speech.read_aloud(folder)
+    assert spoken[2:] == ["b" * 400], "what is there stays"
