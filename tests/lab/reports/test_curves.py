@@ -5,13 +5,12 @@ import pytest
 from accelerated.lab.reports import curves as report
 
 
-@pytest.mark.parametrize("tokens", [False, True])
-def test_each_run_has_its_colour_in_a_plot_of_several(tmp_path, monkeypatch, tokens):
+def test_each_run_has_its_colour_in_a_plot_of_several(tmp_path, monkeypatch):
     """A line for training and dots for validation, against steps or tokens; runs of one name are named by their paths."""
     pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
     drawn, runs = [], [f"a/{number}" for number in range(10)] + ["b/3", "c/new"]
     monkeypatch.setattr(report, "save_figure", lambda figure, path: drawn.append(figure.axes[0]))
-    for some in (runs[:2], runs):
+    for some, tokens in ((runs[:2], True), (runs, False)):
         curves = [report.Curves(run, {4: 8.0, 8: 7.0 + n}, {8: 6.0 + n}, 100 + n) for n, run in enumerate(some)]
         report.draw_several(curves, tmp_path / "curves.png", tokens=tokens)
         axes = drawn.pop()

@@ -29,7 +29,7 @@ def test_temporal_range_scores_each_segment_by_what_the_state_has_carried(reach)
                 targets = torch.tensor(document.targets[at : at + n].astype(int))
                 expected[index % reach] -= logits[0, : len(piece)].log_softmax(-1).gather(1, targets[:, None]).sum().item()
                 counts[index % reach] += len(piece)
-    for lanes in (1, 2, 3):
+    for lanes in (1, 3):
         scores = temporal_range(model, documents, BYTES, lanes, reach)
         assert [score.tokens for score in scores] == counts
         assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)

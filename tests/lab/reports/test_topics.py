@@ -1,6 +1,5 @@
 """Topics: pieces are drawn evenly, divergences are those of the definition, and a context's own words are near it."""
 
-import json
 import math
 import sys
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from accelerated.evaluation.generation import read_prompt
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
-from tests.helpers.programs import WINDOWED, evaluate, train
+from tests.helpers.programs import WINDOWED, as_json, printed, refused, train
 from tests.helpers.variants import PAPERS
 
 GARDEN, SEA = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "
@@ -31,12 +30,11 @@ def documents_with(texts):
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(2, 12), st.integers(1, 20))
 def test_pieces_come_from_single_documents(sizes, length, count):
     texts = [bytes(range(40 * number, 40 * number + size)) for number, size in enumerate(sizes)]
-    documents, rng = documents_with(texts), np.random.default_rng(0)
     if max(sizes) < length:
-        with pytest.raises(InputError, match=f"no document has {length} tokens; give longer ones, or a shorter --segment"):
-            topics.drawn_pieces(documents, count, length, rng)
+        with pytest.raises(InputError, match=f"no document has {length} tokens"):
+            topics.drawn_pieces(documents_with(texts), count, length, np.random.default_rng(0))
         return
-    pieces = topics.drawn_pieces(documents, count, length, rng)
+    pieces = topics.drawn_pieces(documents_with(texts), count, length, np.random.default_rng(0))
     assert pieces.shape == (count, length) and all(any(bytes(piece.tolist()) in text for text in texts) for piece in pieces)
 
 
@@ -57,13 +55,16 @@ def test_divergence_is_that_of_the_definition():
 def test_texts_of_a_topic_are_near_each_other():
     pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(200)]
+    texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(100)]
     found = topics.topic_model(texts).transform([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
     assert found.shape == (5, topics.TOPICS) and np.allclose(found.sum(1), 1) and np.allclose(found[4], 1 / topics.TOPICS)
     same, other = topics.jensen_shannon(found[:2], found[2:4]), topics.jensen_shannon(found[:2], found[3:1:-1])
     assert (same + 0.2 < other).all()
+    few = ["rose ship"] * 4 + ["wave wind"] * 4  # a word stands in at least five texts, and in at most half of them
     with pytest.raises(InputError, match="the training split has too few words for a topic model"):
-        topics.topic_model(["+ - *"] * 9)
+        topics.topic_model(few)
+    words, _ = (part for _, part in topics.topic_model([f"{text} soil" for text in few + few[:1] + few[4:5]]).steps)
+    assert sorted(words.vocabulary_) == ["rose", "ship", "wave", "wind"]
 
 
 def test_continuations_are_greedy_and_in_a_new_window():
@@ -81,34 +82,45 @@ def test_continuations_are_greedy_and_in_a_new_window():
             logits, state = model.step(torch.tensor([token]), state)
 
 
-def test_the_report_says_how_near_topics_are(tmp_path, capsys, monkeypatch):
-    """A context is at 0 from itself; continuations by a model that has learned nothing are not."""
-    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
-    text = tmp_path / "text.txt"
-    text.write_text((GARDEN * 40 + SEA * 40) * 8)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that has learned nothing, of a text about gardens and the sea."""
+    folder = tmp_path_factory.mktemp("topics")
+    (folder / "text.txt").write_text((GARDEN * 40 + SEA * 40) * 8)
     brief = ("--steps", 1, "--sample", 0, "--validation-segments", 1)
-    train("--data", text, *WINDOWED, *brief, "--out", tmp_path / "run")
-    capsys.readouterr()
-    printed = []
+    train("--data", folder / "text.txt", *WINDOWED, *brief, "--out", folder / "run")
+    return folder / "run"
+
+
+def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
+    """The same each time. A context is at 0 from itself; continuations by a model that has learned nothing are not."""
+    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     monkeypatch.setattr(topics, "FITTED", 300)
-    for _ in range(2):
-        evaluate("topics", tmp_path / "run", "--contexts", 20, "--tokens", 5)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] and "Jensen-Shannon divergence of topics, context to continuation: 0." in printed[0]
-    assert "20 contexts of 8 tokens, continued by 5; 20 topics" in printed[0]
-    found = []
-    for continued in (topics.continuations, lambda run, contexts, count: contexts):
-        monkeypatch.setattr(topics, "continuations", continued)
-        evaluate("topics", tmp_path / "run", "--contexts", 20, "--tokens", 5, "--json")
-        found.append(json.loads(capsys.readouterr().out))
-    assert found[0]["mean"] > 0.01 and found[1]["mean"] < 1e-9 and len(found[0]["divergences"]) == 20
-    assert abs(np.mean(found[0]["divergences"]) - found[0]["mean"]) < 1e-3
+    argv = ("topics", run, "--contexts", 20, "--tokens", 5)
+    text, record = printed(capsys, *argv), as_json(capsys, *argv)
+    error = np.std(record["divergences"], ddof=1) / 20**0.5
+    assert f"context to continuation: {record['mean']:.4f} bits, standard error {record['standard_error']:.4f}" in text
+    assert "20 contexts of 8 tokens, continued by 5; 20 topics" in text and len(record["divergences"]) == 20
+    assert record["mean"] == pytest.approx(np.mean(record["divergences"]), abs=1e-3) and record["mean"] > 0.01
+    assert record["standard_error"] == pytest.approx(error, abs=1e-3)
+    monkeypatch.setattr(topics, "continuations", lambda run, contexts, count: contexts)
+    record = as_json(capsys, *argv[:3], 2)
+    assert record["mean"] < 1e-9 and len(record["divergences"]) == 2, "the fewest contexts that have a standard error"
 
 
-def test_a_missing_package_is_one_line(monkeypatch):
+def test_what_cannot_work_is_refused_before_anything_is_read(run, capsys, monkeypatch):
+    """A missing package, no run, too few contexts, documents that are shorter than a window."""
+    assert "RUN" in refused(capsys, "topics")
+    assert "--contexts: 1 was given; it must be at least 2" in refused(capsys, "topics", run, "--contexts", 1)
+    short = run.parent / "short"
+    short.mkdir()
+    for number in range(60):
+        (short / f"{number}.txt").write_text(f"rose {number}")
+    line = refused(capsys, "topics", run, "--data", short)
+    assert "no document has 8 tokens; give longer ones, or a shorter --segment" in line
     for name in ("sklearn", "sklearn.decomposition", "sklearn.feature_extraction", "sklearn.feature_extraction.text"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        InputError, match=r"topics needs the package scikit-learn; install the extra: pip install -e '\.\[topics\]'"
-    ):
-        topics.sklearn("decomposition")
+    for late in ("load_corpus", "drawn_pieces", "continuations"):
+        monkeypatch.delattr(topics, late)
+    line = refused(capsys, "topics", run)
+    assert "topics needs the package scikit-learn; install the extra: pip install -e '.[topics]'" in line
