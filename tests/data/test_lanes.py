@@ -217,10 +217,7 @@ def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
 
 
 def test_a_single_book_is_read_at_its_beginning_middle_and_end():
-    [book] = documents_of([101])
-    parts = spread([book], tokens=20, longest=5)
-    assert parts.spans == [(0, 10, 15), (0, 35, 40), (0, 60, 65), (0, 85, 90)]
-    assert [part.targets.tolist() for part in parts] == [book.targets[a:b].tolist() for _, a, b in parts.spans]
+    assert spread(documents_of([101]), tokens=20, longest=5).spans == [(0, 10, 15), (0, 35, 40), (0, 60, 65), (0, 85, 90)]
 
 
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
