@@ -117,22 +117,23 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at, mon
     assert evaluated[0] != evaluated[1] and saved(run)["step"] == 3
 
 
-@pytest.mark.parametrize(
-    "model,method,joined",
-    [
-        ("block_recurrent", "through_time", False),
-        ("compressive", "checkpointed", False),
-        ("memformer", "memory_replay", True),
-        ("decoder-only", "memory_replay", False),
-        ("memorizing", "memory_replay", False),
-        ("pretrained_recurrence", "through_time", True),
-    ],
-)
-def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, method, joined, stop_at, capsys):
+RESUMED = {  # {model: (way of back-propagation, whether documents are joined)}
+    "block_recurrent": ("through_time", False),
+    "compressive": ("checkpointed", False),
+    "memformer": ("memory_replay", True),
+    "decoder-only": ("memory_replay", False),
+    "memorizing": ("memory_replay", False),
+    "pretrained_recurrence": ("through_time", True),
+}
+
+
+@pytest.mark.parametrize("model", RESUMED)
+def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, stop_at, capsys):
     """Stopped by a signal in the third of five steps: all that is saved at the end, and every measurement, is a whole run's.
 
     Twice over joined documents, beyond the first pass. A signal in the last step stops nothing.
     """
+    method, joined = RESUMED[model]
     options = [*MODELS[model], "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
     options += (
         ["--data", texts, "--carry-over-documents", "--training-documents", 4, "--horizon", 5] if joined else ["--data", text]
@@ -309,42 +310,31 @@ def test_a_signal_saves_and_exits_cleanly(text, tmp_path):
     assert said in (tmp_path / "printed").read_text() and saved(run)["step"] >= max(losses(run))
 
 
-@pytest.fixture
-def scores(monkeypatch):
-    """scores(bits): what the next validations find, in bits per byte; the last report's second one is among them."""
-    evaluation = training_script.score.evaluate
-
-    def choose(*bits):
-        left = iter(bits)
-
-        def scored(*read):
-            return evaluation(*read)._replace(nats=next(left) * 0.6931471805599453 * 100, text_bytes=100)
-
-        monkeypatch.setattr(training_script.score, "evaluate", scored)
-
-    return choose
-
-
-def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch, scores, capsys):
+def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch, capsys):
     """A run that ended without its last report makes it; a resumed run does not forget what was best."""
-    scores(5.0, 3.0, 4.0, 3.5)
+    run, bits, evaluation = tmp_path / "run", [5.0, 3.0, 4.0, 3.5], training_script.score.evaluate
+
+    def scored(*read):
+        return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
+
+    def best():
+        return torch.load(run / "best.pt", weights_only=True)["step"], round(saved(run)["best"], 6)
+
+    monkeypatch.setattr(training_script.score, "evaluate", scored)
     options = ["--data", text, *TINY, "--save-every", 1, "--keep", 3, "--validate-every", 2, "--steps", 8, *BRIEF]
-    run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(training_script, "report", lambda run: None)
         train(*options, "--out", run)
-    assert list(numbered_checkpoints(run)) == [6, 7, 8] and saved(run)["step"] == 8
-    assert torch.load(run / "best.pt", weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    assert list(numbered_checkpoints(run)) == [6, 7, 8] and saved(run)["step"] == 8 and best() == (4, 3.0)
     rows = [r for r in read_metrics(run) if "validation_bits_per_byte" in r]
     assert [(r["step"], round(r["validation_bits_per_byte"], 6)) for r in rows] == [(2, 5.0), (4, 3.0), (6, 4.0), (8, 3.5)]
-    scores(5.0, 6.0)
+    bits += [5.0, 6.0, 3.2, 6.0]
     capsys.readouterr()
     train("--resume", run)
     assert "5.000 with the memory, 6.000 cleared" in capsys.readouterr().out and saved(run)["step"] == 8
     assert [record["step"] for record in read_metrics(run) if record.get("final")] == [8]
-    scores(3.2, 6.0)
     train("--resume", run, "--steps", 9)
-    assert torch.load(run / "best.pt", weights_only=True)["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    assert best() == (4, 3.0) and not bits, "the report takes the last validation's score"
 
 
 def test_epochs_become_steps(texts, tmp_path, capsys):
