@@ -1,47 +1,39 @@
 """The bench prints its tables, at tiny sizes, and takes times and memory as it says."""
 
 import re
+import runpy
+import sys
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.lab.speed import __main__ as bench
 from accelerated.lab.speed import steps, timing
 from accelerated.lab.speed.timing import COLUMNS, measured_rows
 from accelerated.lab.speed.variants import Variant, options_of
 from accelerated.models import NAMES, presets_of
-from accelerated.program.errors import InputError
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
 
 CPU = torch.device("cpu")
-LAYER = {"width": 8, "layers": 1, "heads": 2, "head_width": 4, "feed_forward": 8, "segment": 4}
+LAYER = {"width": 8, "heads": 2, "feed_forward": 8, "segment": 4}
 TINY = {
-    "block_recurrent": LAYER | {"window": 2, "recurrent_layers": (1,), "states": 2},
-    "compressive": LAYER | {"memory": 4, "compressed_memory": 2, "compression_rate": 2},
-    "memformer": {name: size for name, size in LAYER.items() if name != "layers"}
-    | {"encoder_layers": 1, "decoder_layers": 1, "slots": 2},
-    "memorizing": LAYER | {"memory_layer": 1, "memory": 8, "retrieved": 2},
-    "pretrained_recurrence": {name: size for name, size in LAYER.items() if name != "head_width"}
-    | {"layers": 2, "max_positions": 8, "module_width": 4},
+    "block_recurrent": LAYER | {"head_width": 4, "layers": 1, "window": 2, "recurrent_layers": (1,), "states": 2},
+    "compressive": LAYER | {"head_width": 4, "layers": 1, "memory": 4, "compressed_memory": 2, "compression_rate": 2},
+    "memformer": LAYER | {"head_width": 4, "encoder_layers": 1, "decoder_layers": 1, "slots": 2},
+    "memorizing": LAYER | {"head_width": 4, "layers": 1, "memory_layer": 1, "memory": 8, "retrieved": 2},
+    "pretrained_recurrence": LAYER | {"layers": 2, "max_positions": 8, "module_width": 4},
 }
-BASELINES = {
-    "block_recurrent": ["block_recurrent", "Slide with a layer more"],
-    "compressive": ["compressive", "Transformer-XL with as many rows"],
-    "memformer": ["memformer", "the same through_time"],
-    "memorizing": ["memorizing", "Transformer-XL"],
-    "pretrained_recurrence": ["pretrained_recurrence", "plain GPT-2"],
-}
-TITLES = {"memformer": ["encoder-decoder, 4+8 layers", "decoder-only, 12 layers"]}
+BASELINE = {"memformer": "the same through_time"}
+TITLES = ["encoder-decoder, 4+8 layers", "decoder-only, 12 layers"]  # of Memformer's two models
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model, sizes in TINY.items():
-        facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 2, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
-        facts |= {"replayed": {title: {} for title in TITLES[model]}} if model in TITLES else {}
+        facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 1, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
+        facts |= {"replayed": {title: {} for title in TITLES}} if model == "memformer" else {}
         monkeypatch.setattr(presets_of(model), "SPEED", facts)
     monkeypatch.setattr(steps, "large_product", lambda device, dtype: Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16))
     monkeypatch.setattr(steps, "POSITIONS", (10, 100))
@@ -62,46 +54,42 @@ def run(*argv):
     bench.main([*argv, "--device", "cpu", "--repeats", "2"])
 
 
-@pytest.mark.parametrize("model", TINY)
+@pytest.mark.parametrize("model", NAMES)
 def test_steps(model, capsys):
     run("steps", "--model", model)
     [(_, rows)] = tables(capsys)
-    assert list(rows) == [*BASELINES[model], "one large product"]
+    assert list(rows) == [model, BASELINE.get(model) or presets_of(model).SPEED["baseline"][0], "one large product"]
     for cells in rows.values():
         assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", cells[0]) and cells[2:4] == ["1.0", "1.00"] and cells[-1] == "2"
         assert cells[4] != "-", "GFLOP/s"
     assert rows[model][1] == "1.000 (1.000..1.000)"
 
 
-def test_every_model_that_is_named_gets_its_table(capsys):
-    run("horizons", "--model", *NAMES)
+def test_every_model_that_is_named_gets_its_tables(capsys):
+    """Memformer has two models. Horizons are a model's own, or those asked for."""
+    run("horizons", "--model", "memformer", "compressive")
+    run("horizons", "--model", "compressive", "--horizons", "3")
     found = tables(capsys)
-    assert [title for title, _ in found] == ["horizon 1", "horizon 2"] * (len(NAMES) + 1), "Memformer has two models"
+    assert [title for title, _ in found] == [*["horizon 1", "horizon 2"] * 3, "horizon 3"]
     assert all(list(rows) == list(BACKPROP) for _, rows in found)
+    run("generation", "--model", "pretrained_recurrence")
+    assert [(title, list(rows)) for title, rows in tables(capsys)] == [
+        ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
+    ]
 
 
-def test_horizons_are_those_asked_for(capsys):
-    run("horizons", "--horizons", "3")
-    assert [title for title, _ in tables(capsys)] == ["horizon 3"]
-
-
-def test_memformers_two_models_are_the_papers_sizes(monkeypatch):
+def test_what_is_measured_is_a_papers_on_a_gpu(monkeypatch):
+    """Steps of Block-Recurrent if nothing is asked for. Memformer's two models have the paper's layers."""
+    default = bench.parse_options([])
+    assert (default.table, default.model) == ("steps", ["block_recurrent"])
+    assert options_of("compressive", CPU, "float32").config.width == 8
+    options = options_of("compressive", torch.device("cuda"), "bfloat16")
+    assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
     monkeypatch.undo()
     replayed = presets_of("memformer").SPEED["replayed"]
-    assert list(replayed) == TITLES["memformer"]
-    assert [tuple(fields.values()) for fields in replayed.values()] == [(4, 8), (0, 12)]
-
-
-def test_the_default_is_steps_of_block_recurrent(capsys):
-    run()
-    [(_, rows)] = tables(capsys)
-    assert "block_recurrent" in rows
-
-
-@pytest.mark.parametrize("model", TINY)
-def test_generation(model, capsys):
-    run("generation", "--model", model)
-    assert [(title, list(rows)) for title, rows in tables(capsys)] == [(f"{model}, 4 tokens", ["after 10", "after 100"])]
+    assert {title: tuple(fields.values()) for title, fields in replayed.items()} == dict(
+        zip(TITLES, [(4, 8), (0, 12)], strict=True)
+    )
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
@@ -114,25 +102,21 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     assert horizons == [1] * len(COMPILERS)
 
 
-def test_sizes_are_a_papers_on_a_gpu():
-    assert options_of("compressive", CPU, "float32").config.width == 8
-    options = options_of("compressive", torch.device("cuda"), "bfloat16")
-    assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
-
-
-@pytest.mark.parametrize("argv", [["steps", "--repeats", "0"], ["horizons", "--horizons", "0"]])
-def test_impossible_numbers_are_refused(argv):
-    with pytest.raises(InputError, match=f"{argv[1]} .*0.* must be at least 1"):
-        bench.main(argv)
-
-
 @pytest.mark.parametrize(
     "argv,words",
-    [(["step"], "steps"), (["agreement", "--model", "memformer"], "--model"), (["counts", "--device", "cpu"], "--device")],
+    [
+        (["steps", "--repeats", "0"], "--repeats 0: it must be at least 1"),
+        (["horizons", "--horizons", "0"], "--horizons 0: it must be at least 1"),
+        (["step"], "steps"),
+        (["agreement", "--model", "memformer"], "--model"),
+        (["counts", "--device", "cpu"], "--device"),
+    ],
 )
-def test_unknown_tables_and_options_are_refused_in_one_line(argv, words, capsys):
+def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, words, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["speed", *argv])
+    monkeypatch.delitem(sys.modules, "accelerated.lab.speed.__main__")
     with pytest.raises(SystemExit) as stopped:
-        bench.main(argv)
+        runpy.run_module("accelerated.lab.speed", run_name="__main__")
     printed = capsys.readouterr().err
     assert stopped.value.code == 2 and printed.count("\n") == 1 and words in printed
 
@@ -187,18 +171,3 @@ def test_peak_memory_counts_what_is_held_at_once(monkeypatch):
     torch.set_default_dtype(torch.float32)
     one, three = (timing.peak_memory(lambda keep=keep: step(keep), CPU) for keep in (False, True))
     assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
-
-
-def test_a_large_product_says_its_operations():
-    product = timing.large_product(CPU, torch.float32)
-    with FlopCounterMode(display=False) as counter:
-        product.step()
-    assert product.flops == counter.get_total_flops() == 2 * 2048**3
-
-
-def test_paired_ratios_divide_pair_by_pair():
-    assert timing.paired_ratios([1.0, 4.0, 9.0], [2.0, 2.0, 3.0]) == [0.5, 2.0, 3.0]
-
-
-def test_spread_is_median_and_range():
-    assert timing.spread([3.0, 1.0, 8.0], ".1f") == "3.0 (1.0..8.0)"

@@ -66,10 +66,9 @@ def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_nothing_but_numbers_agrees(value):
+def test_nothing_but_numbers_agrees():
     expected = torch.ones(3)
-    assert agreement.relative_error(expected, torch.tensor([1.0, 1.5, 1.0])) == 0.5
-    assert agreement.relative_error(expected, torch.tensor([1.0, value, 1.0])) == float("inf")
+    for value, error in ((1.5, 0.5), (float("nan"), float("inf")), (float("inf"), float("inf"))):
+        assert agreement.relative_error(expected, torch.tensor([1.0, value, 1.0])) == error
     assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
     assert agreement.relative_error(torch.zeros(2), expected[:2]) > 1

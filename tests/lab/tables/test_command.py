@@ -1,26 +1,23 @@
 """The command that measures a table refuses what it cannot do in one line."""
 
 import os
-import subprocess
+import runpy
 import sys
-from pathlib import Path
 
 import pytest
 
 from accelerated.lab.tables.__main__ import parse_options
 from accelerated.program.errors import InputError
 
-ROOT = Path(__file__).parents[3]
 
-
-def test_an_unknown_name_is_one_line(tmp_path):
-    command = [sys.executable, "-m", "accelerated.lab.tables", "memformer-9", "--runs", str(tmp_path / "x")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stdout == "" and "nearest: memformer-" in done.stderr and done.stderr.count("\n") == 1
+def test_what_cannot_be_measured_is_refused_and_each_core_has_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tables", "memformer-9", "--runs", str(tmp_path / "x")])
+    monkeypatch.delitem(sys.modules, "accelerated.lab.tables.__main__")
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("accelerated.lab.tables", run_name="__main__")
+    out, line = capsys.readouterr()
+    assert (stopped.value.code, out, line.count("\n")) == (2, "", 1) and "nearest: memformer-" in line
     assert not (tmp_path / "x").exists()
-
-
-def test_each_core_has_a_run(tmp_path):
     words = ["recall-copying", "--out", str(tmp_path), "--runs", str(tmp_path)]
     for more, expected in (([], os.cpu_count()), (["--jobs", "3"], 3)):
         assert parse_options([*words, *more]).jobs == expected

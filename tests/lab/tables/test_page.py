@@ -9,27 +9,24 @@ import numpy as np
 import pytest
 
 from accelerated.data.recall import GOES, TAKES, RecallConfig, RecallDocuments
-from accelerated.lab.tables.notes import NOTES, draw, mean_of, pareto, sign_test, values_of
-from accelerated.lab.tables.page import cost, differences, mean_and_spread, names_and_rows, page, settings_part, verdict
+from accelerated.lab.tables.notes import NOTES, draw, mean_of, sign_test, values_of
+from accelerated.lab.tables.page import differences, mean_and_spread, page, verdict
 from accelerated.lab.tables.table import TABLES, Panel
 from tests.helpers.programs import CARRIED, TWO, record_of
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
-@pytest.mark.parametrize(
-    ("by_seed", "expected"),
-    [
+def test_an_ordering_holds_if_all_seeds_agree():
+    for by_seed, expected in (
         ([0.1, 0.2, 0.01], "yes"),
         ([0.3, -0.1, 0.1], "mostly (2 of 3)"),
         ([0.1, -0.3, 0.1], "no (2 of 3)"),
         ([0.3, -0.1, -0.1], "no (1 of 3)"),
         ([-0.1, -0.2, -0.3], "no"),
         ([0.0, 0.0, 0.0], "no"),
-    ],
-)
-def test_an_ordering_holds_if_all_seeds_agree(by_seed, expected):
-    assert verdict(by_seed) == expected
+    ):
+        assert verdict(by_seed) == expected, by_seed
 
 
 def test_differences_are_worse_minus_better_seed_by_seed():
@@ -46,134 +43,54 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert values_of(record, "b - a") == [0.5, None, -1.0]
 
 
-def test_a_page_has_means_spreads_verdicts_and_how_to_make_it_again():
-    text = page(TWO, record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.25, 3.75]))
+def test_a_page_says_how_it_was_measured_and_tuned():
+    """What the published pages show, which are compared with their records, is not said again."""
+    record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
+    text = page(TWO, json.loads(json.dumps(record)))
     for line in (
-        "python -m accelerated.lab.tables a-table",
-        "| a | 2.000 (1.000 .. 3.000) | 1.5 |",
+        "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.",
+        "| a | 1 of 3 diverged | 1.5 |",
         "| b | 2.500 (1.500 .. 3.750) | 2.5 |",
-        "## Expected orderings",
-        "| a < b | +0.500, +0.250, +0.750 | yes |",
-        "a                        --x 1",
+        "| a < b | +0.500, -inf, +0.750 | no (2 of 3) |",
         "| a | 1,234 | `--rate 1` | 2,000 | 1.00 (1.00..1.00) |",
         "| b | 1,234 | `--rate 1` | 500 | 4.00 (3.00..5.00) |",
-        "Measured on 2026-01-02, 2 cores, torch 2.13.0, 2 runs at a time.",
-        "`--rate 1`, `--rate 2`",
+        "a                        --x 1",
     ):
         assert line in text, line
-    assert max(map(len, text.splitlines())) <= 120 and text.endswith("```\n")
-    assert "log.md" not in text and "(../index.md)" in text
-    record = record_of(TWO, a=[1.0], b=[2.0])
-    ours = page(TWO, record | {"name": "memformer-1"})
-    assert "## The paper's orderings" in ours and "[chapter](../memformer.md)" in ours
-    for row in record["rows"]:
-        del row["step_seconds"]
-    text = page(TWO, record)
-    assert "| b | 1,234 | `--rate 1` |\n" in text and "tokens/s" not in text and "took turns" not in text, "it was not timed"
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_a_page_has_short_lines_whatever_comes_out(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("accelerated.lab.tables.page.verdict", lambda differences: verdict([0.3, -0.1, 0.1]))  # the longest
-    table, seeds = TABLES[name], [0.75, 1.0, 0.5] if name.startswith("recall-") else [2.0, 2.5, 2.25]
-
-    def measured(seeds):
-        return {m.title: [[0.5, 0.25] if m.title == "divergences" else v for v in seeds] for m in table.measures}
-
-    rows = [
-        {"name": label, "choice": table.grid[-1], "tuning": dict.fromkeys(table.grid, 2.0), "parameters": 200_000}
-        | {"paper": row.paper, "options": row.options, "step_seconds": [0.02, 0.03, 0.02], "measured": measured(seeds)}
-        for label, row in table.rows.items()
-    ]
-    record = record_of(TWO, a=[1.0], b=[1.0]) | {"name": name, "rows": rows, "options": table.options, "grid": table.grid}
-    assert not [line for line in page(table, record).splitlines() if len(line) > 120]
-    rows[0]["measured"] = {title: [values[0], None, values[2]] for title, values in rows[0]["measured"].items()}
-    assert {*re.findall(r"\((\S+)\.svg\)", page(table, record))} == ({name} if table.picture else set())
-    if table.picture:
-        draw(table, record, tmp_path / "drawn.svg")
-
-
-def test_a_page_says_which_rows_did_best_at_an_end_of_the_grid():
-    record = record_of(TWO, a=[1.0], b=[2.0]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
+    prose = " ".join(text.split())
+    assert "Best at an end of the grid: a; b." in prose and "do not hold is in the [log](log.md)" in prose
+    assert mean_of([1.0, None, 3.0]) == 2.0 and math.isnan(mean_of([None, None]))
+    assert mean_and_spread([2.0, 2.0], ".1f") == "2.0" and mean_and_spread([0.5, 1.0], ".1%") == "75.0% (50.0 .. 100.0)"
     record["rows"][1]["choice"] = "--rate 2"
     assert "Best at an end of the grid: a." in " ".join(page(TWO, record).split())
-    record["rows"][1]["choice"] = "--rate 4"
-    assert "Best at an end of the grid: a; b." in " ".join(page(TWO, record).split())
     assert "on seed 0 by its colour, each" in " ".join(page(TWO, record | {"tuned_by": "its colour"}).split())
-    assert "on seed 0 by its last validation, each" in " ".join(page(TWO, record).split())
     assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 4"]}), "every choice is an end"
-
-
-def test_rows_that_are_one_model_stand_together():
-    """Where settings and costs are listed; each keeps its own results."""
-    record = record_of(TWO, a=[1.0], b=[2.0])
-    for row, name in zip(record["rows"], ("short: of 1", "short: of 2"), strict=True):
-        row |= {"name": name, "options": "--same 1"}
-    assert names_and_rows(record) == [("short: of 1 .. of 2", record["rows"][0])]
-    text = cost(record) + settings_part(record)
-    assert text.count("short: of 1 .. of 2 ") == 2 and text.count("--same 1") == 1 and text.count("1,234") == 1
-    numbers = page(TWO._replace(orderings=[]), record)
-    assert "| of 1 | 1.000 |\n| of 2 | 2.000 |" in numbers, "of rows a: b one for each b"
-
-
-def test_a_run_that_diverged_is_said_to_have():
-    record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75])
-    text = page(TWO, json.loads(json.dumps(record)))
-    assert "do not hold is in the [log](log.md)" in text.replace("\n", " ")
-    assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a < b | +0.500, -inf, +0.750 | no (2 of 3) |" in text
-    assert mean_of([1.0, None, 3.0]) == 2.0 and math.isnan(mean_of([None, None]))
-
-
-def test_rows_without_a_grid_are_not_said_to_be_tuned():
-    text = page(TWO, record_of(TWO, a=[1.0], b=[2.0]) | {"grid": [""]})
-    assert "No row was tuned" in text and "| b | 1,234 | 500 | 4.00 (3.00..5.00) |" in text and "tuned |" not in text
-
-
-def test_a_page_names_the_first_run_and_the_last_of_options():
-    record = record_of(TWO, a=[1.0], b=[2.0]) | {"options": "--init FIRST --width 8 --width 9", "first": "--width 8 --long"}
-    text = page(TWO, record)
+    for row in record["rows"]:
+        del row["step_seconds"]
+    assert "| b | 1,234 | `--rate 2` |\n" in page(TWO, record), "it was not timed"
+    assert "No row was tuned" in page(TWO, record | {"grid": [""]})
+    text = page(TWO, record | {"options": "--init FIRST --width 8 --width 9", "first": "--width 8 --long"})
     assert "all                      --init FIRST --width 9\nFIRST                    --width 8 --long\n" in text
-    assert "FIRST is the run that all begin from." in text
 
 
-def test_a_difference_is_printed_as_its_measure_and_a_shared_measure_once():
-    words = CARRIED._replace(title="words", form=".2g")
-    table = TWO._replace(measures=[CARRIED, words], orderings=["a @ words < b @ words"])
-    record = record_of(table, a=[1.0] * 3, b=[2.0] * 3)
-    for row, number in zip(record["rows"], (1e9, 3.5e9), strict=True):
-        row["measured"]["words"] = [number] * 3
-    assert "| a < b @ words | +2.5e+09, +2.5e+09, +2.5e+09 | yes |" in page(table, record)
-    hidden = page(table._replace(measures=[CARRIED, words._replace(form="hidden")], orderings=[]), record)
-    assert "words" not in hidden and "orderings" not in hidden
+def test_notes_are_counted_as_they_say():
+    """Nothing beats a row for less; of n facts a model that knows k and guesses the others answers (n + k) / 2n.
 
+    Of contexts the nearer ones are counted seed by seed; those that are as near count for neither.
+    """
 
-def test_one_value_needs_no_spread():
-    assert mean_and_spread([2.0, 2.0], ".1f") == "2.0" and mean_and_spread([1.0, 2.0], ".1f") == "1.5 (1.0 .. 2.0)"
-    assert mean_and_spread([0.5, 1.0], ".1%") == "75.0% (50.0 .. 100.0)"
+    def noted(name, **rows):
+        return NOTES[name]({"rows": [{"name": row, "measured": own} for row, own in rows.items()]})
 
-
-def test_the_pareto_line_has_what_nothing_beats_for_less():
-    measured = {"GPT-2, T": (3, 2.0), "GPT-2, T / 2": (2, 2.1), "recurrent, T": (3, 1.9), "recurrent, T / 2": (2.5, 2.1)}
+    points = {"T": (3, 2.0), "T / 2": (2, 2.1), "recurrent, T": (3, 1.9), "recurrent, T / 2": (2.5, 2.1)}
     titles = "FLOPs per token", "test, bits per byte"
-    rows = [
-        {"name": name, "measured": {title: [value - 1, value, value + 1] for title, value in zip(titles, values, strict=True)}}
-        for name, values in measured.items()
-    ]
-    assert pareto({"rows": rows}).endswith("cheap ones first: GPT-2, T / 2; recurrent, T.")
-
-
-def test_facts_known_are_those_that_a_guess_would_not_answer():
-    """Of n facts a model that knows k and guesses the others answers (n + k) / 2n."""
+    measured = {row: {t: [x - 1, x, x + 1] for t, x in zip(titles, own, strict=True)} for row, own in points.items()}
+    assert noted("pareto", **measured).endswith("cheap ones first: T / 2; recurrent, T.")
     right = {"Slide: 2 facts": [1.0], "Slide: 64 facts": [0.5, 0.625], "GPT-2: 2 facts": [0.25], "GPT-2: 2 facts, large": [1.0]}
-    lines = NOTES["facts known"]({"rows": [{"name": name, "measured": {"right": own}} for name, own in right.items()]})
+    lines = noted("facts known", **{row: {"right": own} for row, own in right.items()})
     assert lines.splitlines()[-2:] == ["| Slide | 8 |  |", "| GPT-2 | 0 | 2 |"]
-
-
-def test_the_share_of_contexts_that_are_nearer_is_counted_seed_by_seed():
-    """Those that are as near count for neither."""
-    divergences = {"GPT-2": [[0.5, 0.5, 0.5, 0.25], None, [0.5, 0.1]], "recurrent": [[0.25, 0.5, 0.75, 0.1], [0.5], [0.1, 0.5]]}
-    rows = [{"name": name, "measured": {"divergences": own}} for name, own in divergences.items()]
-    lines = NOTES["topics"]({"rows": rows}).splitlines()
+    found = {"GPT-2": [[0.5, 0.5, 0.5, 0.25], None, [0.5, 0.1]], "recurrent": [[0.25, 0.5, 0.75, 0.1], [0.5], [0.1, 0.5]]}
+    lines = noted("topics", **{row: {"divergences": own} for row, own in found.items()}).splitlines()
     assert lines[-2:] == ["| 0 | 2 | 1 | 66.7% | 1 |", "| 2 | 1 | 1 | 50.0% | 1 |"]
     assert sign_test(0, 10) == sign_test(10, 0) == 2 / 1024 and sign_test(5, 5) == sign_test(0, 0) == 1.0
     assert sign_test(1, 9) == 22 / 1024
@@ -196,7 +113,8 @@ def test_a_picture_has_a_line_of_means_for_each_name(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name):
     record, table = json.loads((RESULTS / f"{name}.json").read_text()), TABLES[name]
-    assert (RESULTS / f"{name}.md").read_text() == page(table, record)
+    text = (RESULTS / f"{name}.md").read_text()
+    assert text == page(table, record) and (f"({name}.svg)" in text) == bool(table.picture)
     assert (record["options"], record["first"], record["grid"]) == (table.options, table.first, table.grid)
     assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
     assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
@@ -230,16 +148,6 @@ def chosen(heading):
     return rows[0][1:], {METHOD_OF[name]: cells for name, *cells in rows[2:]}
 
 
-def test_what_choosing_says_of_text_is_what_was_measured():
-    record = json.loads((RESULTS / "methods.json").read_text())
-    _, said = chosen("Better predictions of long text")
-    measured = {}
-    for row in record["rows"]:
-        bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
-        measured[row["name"]] = [*bits, f"{1000 / np.median(row['step_seconds']):,.0f}"]
-    assert said == measured
-
-
 def accuracies(name):
     """{method: {cell: right answers by seed}} of a record of the recall family."""
     right = {}
@@ -249,7 +157,12 @@ def accuracies(name):
     return right
 
 
-def test_what_choosing_says_of_distances_is_what_was_measured():
+def test_what_choosing_says_is_what_was_measured():
+    record, measured = json.loads((RESULTS / "methods.json").read_text()), {}
+    for row in record["rows"]:
+        bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
+        measured[row["name"]] = [*bits, f"{1000 / np.median(row['step_seconds']):,.0f}"]
+    assert chosen("Better predictions of long text")[1] == measured
     measured = accuracies("recall-distance")
     distances, said = chosen("Facts from far back")
     assert said.keys() | {"recurrent GPT-2"} == measured.keys()
