@@ -328,6 +328,7 @@ def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch, capsys):
     assert list(numbered_checkpoints(run)) == [6, 7, 8] and saved(run)["step"] == 8 and best() == (4, 3.0)
     rows = [r for r in read_metrics(run) if "validation_bits_per_byte" in r]
     assert [(r["step"], round(r["validation_bits_per_byte"], 6)) for r in rows] == [(2, 5.0), (4, 3.0), (6, 4.0), (8, 3.5)]
+    assert list(losses(run)) == [2, 4, 6, 8], "a line of the log comes before each validation"
     bits += [5.0, 6.0, 3.2, 6.0]
     capsys.readouterr()
     train("--resume", run)

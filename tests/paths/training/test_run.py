@@ -106,14 +106,14 @@ def test_a_run_that_cannot_begin_leaves_no_folder(text, tmp_path):
 
 def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
     """Overlapping windows are more; a resumed run whose step is not below that is refused."""
-    documents = [SimpleNamespace(inputs=range(predictions)) for predictions in (20, 8, 0)]
+    documents = [SimpleNamespace(inputs=range(predictions)) for predictions in (25, 8, 0)]
     resumed = SimpleNamespace(resumed={"step": 4}, folder="run")
-    for overlap, epochs, steps in ((0, 2.0, 2), (0, 1.3, 2), (0, 0.1, 1), (3, 2.0, 3), (3, 3.2, 4)):  # 4 or 5 windows of 8
+    for overlap, epochs, steps in ((0, 2.0, 3), (0, 1.3, 2), (0, 0.1, 1), (3, 2.0, 3), (3, 2.4, 4)):  # 5 or 6 windows of 8
         settings = parse([str(option) for option in [*WINDOWED, "--overlap", overlap, "--epochs", epochs, "--batch", 2]])[0]
         settings = settings._replace(training=dataclasses.replace(settings.training, horizon=2))
         found = opening.with_steps(settings, documents, SimpleNamespace(resumed=None)).training
         assert (found.steps, found.epochs) == (steps, 0.0), (overlap, epochs)
-        said = f"--epochs {epochs:g} of {5 if overlap else 4} segments in 2 x 2 a step"
+        said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
         assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
         with pytest.raises(InputError, match=f"{said} are {steps} steps?, and run is at step 4; give more"):
             opening.with_steps(settings, documents, resumed)
