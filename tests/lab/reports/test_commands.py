@@ -1,6 +1,7 @@
 """The laboratory's reports, run by eval.py as a user runs them."""
 
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -65,17 +66,16 @@ def test_loss_by_segments_carried(runs, capsys):
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
 
 
-def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, monkeypatch):
-    path = checkpoint_path(runs.compressive)
-    before, contents = path.read_bytes(), load_checkpoint(path)
+def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
+    run = shutil.copytree(runs.compressive, tmp_path / "run")
+    contents = load_checkpoint(checkpoint_path(run))
     contents["training_config"]["dtype"] = "bfloat16"
-    save_checkpoint(path, contents)
+    save_checkpoint(checkpoint_path(run), contents)
     look_up, seen = heads.look_up, []
     monkeypatch.setattr(compressive, "look_up", lambda *given: seen.append(given[1].dtype) or look_up(*given))
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
-        assert printed(capsys, name, runs.compressive, "--data", runs.book) and {*seen} == {dtype}, name
+        assert printed(capsys, name, run) and {*seen} == {dtype}, name
         seen.clear()
-    path.write_bytes(before)
     assert {name for name, report in REPORTS.items() if report.exact} == {"attention", "compression", "dynamic", "export"}
 
 
