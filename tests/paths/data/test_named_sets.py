@@ -26,7 +26,7 @@ from tests.helpers.texts import as_zip, content
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 ARTICLES = {
-    "train": b" \n = One = \n \n words of one \n = = Part = = \n \n more \n \n = Two = \n \n x \n",
+    "train": b" \n = One = \n \n words of one \n \n = = Part = = \n \n more \n \n = Two = \n \n x \n",
     "valid": b" \n = Three = \n \n = not a heading = \n words = \n = Nor this = \n \n",
     "test": b" \n = Four = \n \n",
 }
@@ -266,7 +266,7 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
     assert read("wikitext-103-raw", tmp_path) == {
         split: [text.replace(b"words", "wörter".encode()) for text in texts] for split, texts in expected.items()
     }
-    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 11)
+    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 12)
     splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
     assert words_of_split("wikitext-103", "train", splits["train"])[1] == "official count"
     assert words_of_split("wikitext-103", "valid", splits["valid"]) == (14, "counted between white space")

@@ -351,6 +351,7 @@ def test_only_the_training_split_is_counted(tmp_path, monkeypatch):
     learned = train_words(source, 4)
     assert learned.words == ["seven", "\n", "<unk>", "eight"], "<unk> stands for nine"
     assert vocabulary_of(DataConfig(train_words=4)) == learned.vocabulary == 4
+    assert words_of("x ! <unk>\n", 4).words == ["\n", "!", "<unk>", "x"], "equally frequent ones are in order"
     assert train_words(source, 5).words == ["seven", "\n", "eight", "nine", "<unk>"]
     words = "--train-words 6: the training split has 3 words, 5 with the line's end and <unk>; give at most that"
     assert refusal(train_words, source, 6) == words
