@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention import on_a_cpu, signed_distance
+from accelerated.attention import on_a_cpu
 from accelerated.attention import relative_shift as module
 from accelerated.attention.heads import merge_heads
 from reference import compressive as ref
@@ -55,33 +55,6 @@ def test_tiled_attention_equals_plain(batch, heads, length, before, width, tile,
             actual = outputs_and_gradients(module.relative_attention, [x.to(dtype) for x in inputs], in_values)
         assert actual["out"].dtype == dtype
         assert_agree(beside_one(expected), beside_one(actual), 10 * TOLERANCE["cpu", dtype])  # sizes are up to 30
-
-
-@given(
-    batch=st.integers(1, 3),
-    heads=st.integers(1, 3),
-    length=st.integers(1, 7),
-    before=st.integers(0, 5),
-    reach=st.integers(1, 12),
-)
-def test_clipped_positions_in_values_are_memformers(batch, heads, length, before, reach):
-    """The plain path equals simplified attention, which looks up the row of every pair; a memory's keys have positions here."""
-    query, key, value, _, bias, _ = attention_inputs(batch, heads, length, before, 4, torch.float64)
-    table, total = torch.randn(reach + 1, 4), before + length
-    index = (torch.arange(before, total)[:, None] - torch.arange(total)).clamp(0, reach)
-    inputs = {"query": query, "key": key, "value": value, "table": table, "bias": bias}
-    results = []
-    for memformers in (True, False):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-        q, k, v, t, u = leaves
-        if memformers:
-            out = signed_distance.simplified_attention(q + u[:, None], k, v, t, index, module.causal_mask(length, total))
-        else:
-            rows = t[:total].flip(0).expand(heads, -1, -1)
-            out, _ = module.relative_attention_plain(q, k, v, rows, u, u, in_values=True)
-        out.cos().sum().backward()
-        results.append({"out": out} | {f"d{name}": leaf.grad for name, leaf in zip(inputs, leaves, strict=True)})
-    assert_agree(*results, 1e-12)
 
 
 @pytest.mark.parametrize("in_values", [False, True])
@@ -137,13 +110,3 @@ def test_sinusoids_of_far_distances_are_rounded_once():
     far = module.distance_sinusoids(4001, 8)
     assert far.dtype == torch.float32
     assert_agree({"sinusoids": ref.distance_sinusoids(4001, 8)}, {"sinusoids": far}, 1e-7)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_the_cpu_gives():
-    inputs = attention_inputs(2, 3, 64, 70, 16, torch.float32)
-    expected = outputs_and_gradients(module.relative_attention_plain, inputs)
-    actual = outputs_and_gradients(module.relative_attention, [x.cuda() for x in inputs])
-    assert_agree(expected, actual, TOLERANCE["cuda", torch.float32])
-    rough = module.relative_attention(*(x.cuda().bfloat16() for x in inputs))[0]
-    assert_agree({"out": expected["out"]}, {"out": rough.float()}, TOLERANCE["cuda", torch.bfloat16])

@@ -11,13 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from accelerated import block_recurrent
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
-from accelerated.lab.speed import counts
-from accelerated.lab.speed.counts import Dispatched
 from accelerated.protocol import computing_in
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.definitions import SIZES, beside_one
+from tests.helpers.definitions import beside_one
 from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
@@ -91,49 +88,7 @@ def relative_inputs(batch, heads, length, before, width, dtype=torch.float64):
     )
 
 
-def masks_of(n, kind):
-    """What a query of n must not see, (N, N) or (N,): later ones, the last one's padding, or nothing."""
-    return {"causal": torch.ones(n, n).triu(1).bool(), "padded": torch.arange(n) >= n - 1, "whole": None}[kind]
-
-
 sizes = st.integers(1, 3)
-
-
-@given(batch=sizes, heads=sizes, blocks=st.integers(1, 4), window=st.integers(1, 9), width=st.integers(1, 6), size=SIZES)
-def test_sliding_attention(batch, heads, blocks, window, width, size):
-    """Outputs and every gradient, that of the bias included."""
-    inputs = sliding_inputs(batch, heads, blocks, window, width)
-    inputs["query"], inputs["offset"] = (
-        size * inputs["query"],
-        inputs["offset"].masked_fill(inputs["offset"].isfinite(), 0) + size,
-    )
-    plain, fused = sliding_window.sliding_attention_plain, sliding_window.sliding_attention_sdpa
-    assert_agree(beside_one(gradients(plain, inputs)), beside_one(gradients(fused, inputs)), 1e-11)
-
-
-@given(batch=sizes, heads=sizes, length=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6))
-def test_relative_attention(batch, heads, length, before, width):
-    inputs = relative_inputs(batch, heads, length, before, width)
-    plain = lambda *a: relative_shift.relative_attention_plain(*a)[0]  # noqa: E731
-    assert_agree(gradients(plain, inputs), gradients(relative_shift.relative_attention_sdpa, inputs), 1e-12)
-
-
-@given(
-    batch=sizes,
-    heads=sizes,
-    n=st.integers(2, 6),
-    before=st.integers(0, 3),
-    width=st.integers(1, 6),
-    reach=st.integers(1, 7),
-    kind=st.sampled_from(["causal", "padded", "whole"]),
-)
-def test_transformer_xl_attention(batch, heads, n, before, width, reach, kind):
-    inputs = relative_inputs(batch, heads, n, before, width)
-    lowest = 0 if kind == "causal" else -reach
-    inputs["distance_key"] = torch.randn(heads, reach - lowest + 1, width)
-    given_too = signed_distance.distance_index(n, lowest, reach), masks_of(n, kind)
-    plain, fused = signed_distance.transformer_xl_attention_plain, signed_distance.transformer_xl_attention_sdpa
-    assert_agree(gradients(plain, inputs, *given_too), gradients(fused, inputs, *given_too), 1e-12)
 
 
 @given(batch=sizes, heads=sizes, tiles=st.integers(0, 3), n=st.integers(1, 5), k=st.integers(2, 5), width=st.integers(1, 6))
@@ -143,15 +98,6 @@ def test_scaled_attention(batch, heads, tiles, n, k, width):
     shape = lambda rows: (batch, heads, *middle, rows, width)  # noqa: E731
     inputs = drawn(torch.float64, query=shape(n), key=shape(k), value=shape(k), scale=(heads, *(1 for _ in middle)))
     assert_agree(gradients(content.scaled_attention_plain, inputs), gradients(content.scaled_attention_sdpa, inputs), 1e-12)
-
-
-@given(n=st.integers(2, 7), masked=st.booleans(), width=st.integers(1, 6))
-def test_causal_and_masked_content_attention(n, masked, width):
-    inputs = drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width)))
-    options = {"mask": content.causal_mask(n, n)} if masked else {"causal": True}
-    expected = gradients(content.content_attention_plain, inputs, mask=masks_of(n, "causal"))
-    assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
-    assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)
 
 
 # Dropout
@@ -165,56 +111,52 @@ def sliding_attention_by_tiles(query, keys, values, offset, rate):
     return content.unfold_tiles(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
 
 
-def attentions(n, before, width, dtype=torch.float64):
-    """{kind: (plain, by SDPA, by the fastest path, inputs)} for n queries; the first two take a rate of dropout last."""
+def attentions(n, before, width):
+    """{kind: (plain, by SDPA, inputs)} for n queries; both take a rate of dropout last."""
     index = signed_distance.distance_index(n, 1 - n, n - 1)
-    placed = lambda attend: lambda *a: attend(*a[:6], index.to(a[0].device), None, *a[6:])  # noqa: E731
-    first = lambda attend: lambda *a: attend(*a)[0]  # noqa: E731
-    xl, relative = relative_inputs(2, 3, n, before, width, dtype), relative_inputs(2, 3, n, before, width, dtype)
-    xl["distance_key"] = torch.randn(3, 2 * n - 1, width, dtype=dtype)
+    placed = lambda attend: lambda *a: attend(*a[:6], index, None, *a[6:])  # noqa: E731
+    relative = relative_inputs(2, 3, n, before, width)
+    xl = relative | {"distance_key": torch.randn(3, 2 * n - 1, width)}
     return {
-        "sliding": (
-            sliding_attention_by_tiles,
-            sliding_window.sliding_attention_sdpa,
-            sliding_window.sliding_attention,
-            sliding_inputs(2, 3, 2, n // 2, width, dtype),
-        ),
+        "sliding": (sliding_attention_by_tiles, sliding_window.sliding_attention_sdpa, sliding_inputs(2, 3, 2, n // 2, width)),
         "relative": (
-            first(relative_shift.relative_attention_plain),
+            lambda *a: relative_shift.relative_attention_plain(*a)[0],
             relative_shift.relative_attention_sdpa,
-            first(relative_shift.relative_attention),
             relative,
         ),
         "transformer-xl": (
             placed(signed_distance.transformer_xl_attention_plain),
             placed(signed_distance.transformer_xl_attention_sdpa),
-            placed(signed_distance.transformer_xl_attention),
             xl,
         ),
         "causal": (
             lambda *a: content.content_attention_plain(*a[:3], None, a[3], True),
             lambda *a: content.sdpa(*a[:3], None, a[3], True),
-            lambda *a: content.content_attention(*a, causal=True),
-            drawn(dtype, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width))),
+            drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width))),
         ),
     }
 
 
-KINDS = ["sliding", "relative", "transformer-xl", "causal"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_dropout_is_that_of_the_weights(kind):
-    """With torch's dropout drawn from the same seed: outputs and every gradient. Another seed drops others, rate 0 none."""
-    plain, fused, _, inputs = attentions(8, 4, 5)[kind]
+@pytest.mark.parametrize("kind", ["sliding", "relative", "transformer-xl", "causal"])
+@given(n=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6), rate=st.sampled_from([0.0, 0.4]))
+def test_sdpa_equals_the_plain_path(kind, n, before, width, rate):
+    """Outputs and every gradient, with torch's dropout drawn from the same seed. Another seed drops others."""
+    plain, fused, inputs = attentions(n, before, width)[kind]
     found = []
     for function, seed in ((plain, 3), (fused, 3), (fused, 3), (fused, 4)):
         torch.manual_seed(seed)
-        found.append(gradients(function, inputs, 0.4))
-    assert_agree(found[0], found[1], 1e-12)
+        found.append(gradients(function, inputs, rate))
+    assert_agree(beside_one(found[0]), beside_one(found[1]), 1e-12)
     assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
-    assert not torch.allclose(found[1]["out"], found[3]["out"])
-    assert_agree(gradients(plain, inputs, 0.0), gradients(fused, inputs, 0.0), 1e-12)
+    assert torch.equal(found[1]["out"], found[3]["out"]) == (rate == 0) or n < 4, "of few weights the same may be dropped"
+
+
+def test_a_causal_mask_is_causal():
+    inputs = drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, 6, 5)))
+    expected = gradients(content.content_attention_plain, inputs, mask=torch.ones(6, 6).triu(1).bool())
+    for options in ({"mask": content.causal_mask(6, 6)}, {"causal": True}):
+        assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
+        assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)
 
 
 @over(THROUGH_SDPA)
@@ -335,73 +277,3 @@ def test_the_path_is_that_of_the_device(device, paths, rate, monkeypatch):
     content.content_attention(relative[0], *one)
     content.scaled_attention(relative[0], *one, relative[4][:, 0])
     assert len(calls) <= 1  # one key: the gradient of query and key must be exactly zero
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_gives_what_the_cpu_gives(kind, dtype):
-    """By the kernel that saves no scores: flash in bfloat16 without an offset, or the memory-efficient one."""
-    plain, _, fastest, inputs = attentions(64, 70, 32, torch.float32)[kind]
-    with Dispatched() as dispatched:
-        actual = gradients(fastest, {name: x.to("cuda", dtype) for name, x in inputs.items()})
-    assert_agree(gradients(plain, inputs, 0.0), actual, TOLERANCE["cuda", dtype])
-    kernel = "flash" if kind == "causal" and dtype == torch.bfloat16 else "efficient"
-    assert f"_scaled_dot_product_{kernel}_attention.default" in dispatched.names
-
-
-# What it saves, counted on the meta device with a GPU's memory-efficient kernel
-
-
-def cost(function, inputs, weights=()):
-    """(bytes saved for backward beside what is given, operations forward and backward, bytes of the largest tensor saved)."""
-    with Dispatched() as found, counts.as_on_a_gpu(), torch.autograd.graph.saved_tensors_hooks(found.keep, lambda tensor: tensor):
-        out = function(*inputs)
-        torch.autograd.grad(out, [*inputs, *weights], torch.empty_like(out), allow_unused=True)
-    return found.saved_bytes, len(found.names), max(piece.bytes for piece in found.saved.values())
-
-
-def on_meta(shapes):
-    return [torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True) for shape in shapes]
-
-
-B, H, E = 2, 8, 128  # lanes, and the papers' heads
-
-
-@pytest.mark.parametrize("rate,share", [(0.0, 0.89), (0.1, 0.44)])
-def test_what_relative_attention_saves(rate, share):
-    """At N 512 and K 1,536: the offset (25 MB) is the only tensor of scores that is saved."""
-    n, k = 512, 1536
-    inputs = on_meta([(B, H, n, E), (B, H, k, E), (B, H, k, E), (H, k, E), (H, E), (H, E)])
-    plain, _, _ = cost(lambda *a: relative_shift.relative_attention_plain(*a, rate)[0], inputs)
-    saved, count, largest = cost(lambda *a: relative_shift.relative_attention_sdpa(*a, rate), inputs)
-    assert saved <= 33e6 and count <= 21 and largest == 2 * B * H * n * k
-    assert saved <= share * plain
-
-
-def test_what_a_block_recurrent_layer_saves(monkeypatch):
-    """A layer of the paper's size without states, forward and backward with dropout: half, and no scores of N x 2W."""
-    config = block_recurrent.Config(
-        width=1024,
-        layers=12,
-        heads=H,
-        head_width=E,
-        feed_forward=4096,
-        window=512,
-        segment=4096,
-        recurrent_layers=(10,),
-        states=512,
-        dropout=0.05,
-    )
-    with torch.device("meta"):
-        layer = block_recurrent.Layer(config, 1).bfloat16().train()
-        tile = (torch.zeros(512, 1024, dtype=torch.long), torch.zeros(512, 1024, dtype=torch.bool))
-    x, key, value = on_meta([(B, 4096, 1024), (B, H, 512, E), (B, H, 512, E)])
-    read, found = lambda x, key, value: layer(x, (key, value), None, None, tile)[0], []
-    for path in (True, False):
-        for module in (sliding_window, content):
-            monkeypatch.setattr(module, "takes_sdpa", lambda query, key, path=path: path)
-        found.append(cost(read, [x, key, value], list(layer.parameters())))
-    (saved, count, largest), (plain, _, scores) = found
-    assert saved <= 320e6 and count <= 62 and saved <= 0.5 * plain, (saved, count, plain)
-    assert largest < scores == 2 * B * H * 4096 * 1024

@@ -27,8 +27,8 @@ from tests.helpers.definitions import SIZES, beside_one, brute_force_softmax
     size=SIZES,
     seed=st.integers(0, 2**31),
 )
-def test_simplified_attention_equals_the_references(n, before, reach, causal, padded, size, seed):
-    """Outputs and gradients in every shape."""
+def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, padded, size, seed):
+    """One query and head at a time, R looked up by the clipped distance of each pair; both sides, with equal gradients."""
     rng = np.random.default_rng(seed)
     distances = np.arange(0 if causal else -reach, reach + 1)
     shapes = {"query": n, "key": before + n, "value": before + n}
@@ -42,6 +42,14 @@ def test_simplified_attention_equals_the_references(n, before, reach, causal, pa
     index, mask = ref.distance_index(n, distances), ref.self_attention_mask(n, before, causal, readable)
     out, cache = ref.simplified_attention_forward({"positions": table}, *arrays.values(), distances, mask, 0.0, None)
     *leading, grads = ref.simplified_attention_backward(dout, cache)
+    by_hand = np.zeros(out.shape)
+    for b, h, i in np.ndindex(2, 3, n):
+        seen = [j for j in range(before + n) if np.broadcast_to(mask, (2, 1, n, before + n))[b, 0, i, j]]
+        rows = [table[int(np.clip(i - j + before, *distances[[0, -1]]) - distances[0])] if j >= before else 0 for j in seen]
+        query, keys, values = arrays["query"][b, h, i], arrays["key"][b, h, seen], arrays["value"][b, h, seen]
+        weights = brute_force_softmax([query @ (k + r) / 2 for k, r in zip(keys, rows, strict=True)])
+        by_hand[b, h, i] = sum(w * (v + r) for w, v, r in zip(weights, values, rows, strict=True))
+    assert_agree({"out": by_hand}, {"out": out}, 1e-10)
     expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
     hidden = None if causal is False and readable is None else torch.tensor(~mask[..., before:])
     assert torch.equal(distance_index(n, *map(int, distances[[0, -1]])), torch.tensor(index))

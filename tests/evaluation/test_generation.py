@@ -31,17 +31,15 @@ from accelerated.evaluation.generation import (
 )
 from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, MERGED, documents_of
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
 SMALL = PAPERS["block_recurrent"].small
 STREAMS = [
     *ONE_OF_EACH,
     *(("compressive", name) for name in ("conv-attention_reconstruction", "most_used-none", "transformer-xl")),
-    *(("memformer", name) for name in ("encoder-decoder", "encoder-decoder-xl", "decoder-only")),
-    ("pretrained_recurrence", "overlapping"),
+    ("memformer", "encoder-decoder-xl"),
 ]
-STREAMS = list(dict.fromkeys(STREAMS))
 
 
 def random_model(paper, name, **changes):
@@ -61,8 +59,8 @@ def logits_after(model, text):
 
 
 @over(STREAMS)
-def test_a_prompt_of_any_length_gives_the_logits_of_reading_it(paper, name):
-    """The last two windows too: another token there gives other logits."""
+def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
+    """Prompts of any length, of which the last two windows count; then each time the most probable token of the text."""
     model = random_model(paper, name)
     n, rng = model.config.segment, np.random.default_rng(0)
     for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
@@ -73,16 +71,11 @@ def test_a_prompt_of_any_length_gives_the_logits_of_reading_it(paper, name):
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
         assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
-
-
-@over(STREAMS)
-def test_greedy_continuation_takes_the_most_probable_token_of_the_whole_text_each_time(paper, name):
-    model = random_model(paper, name)
-    text = prompt = torch.tensor(np.random.default_rng(1).integers(11, size=(1, model.config.segment + 1)))
-    for token in continue_text(model, prompt, 2 * model.config.segment, GREEDY):
+    text = prompt[:1, : n + 1]
+    for token in continue_text(model, text, 2 * n, GREEDY):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
-    assert text.shape[1] == 3 * model.config.segment + 1
+    assert text.shape[1] == 3 * n + 1
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -134,9 +127,29 @@ def fake_cuda(monkeypatch):
     monkeypatch.setattr(FakeGraph, "made", [])
 
 
+@over(MORE_KINDS)
+def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
+    """From a stream in the middle of a segment, then from other documents' states; nothing that was given is overwritten."""
+    config, rng = variant(paper, name), np.random.default_rng(3)
+    model = random_model(paper, name)
+    given = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
+    tokens = torch.tensor(rng.integers(11, size=(2 * config.segment + 1, 2)))
+    stream, again = (model.step(tokens[0], given)[1] for _ in range(2))
+    before = [tensor.clone() for tensor in tensors_in((given, stream))]
+    graphed, pairs = GraphedStep(model), []
+    for state, plain in ((stream, again), (given, given), (model.initial_state(2),) * 2):
+        for token in tokens:
+            (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
+            pairs.append((expected, logits))
+            assert state.read == plain.read
+            assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
+    assert all(torch.equal(*pair) for pair in pairs) and len(FakeGraph.made) == 1
+    assert all(map(torch.equal, before, tensors_in((given, stream))))
+
+
 @over(ONE_OF_EACH)
 def test_a_graphed_step_gives_the_same_text(paper, name, fake_cuda, monkeypatch):
-    """Prompt and continuation over several segments, two lanes: one capture, a replay per token; then from another document."""
+    """Prompt and continuation over several segments, two lanes: one capture, a replay per token."""
     model, rng = random_model(paper, name), np.random.default_rng(3)
     config = model.config
     prompt, count = torch.tensor(rng.integers(11, size=(2, config.segment + 1))), 3 * config.segment
@@ -150,37 +163,6 @@ def test_a_graphed_step_gives_the_same_text(paper, name, fake_cuda, monkeypatch)
     assert graph.replays == count + getattr(config, "overlap", 0)  # the prompt's rest, and all tokens but the last
 
 
-@over(EVERY_VARIANT)
-def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
-    """Also if it goes on with another document's state, in the middle of a segment; no logits or streams are overwritten."""
-    config, rng = variant(paper, name), np.random.default_rng(3)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
-    graphed, pairs, given = GraphedStep(model), [], PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    tokens = torch.tensor(rng.integers(11, size=(2 * config.segment + 1, 2)))
-    before = [field.clone() for field in given]
-    for state in (given, model.initial_state(2), given):
-        plain = state
-        for token in tokens:
-            (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
-            pairs.append((expected, logits))
-            assert state.read == plain.read
-            assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
-    assert all(torch.equal(*pair) for pair in pairs) and len(FakeGraph.made) == 1
-    assert all(map(torch.equal, before, given))
-
-
-@over(ONE_OF_EACH)
-def test_a_graphed_step_leaves_the_stream_that_it_was_given(paper, name, fake_cuda):
-    """So that one stream can be continued several times, each time by a graph of its own."""
-    config = variant(paper, name)
-    model = PAPERS[paper].model(config).eval()
-    logits, stream = read_prompt(model, torch.randint(11, (1, config.segment + 2)))
-    before = [tensor.clone() for tensor in tensors_in(stream)]
-    for _ in range(2):
-        list(generation.generate(model, logits, stream, 2 * config.segment, Sampling(3.0)))
-    assert all(map(torch.equal, before, tensors_in(stream))) and len(FakeGraph.made) == 2
-
-
 class NoFloat64(TorchDispatchMode):
     """Refuses float64 tensors."""
 
@@ -190,43 +172,37 @@ class NoFloat64(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_drawing_takes_no_float64(dtype):
+def test_drawing_takes_no_float64():
     """Apple's GPU has none. Logits in bfloat16 are drawn from as their values in float32."""
-    logits = torch.randn(5, 300, dtype=torch.float32).to(dtype)
-    for sampling in (Sampling(), Sampling(0.7, 0.9), GREEDY):
+    for dtype, sampling in itertools.product((torch.float32, torch.bfloat16), (Sampling(), Sampling(0.7, 0.9), GREEDY)):
+        logits = torch.randn(5, 300, dtype=torch.float32).to(dtype)
         with NoFloat64():
             tokens = draw(logits, sampling, torch.Generator().manual_seed(3))
         assert torch.equal(tokens, draw(logits.float(), sampling, torch.Generator().manual_seed(3)))
 
 
-def shares_of(probabilities, sampling, draws=4000):
-    """How often each token is drawn."""
-    logits = torch.tensor(probabilities).log().repeat(draws, 1)
-    tokens = draw(logits, sampling, torch.Generator().manual_seed(0))
-    return [(tokens == token).double().mean().item() for token in range(len(probabilities))]
+DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 0.2 and 0.3}
+    Sampling(): [0.1, 0.4, 0.2, 0.3],
+    Sampling(top_p=0.65): [0, 4 / 7, 0, 3 / 7],
+    Sampling(top_p=0.75): [0, 4 / 9, 2 / 9, 3 / 9],
+    Sampling(top_p=0.95): [0.1, 0.4, 0.2, 0.3],
+    Sampling(top_p=0.01): [0, 1, 0, 0],
+    Sampling(top_p=0.0): [0, 1, 0, 0],
+    Sampling(temperature=0.5, top_p=0.5): [0, 1, 0, 0],  # sharpened, the first has 0.53
+    Sampling(temperature=2.0, top_p=0.63): [0, 0.4**0.5, 0.2**0.5, 0.3**0.5],  # flattened, two have 0.61
+    Sampling(0, 0.9): [0, 1, 0, 0],
+    Sampling(temperature=0.5): [1 / 30, 16 / 30, 4 / 30, 9 / 30],
+}
 
 
-@pytest.mark.parametrize(
-    "sampling, expected",
-    [
-        (Sampling(), [0.1, 0.4, 0.2, 0.3]),
-        (Sampling(top_p=0.65), [0, 4 / 7, 0, 3 / 7]),
-        (Sampling(top_p=0.75), [0, 4 / 9, 2 / 9, 3 / 9]),
-        (Sampling(top_p=0.95), [0.1, 0.4, 0.2, 0.3]),
-        (Sampling(top_p=0.01), [0, 1, 0, 0]),
-        (Sampling(top_p=0.0), [0, 1, 0, 0]),
-        (Sampling(temperature=0.5, top_p=0.5), [0, 1, 0, 0]),  # sharpened, the first has 0.53
-        (Sampling(temperature=2.0, top_p=0.63), [0, 0.4**0.5, 0.2**0.5, 0.3**0.5]),  # flattened, two have 0.61
-        (Sampling(0, 0.9), [0, 1, 0, 0]),
-        (Sampling(temperature=0.5), [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
-    ],
-)
-def test_what_is_drawn(sampling, expected):
+def test_what_is_drawn():
     """Temperature first, then the nucleus."""
-    shares, total = shares_of([0.1, 0.4, 0.2, 0.3], sampling), sum(expected)
-    for share, probability in zip(shares, expected, strict=True):
-        assert share == pytest.approx(probability / total, abs=0.03 if probability else 0)
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().repeat(4000, 1)
+    for sampling, expected in DRAWN.items():
+        tokens = draw(logits, sampling, torch.Generator().manual_seed(0))
+        for token, probability in enumerate(expected):
+            share = (tokens == token).double().mean().item()
+            assert share == pytest.approx(probability / sum(expected), abs=0.03 if probability else 0), sampling
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
@@ -259,14 +235,10 @@ def test_each_row_is_drawn_from_its_own_tokens_and_without_limits_from_the_whole
 @pytest.mark.parametrize("new_window", [False, True])
 def test_sampling_is_passed_on(new_window):
     """A tiny nucleus is greedy at any temperature."""
-    model = random_model("pretrained_recurrence", "overlapping")
-    prompt = torch.randint(11, (1, 9))
-
-    def drawn(sampling):
-        return [token.item() for token in continue_text(model, prompt, 20, sampling, new_window=new_window)]
-
-    greedy = drawn(GREEDY)
-    assert drawn(Sampling(5.0, 1e-9)) == greedy != drawn(Sampling(5.0))
+    model, prompt = random_model("pretrained_recurrence", "overlapping"), torch.randint(11, (1, 9))
+    samplings = (GREEDY, Sampling(5.0, 1e-9), Sampling(5.0))
+    drawn = [torch.stack([*continue_text(model, prompt, 20, each, new_window=new_window)]) for each in samplings]
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 def tensors_in(field):
@@ -281,7 +253,7 @@ def tensors_alive():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@over(STREAMS)
+@over(ONE_OF_EACH)
 def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
     """Each token takes one step; the state stops growing; no tensor and no autograd graph stays."""
     model, sizes, alive = random_model(paper, name), [], []
@@ -349,12 +321,7 @@ def test_each_character_is_written_once_complete(text, tokenizer):
 
 def test_text_in_and_out():
     """A character that is not complete at the end is shown as one."""
-    for text, expected in (
-        (b"h\xc3", "h\ufffd"),
-        (b"\xc3h", "\ufffdh"),
-        (b"\xe2\x82", "\ufffd"),
-        (b"", ""),
-        (b"hi\xff", "hi\ufffd"),
-    ):
+    shown = {b"h\xc3": "h\ufffd", b"\xc3h": "\ufffdh", b"\xe2\x82": "\ufffd", b"": "", b"hi\xff": "hi\ufffd"}
+    for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
     assert prompt_from(documents_of([50])[0], 8).tolist() == [list(range(1, 9))]

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,16 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
-from accelerated.evaluation.positions import (
-    by_position,
-    doubling_ranges,
-    draw_positions,
-    position_lines,
-)
+from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions, position_lines
 from accelerated.evaluation.score import TrainedRun, token_nats
-from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 from tests.helpers.variants import PAPERS, variant
+
+BITS = math.log(2)
 
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
@@ -56,19 +51,6 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     assert sum(row["tokens"] for row in rows) == sum(int(document.scored.sum()) for document in documents)
 
 
-def test_positions_at_the_edges_of_ranges():
-    """In a document of 10 tokens, token p = 1 .. 9 has loss 10^p."""
-    documents = [document_from("0123456789", BYTES), document_from("01234", BYTES), document_from("0", BYTES)]
-    nats = [10.0 ** np.arange(1, 10), np.zeros(4), np.zeros(0)]
-    rows = by_position(nats, documents, BYTES, 4)
-    assert [(row["start"], row["stop"], row["documents"], row["nats"], row["tokens"]) for row in rows] == [
-        (0, 4, 2, 1110.0, 6),
-        (4, 8, 2, 11110000.0, 5),
-        (8, 10, 1, 1100000000.0, 2),
-    ]
-    assert by_position([], [], BYTES, 4) == by_position(nats[2:], documents[2:], BYTES, 4) == []
-
-
 def test_a_scored_nan_stays_visible():
     """NaN marks unscored tokens; the NaN of a scored token is not ignored."""
     documents = [document_from("the the", BYTES, [True, False])]
@@ -78,24 +60,26 @@ def test_a_scored_nan_stays_visible():
     assert by_position(whole, documents, BYTES, 64)[0]["nats"] == 3.0
 
 
-BITS = math.log(2)
-FIELDS = ("start", "stop", "documents", "nats", "tokens", "text_bytes", "bits_per_token", "bits_per_byte")
-
-
-def row_of(*values):
-    return dict(zip(FIELDS, values, strict=True))
-
-
-ROWS = [row_of(0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0), row_of(512, 700, 1, 0.0, 0, 0, math.nan, math.nan)]
-
-
 def test_rows_hold_plain_numbers():
-    """Rows made from arrays can be written as JSON."""
+    """Rows made from arrays can be written as JSON; where nothing is scored, rates are NaN."""
     [row] = by_position([np.array([BITS])], [document_from("ab", BYTES)], BYTES, 8)
     expected = {"start": 0, "stop": 2, "documents": 1, "nats": BITS, "tokens": 1, "text_bytes": 1}
     assert json.loads(json.dumps(row)) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
     [row] = by_position([np.array([math.nan])], [document_from("ab", BYTES, [False])], BYTES, 8)
     assert math.isnan(row["bits_per_token"]) and math.isnan(row["bits_per_byte"])
+    assert by_position([], [], BYTES, 4) == by_position([np.zeros(0)], [document_from("0", BYTES)], BYTES, 4) == []
+
+
+FIELDS = ("start", "stop", "documents", "nats", "tokens", "text_bytes", "bits_per_token", "bits_per_byte")
+FIRST, SECOND, LAST = (
+    dict(zip(FIELDS, values, strict=True))
+    for values in (
+        (0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0),
+        (512, 700, 1, 0.0, 0, 0, math.nan, math.nan),
+        (512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5),
+    )
+)
+ROWS = [FIRST, SECOND]
 
 
 def test_the_table():
@@ -108,21 +92,13 @@ def test_the_table():
     ]
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match="plots need the package matplotlib; install the extra"):
-        draw_positions(tmp_path / "a.png", {"": ROWS}, reach=100)
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_the_figure_shows(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
     draw_positions(tmp_path / "positions.png", {"carried": ROWS}, reach=100)
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     figures = []
     monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
-    later = row_of(512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5)
-    draw_positions("a.png", {"carried": [*ROWS, later], "cleared": [ROWS[0]]}, reach=600)
+    draw_positions("a.png", {"carried": [*ROWS, LAST], "cleared": [FIRST]}, reach=600)
     [axes] = figures[0].axes
     carried, cleared, reach = axes.lines
     np.testing.assert_allclose(carried.get_xydata(), [(256, 1.0), (768, 0.5)])

@@ -12,46 +12,11 @@ from hypothesis import strategies as st
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import assert_agree
 from tests.helpers.definitions import SIZES, brute_force_softmax
-from tests.helpers.finite_differences import check_directions, check_operation, draw
+from tests.helpers.finite_differences import check_directions
 from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, variant, random_params = PAPER.small, PAPER.variant, PAPER.random_params
-
-
-def pooling(kind, pool, length):
-    """(forward, backward, inputs) of a pooling over all positions, or over those that the next window does not read."""
-    config = dataclasses.replace(SMALL, pooling=kind, pool=pool)
-    inputs = {"outputs": draw(3, 2, length, 10), "layer_scores": draw(3)}
-    inputs |= {"fixed_key": draw(10)} if kind == "attention" else {}
-    return lambda outputs, **p: ref.pool_forward(p, config, outputs), lambda *given: ref.pool_backward(config, *given), inputs
-
-
-def module(layers):
-    """(forward, backward, inputs) of the network that makes `layers` inserted vectors of the pooled one."""
-    config = dataclasses.replace(SMALL, width=4, vectors=2, module_layers=layers)
-    p = shaken(ref.init_module(config, np.random.default_rng(0)), np.random.default_rng(1))
-    del p["layer_scores"]
-    return lambda pooled, **p: ref.module_forward(p, config, pooled), ref.module_backward, {"pooled": draw(2, 4)} | p
-
-
-MASK = ref.window_mask(4, 2, np.array([True, False]))
-OPERATIONS = {  # forward, backward, inputs
-    "gelu": (ref.gelu_forward, ref.gelu_backward, {"x": draw(3, 4)}),
-    "masked_attention": (
-        lambda query, key, value: ref.masked_attention_forward(query, key, value, MASK, 0.4, np.random.default_rng(8)),
-        ref.masked_attention_backward,
-        {"query": draw(2, 3, 4, 5), "key": draw(2, 3, 6, 5), "value": draw(2, 3, 6, 5)},
-    ),
-    "mix": (ref.mix_forward, ref.mix_backward, {"layer_scores": draw(3), "outputs": draw(3, 2, 4, 5)}),
-    "module": module(2),
-    "linear module": module(0),
-} | {f"pool {kind} of {pool}": pooling(kind, pool, 6 if pool == "all" else 3) for kind in ref.POOLINGS for pool in ref.POOLS}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_gradient(name):
-    check_operation(*OPERATIONS[name], name)
 
 
 # Definitions
@@ -109,17 +74,6 @@ def test_pooling_is_equation_1(rows, seed, pooling):
     assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
 
 
-def test_layer_scores_start_equal_and_the_module_apart_from_gpt2s_scale():
-    params = ref.init_params(ref.Config(pooling="attention"), np.random.default_rng(0))
-    assert not params["module.layer_scores"].any() and not params["module.fixed_key"].any()
-    deviation = {name: params[name].std() for name in params if params[name].ndim == 2}
-    expected = {"embedding": 0.02, "positions": 0.01, "layers.0.query": 0.02, "layers.3.mlp_hidden": 0.02}
-    expected |= {"layers.1.output": 0.02 / math.sqrt(8), "layers.2.mlp_output": 0.02 / math.sqrt(8)}
-    expected |= {"module.hidden_1": 128**-0.5, "module.hidden_2": 200**-0.5, "module.inserted": 200**-0.5}
-    for name, value in expected.items():
-        assert deviation[name] == pytest.approx(value, rel=0.05), name
-
-
 # What the state means
 
 
@@ -170,28 +124,3 @@ def test_what_advance_pools_is_what_the_next_window_does_not_read():
 
 
 # Configs
-
-
-@pytest.mark.parametrize(
-    "changes,words",
-    [
-        ({"width": 0}, "width is 0; it must be at least 1"),
-        ({"vectors": -1}, "vectors is -1; it must be at least 0"),
-        ({"width": 11}, "width 11 is not a multiple of heads 2; the nearest is"),
-        ({"segment": 10}, "segment 10 is longer than the position table; max_positions is 9"),
-        ({"overlap": 6}, r"overlap is 6; it must lie in 0..5 for segment 6"),
-        ({"overlap": -1}, r"overlap is -1; it must lie in 0..5"),
-        ({"insertion_layers": (4,)}, r"insertion_layers \(4,\) must lie in 1..3"),
-        ({"insertion_layers": (0, 1)}, r"must lie in 1..3"),
-        ({"insertion_layers": (2, 1)}, "ascending"),
-        ({"insertion_layers": ()}, "at least one"),
-        ({"insertion_layers": 2}, "insertion_layers 2 must be a tuple"),
-        ({"pooling": "median"}, "pooling is 'median'; it must be one of mean, max, attention"),
-        ({"pool": "some"}, "pool is 'some'; it must be one of all, advance"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-    ],
-)
-def test_impossible_configs_are_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(SMALL, **changes)
-    assert dataclasses.replace(SMALL, vectors=0, insertion_layers=(9,)).vectors == 0, "nothing is inserted into plain GPT-2"

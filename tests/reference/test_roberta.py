@@ -6,40 +6,15 @@ import numpy as np
 import pytest
 
 from reference import roberta as ref
-from tests.helpers.finite_differences import check_directions, check_operation, draw
+from tests.helpers.finite_differences import check_directions
 from tests.helpers.roberta import CONFIG, example, shaken
-
-COUNTED = np.array([[1, 1, 0, 1], [0, 0, 0, 0]], bool)
-OPERATIONS = {  # forward, backward, inputs
-    "exact_gelu": (ref.exact_gelu_forward, ref.exact_gelu_backward, {"x": draw(3, 5)}),
-    "mean_of_rows": (lambda x: ref.mean_of_rows_forward(x, COUNTED), ref.mean_of_rows_backward, {"x": draw(2, 4, 3)}),
-    "larger": (ref.larger_forward, ref.larger_backward, {"a": draw(3, 5), "b": draw(3, 5)}),
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operation_gradient(name):
-    check_operation(*OPERATIONS[name], name)
 
 
 def test_of_two_equal_ones_one_has_the_gradient_and_no_rows_have_mean_zero():
     da, db = ref.larger_backward(np.ones(1), ref.larger_forward(np.ones(1), np.ones(1))[1])
     assert da == 1 and db == 0
-    means, _ = ref.mean_of_rows_forward(np.arange(24.0).reshape(2, 4, 3), COUNTED)
+    means, _ = ref.mean_of_rows_forward(np.arange(24.0).reshape(2, 4, 3), np.array([[1, 1, 0, 1], [0, 0, 0, 0]], bool))
     np.testing.assert_allclose(means, [[4, 5, 6], [0, 0, 0]])
-
-
-def test_initial_weights_are_as_large_as_their_layers_ask_for():
-    config = dataclasses.replace(CONFIG, width=48, module_width=80)
-    params = ref.init_params(config, np.random.default_rng(0))
-    for name, fan_in in (("module.hidden_1", 48), ("module.hidden_2", 80), ("module.inserted", 80)):
-        assert params[name].std() == pytest.approx(fan_in**-0.5, rel=0.1) and abs(params[name]).max() < 2.3 * fan_in**-0.5
-    for name in ("embedding", "positions", "layers.0.query", "layers.2.mlp_hidden", "masked.hidden", "answer.span"):
-        assert params[name].std() == pytest.approx(0.02, rel=0.2), name
-    scales = {name for name in params if name.endswith("scale")}
-    biases = {name for name in params if name.endswith("bias")}
-    assert all((params[name] == 1).all() for name in scales) and not any(params[name].any() for name in biases)
-    assert len(scales) == 2 * 3 + 2 and len(biases) > 20
 
 
 CHANGES = [
@@ -136,18 +111,6 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
     assert {0} < set(answer.kind), "spans and others"
 
 
-@pytest.mark.parametrize(
-    "change,words",
-    [
-        ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"),
-        ({"layers": 0}, "layers is 0"),
-        ({"insertion_layer": 4}, "insertion_layer is 4; it must lie in 1..3"),
-        ({"module_layers": -1}, "module_layers is -1"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-    ],
-)
-def test_what_cannot_work_is_refused(change, words):
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(CONFIG, **change)
+def test_windows_that_are_too_long_are_refused():
     with pytest.raises(ValueError, match="a window of 9 tokens; it must have 1 to 8"):
         ref.forward({}, CONFIG, np.zeros((1, 9), int), np.ones((1, 9), bool), None)

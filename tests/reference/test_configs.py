@@ -1,0 +1,204 @@
+"""What each reference's parameters begin with, and which configs it refuses: a row a case."""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+
+from reference import roberta
+from tests.helpers.roberta import CONFIG
+from tests.helpers.variants import PAPERS, variant
+
+SMALL = {paper: own.small for paper, own in PAPERS.items()} | {"roberta": CONFIG}
+REFERENCES = {paper: own.reference for paper, own in PAPERS.items()} | {"roberta": roberta}
+WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
+GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}
+GPT2 = {"width": 128, "heads": 8, "feed_forward": 512, "layers": 4, "vocabulary": 500, "max_positions": 300, "module_width": 200}
+STARTS = {  # {paper: (changes, {matrix, 1 / sqrt(fan in) and cut off: fan in}, {others: standard deviation})}
+    "block_recurrent": (
+        WIDE | GATES,
+        {"layers.0.key": 300, "layers.0.query": 300, "layers.0.mlp_output": 400, "layers.1.state.cross_query": 300},
+        {"embedding": 1, "layers.0.position_bias": 1 / 8, "layers.1.state.ids": 1, "layers.1.state.initial": 0.1}
+        | {f"layers.1.state.attention_gate.weight_{m}": (0.1 / 600) ** 0.5 for m in "zif"}
+        | {f"layers.1.state.mlp_gate.weight_{m}": (0.1 / 400) ** 0.5 for m in "zif"}
+        | {f"layers.1.state.{gate}.bias_{m}": 0.1 for gate in ("attention_gate", "mlp_gate") for m in "zif"},
+    ),
+    "compressive": (
+        WIDE | {"compression": "dilated_conv", "compression_loss": "auto_encoding"},
+        {f"layers.1.{name}": 300 for name in ("query", "key", "value", "distance_key", "output", "mlp_hidden")}
+        | {"layers.1.mlp_output": 400, "layers.1.compression.weight": 1200}
+        | {"layers.1.compression.dilated_2": 600, "layers.1.compression.decoder": 300},
+        {"embedding": 1, "layers.1.content_bias": 0.02, "layers.1.distance_bias": 0.02},
+    ),
+    "compressive simplified": (
+        WIDE | {"positions": "simplified", "max_distance": 99},
+        {"layers.2.query": 300},
+        {"layers.2.positions": 1},
+    ),
+    "memformer": (
+        WIDE | {"max_distance": 50, "segment": 60},
+        {f"encoder.layers.{name}": 300 for name in ("1.attention.query", "0.attention.output", "1.read.key")}
+        | {"writer.query": 300, "writer.value": 300, "decoder.layers.2.cross.value": 300}
+        | {"decoder.layers.1.mlp_hidden": 300, "decoder.layers.1.mlp_output": 400},
+        {"embedding": 1, "initial_memory": 1, "decoder.layers.0.attention.positions": 0.5},
+    ),
+    "memorizing": (
+        WIDE | {"vocabulary": 500, "buckets": 64, "max_distance": 128},
+        {f"layers.2.{name}": 300 for name in ("query", "key", "value", "output", "mlp_hidden")} | {"layers.2.mlp_output": 400},
+        {"embedding": 1, "layers.0.position_bias": 1 / 8},
+    ),
+    "pretrained_recurrence": (
+        GPT2 | {"pooling": "attention"},
+        {"module.hidden_1": 128, "module.hidden_2": 200, "module.inserted": 200},
+        {"embedding": 0.02, "positions": 0.01, "layers.0.query": 0.02, "layers.3.mlp_hidden": 0.02}
+        | {"layers.1.output": 0.02 / math.sqrt(8), "layers.2.mlp_output": 0.02 / math.sqrt(8)},
+    ),
+    "roberta": (
+        {"width": 48, "module_width": 80, "vocabulary": 99},
+        {"module.hidden_1": 48, "module.hidden_2": 80, "module.inserted": 80},
+        dict.fromkeys(("embedding", "positions", "layers.0.query", "layers.2.mlp_hidden", "masked.hidden", "answer.span"), 0.02),
+    ),
+}
+ZEROS = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$|memory_gate|layer_scores|fixed_key|retention"
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_starting_values(case):
+    """Within three standard errors of the deviation; norms begin at one, biases and what is learned beside at zero."""
+    changes, matrices, deviations = STARTS[case]
+    paper = case.split()[0]
+    config = dataclasses.replace(SMALL[paper], **changes)
+    params = REFERENCES[paper].init_params(config, np.random.default_rng(0))
+    for name, fan_in in matrices.items():
+        assert params[name].shape[1] == fan_in, name
+    for name, deviation in ({name: fan_in**-0.5 for name, fan_in in matrices.items()} | deviations).items():
+        value = params[name]
+        assert value.std() == pytest.approx(deviation, rel=3 / math.sqrt(2 * value.size)), name
+        assert np.abs(value).max() < 2.3 * deviation or not (name in matrices or "gate.weight" in name), f"{name} is not cut off"
+    for name, value in params.items():
+        if name.endswith("scale"):
+            assert (value == (1 if "norm" in name else config.attention_scale)).all(), name
+        assert not (re.search(ZEROS, name) and value.any()), name
+
+
+def test_starting_values_that_a_config_chooses():
+    params = REFERENCES["memformer"].init_params(variant("memformer", "encoder-decoder-retentive"), np.random.default_rng(0))
+    assert (params["writer.retention"] == 1.5).all() and params["writer.retention"].shape == (2,)
+    wide = dataclasses.replace(SMALL["memformer"], **WIDE, positions="transformer_xl")
+    params = REFERENCES["memformer"].init_params(wide, np.random.default_rng(0))
+    assert params["decoder.layers.0.attention.content_bias"].std() == pytest.approx(0.02, rel=0.15)
+    assert "decoder.layers.0.attention.query_bias" not in params and "decoder.layers.0.cross.query_bias" in params
+
+
+REFUSED = {  # {paper: [(changes, part of the message)]}
+    "block_recurrent": [
+        ({"segment": 10}, "segment 10 is not a multiple of window 4"),
+        ({"recurrent_layers": (4,)}, "recurrent_layers"),
+        ({"recurrent_layers": (0,)}, "recurrent_layers"),
+        ({"recurrent_layers": (2, 1)}, "ascending"),
+        ({"recurrent_layers": (2, 2)}, "each layer once"),
+        ({"gate": "gru"}, "gate is 'gru'"),
+        ({"configuration": "triple"}, "configuration is 'triple'"),
+        ({"feedback": True, "recurrent_layers": ()}, "exactly one recurrent layer"),
+        ({"feedback": True, "recurrent_layers": (1, 2)}, "exactly one recurrent layer"),
+        ({"window": 0}, "window is 0"),
+        ({"buckets": 5}, "buckets is 5"),
+        ({"max_distance": 3}, "max_distance 3"),
+        ({"buckets": 2, "max_distance": 1}, "max_distance 1 must exceed half of buckets 2"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"attention_scale": 0.0}, "attention_scale is 0.0"),
+        ({"attention_scale": math.inf}, "attention_scale is inf; it must be positive and finite"),
+        ({"attention_scale": math.nan}, "attention_scale is nan"),
+        ({"states": 0}, "states is 0"),
+    ],
+    "compressive": [
+        ({"segment": 10}, "compression_rate 4 does not divide segment 10; 5 does"),
+        ({"memory": -1}, "memory is -1"),
+        ({"compressed_memory": -2}, "compressed_memory is -2"),
+        ({"width": 7}, "width 7 is odd"),
+        ({"compression": "zip"}, "compression is 'zip'"),
+        ({"compression_loss": "l1"}, "compression_loss is 'l1'"),
+        ({"dilations": (0, 1)}, "dilations"),
+        ({"dilations": (2, 1)}, "ascending"),
+        ({"dilations": (1, 1)}, "each rate once"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"layers": 0}, "layers is 0"),
+        ({"compression_rate": 0}, "compression_rate is 0"),
+        ({"positions": "rotary"}, "positions is 'rotary'; it must be one of simplified, transformer_xl"),
+        ({"max_distance": 0}, "max_distance is 0"),
+        ({"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11"),
+        ({"cutoffs": (5, 5)}, "ascending"),
+        ({"cutoffs": (7, 3)}, "ascending"),
+        ({"cutoffs": (11,)}, "below vocabulary 11"),
+        ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
+        ({"div_value": 0}, "div_value is 0; it must be at least 1"),
+    ],
+    "memformer": [
+        ({"slots": 0}, "slots is 0"),
+        ({"segment": 0}, "segment is 0"),
+        ({"decoder_layers": 0}, "decoder_layers is 0"),
+        ({"encoder_layers": -1}, "encoder_layers is -1"),
+        ({"width": 9}, "width 9 is not a multiple of heads 2; the nearest is 8"),
+        ({"positions": "sine"}, "positions is 'sine'"),
+        ({"positions": "transformer_xl", "width": 5, "heads": 1}, "width 5 is odd"),
+        ({"max_distance": 0}, "max_distance is 0"),
+        ({"retention": math.inf}, "retention is inf"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"heads": 0}, "heads is 0"),
+    ],
+    "memorizing": [
+        ({"memory_layer": 4}, "memory_layer is 4; it must lie in 1..3"),
+        ({"memory_layer": 0}, "memory_layer is 0"),
+        ({"memory": -1}, "memory is -1; it must be at least 0"),
+        ({"memory": 9}, "retrieved is 10; it must be at most memory, 9"),
+        ({"retrieved": 0}, "retrieved is 0; it must be at least 1"),
+        ({"segment": 0}, "segment is 0; it must be at least 1"),
+        ({"buckets": 3}, "buckets is 3; it must be even"),
+        ({"max_distance": 3}, "max_distance 3 must exceed half of buckets 6"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+        ({"attention_scale": 0.0}, "attention_scale is 0.0"),
+    ],
+    "pretrained_recurrence": [
+        ({"width": 0}, "width is 0; it must be at least 1"),
+        ({"vectors": -1}, "vectors is -1; it must be at least 0"),
+        ({"width": 11}, "width 11 is not a multiple of heads 2; the nearest is"),
+        ({"segment": 10}, "segment 10 is longer than the position table; max_positions is 9"),
+        ({"overlap": 6}, r"overlap is 6; it must lie in 0..5 for segment 6"),
+        ({"overlap": -1}, r"overlap is -1; it must lie in 0..5"),
+        ({"insertion_layers": (4,)}, r"insertion_layers \(4,\) must lie in 1..3"),
+        ({"insertion_layers": (0, 1)}, r"must lie in 1..3"),
+        ({"insertion_layers": (2, 1)}, "ascending"),
+        ({"insertion_layers": ()}, "at least one"),
+        ({"insertion_layers": 2}, "insertion_layers 2 must be a tuple"),
+        ({"pooling": "median"}, "pooling is 'median'; it must be one of mean, max, attention"),
+        ({"pool": "some"}, "pool is 'some'; it must be one of all, advance"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+    ],
+    "roberta": [
+        ({"heads": 4}, "width 6 is not a multiple of heads 4; the nearest is 8"),
+        ({"layers": 0}, "layers is 0"),
+        ({"insertion_layer": 4}, "insertion_layer is 4; it must lie in 1..3"),
+        ({"module_layers": -1}, "module_layers is -1"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
+    ],
+}
+
+
+@pytest.mark.parametrize("paper", REFUSED)
+def test_impossible_configs_are_refused(paper):
+    for changes, words in REFUSED[paper]:
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(SMALL[paper], **changes)
+            pytest.fail(f"{changes} is taken")
+
+
+def test_configs_at_the_edge_are_taken():
+    """One bucket for distances up to 1 and one for the others; odd widths without sinusoids; plain GPT-2 inserts nothing."""
+    dataclasses.replace(SMALL["block_recurrent"], buckets=2, max_distance=2)
+    dataclasses.replace(SMALL["compressive"], width=7, positions="simplified")
+    dataclasses.replace(SMALL["pretrained_recurrence"], vectors=0, insertion_layers=(9,))
+    odd = dataclasses.replace(SMALL["compressive"], compressed_memory=0, compression_rate=3)  # which does not divide 8
+    assert odd.temporal_range == 3 * 12
