@@ -18,15 +18,12 @@ import torch
 
 from accelerated.data.config import CORPORA, DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
-from accelerated.data.tokenizers import run_tokenizer
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
 from accelerated.evaluation.score import TrainedRun, carries_nothing
-from accelerated.models import model_class
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
-from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters
-from accelerated.training.folder import chosen_checkpoint
+from accelerated.training.checkpoint import load_weights, open_model
 from accelerated.training.options import changed
 from accelerated.training.process import choose_device
 from accelerated.training.settings import Settings, settings_from
@@ -52,23 +49,13 @@ def evaluated_config(name: str, options: argparse.Namespace, settings: Settings)
 
 def open_trained_run(path: str, name: str, options: argparse.Namespace) -> TrainedRun:
     """Open the run at path, with its model ready to evaluate, but without documents."""
-    checkpoint = load_checkpoint(file := chosen_checkpoint(path, options.checkpoint))
-    settings = settings_from(checkpoint, file)
-    device = choose_device(options.device)
+    checkpoint = load_weights(path, options.checkpoint)
+    settings = settings_from(checkpoint, path)
     torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
-    model = model_class(settings.model)(evaluated_config(name, options, settings)).to(device)
-    parameters, needed = checkpoint["parameters"], model.state_dict().keys()
-    if model.config != settings.model_config:  # other sizes may need fewer parameters
-        if untrained := sorted(needed - parameters.keys()):
-            raise InputError(f"of these sizes the model has {untrained[0]}, which {path} has not trained; leave them out")
-        parameters = {name: parameters[name] for name in needed}
-    load_parameters(model, parameters, file)
-    for parameter, values in model.state_dict().items():
-        if not values.isfinite().all():
-            raise InputError(f"{file}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
-    check_tokenizer(tokenizer := run_tokenizer(path, settings.data), checkpoint, path)
+    config, device = evaluated_config(name, options, settings), choose_device(options.device)
+    model, tokenizer = open_model(path, checkpoint, settings, config, device)
     lane_count = getattr(options, "batch", None) or settings.training.batch
-    return TrainedRun(path, model.eval(), settings, checkpoint, tokenizer, lane_count)
+    return TrainedRun(path, model, settings, checkpoint, tokenizer, lane_count)
 
 
 def data_config(trained: DataConfig, data: str) -> DataConfig:
@@ -84,6 +71,8 @@ def data_config(trained: DataConfig, data: str) -> DataConfig:
 def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> TrainedRun:
     """Return the run with documents of --split, or else of `splits`; raises InputError if one has nothing to predict."""
     trained, data = run.settings.data, options.data or run.settings.data.data
+    if not data:
+        raise InputError(f"{run.path} has no text of its own; give --data")
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
     if not (run.tokenizer.spells_text or Path(data).exists()):

@@ -142,10 +142,10 @@ def validate(run: opening.Run, steps: Progress, interruption: Interruption) -> s
     return None
 
 
-def validation_score(run: opening.Run, clear_memory: bool = False) -> score.Score:
+def validation_score(run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None) -> score.Score:
     """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
     with run.computing():
-        return score.evaluate(run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
+        return score.evaluate(model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
 def report(run: opening.Run) -> None:
@@ -174,7 +174,10 @@ def sample(run: opening.Run) -> None:
 def main(settings: opening.Settings, start: opening.Start) -> None:
     """Train as the command line says, then report, or say how to continue."""
     with opening.open_run(settings, start) as run:
-        resume, stopped = run.command("train.py --resume"), train(run)
+        if run.plain and process.rank() == 0:
+            bits = [validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)]
+            print("before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(*bits))
+        run.plain, resume, stopped = None, run.command("train.py --resume"), train(run)
         taken = process.peak_memory(run.device)
         if process.rank() > 0:
             return

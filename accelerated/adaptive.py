@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.heads import at_least_float32, look_up, parameter
+from accelerated.attention.heads import Declared, at_least_float32, look_up, parameter
 
 
-class Tail(nn.Module):
+class Tail(Declared):
     """One band of rarer words: a narrow embedding, and its projection to the model's width."""
 
     def __init__(self, words: int, narrow: int, width: int):

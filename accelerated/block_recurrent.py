@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import scaled_attention, sdpa
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
+from accelerated.attention.heads import (
+    Declared,
+    LayerNorm,
+    at_least_float32,
+    look_up,
+    merge_heads,
+    parameter,
+    project_heads,
+    unit_norm,
+)
 from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
@@ -28,7 +37,7 @@ class State(NamedTuple):
     values: Tensor  # (B, L, H, W, E)
 
 
-class FixedGate(nn.Module):
+class FixedGate(Declared):
     """Mixes the carried states with a candidate, at a learned rate for each feature (section 3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -43,7 +52,7 @@ class FixedGate(nn.Module):
         return candidate + g * (carry - candidate)  # Eq. 3
 
 
-class LSTMGate(nn.Module):
+class LSTMGate(Declared):
     """Mixes the carried states with a candidate, by an input and a forget gate that depend on the input (section 3.4)."""
 
     def __init__(self, width: int, fan_in: int):
@@ -65,7 +74,7 @@ class LSTMGate(nn.Module):
 GATES = {"fixed": FixedGate, "lstm": LSTMGate}
 
 
-class Recurrence(nn.Module):
+class Recurrence(Declared):
     """A layer's recurrent cell: its states attend to themselves and to a block's tokens, and gates update them (section 3.2)."""
 
     def __init__(self, config: Config):

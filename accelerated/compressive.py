@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from accelerated.adaptive import AdaptiveSoftmax, Tail
 from accelerated.attention.content import content_attention, sdpa
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, split_heads
 from accelerated.attention.relative_shift import distance_sinusoids, relative_attention
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.compressive import Config, init_params
@@ -59,7 +59,7 @@ class MostUsed(Pooling):
         return evicted.gather(1, at[:, :, None].expand(-1, -1, evicted.shape[2]))
 
 
-class Conv(nn.Module):
+class Conv(Declared):
     """A convolution with kernel and stride c: every c rows are concatenated and multiplied by one matrix."""
 
     def __init__(self, config: Config):
@@ -72,7 +72,7 @@ class Conv(nn.Module):
         return functional.linear(evicted.unflatten(1, (-1, self.rate)).flatten(2), self.weight)
 
 
-class DilatedConv(nn.Module):
+class DilatedConv(Declared):
     """A convolution with kernel 2 and a ReLU for each dilation, then a convolution with kernel and stride c."""
 
     def __init__(self, config: Config):

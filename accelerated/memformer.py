@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
-from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
+from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
 from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
@@ -40,7 +40,7 @@ class Distances(nn.Module):
         self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D)
 
 
-class Attention(nn.Module):
+class Attention(Declared):
     """What self-attention and cross-attention share: parameters of the same names, by which they project rows to heads."""
 
     def declare_projections(self, config: Config, biases: bool) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention, sdpa
-from accelerated.attention.heads import LayerNorm, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import Declared, LayerNorm, look_up, merge_heads, parameter, split_heads
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
@@ -90,7 +90,7 @@ class Layer(Recomputable):
         return functional.dropout(out, self.dropout, self.training)
 
 
-class Recurrence(nn.Module):
+class Recurrence(Declared):
     """What is added to GPT-2: Eq. 1 pools a window into one vector; a small network maps it to the inserted vectors."""
 
     def __init__(self, config: Config):

@@ -35,6 +35,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from accelerated.adaptive import AdaptiveSoftmax
+from accelerated.attention.heads import Declared
 from accelerated.attention.on_a_cpu import Copies
 
 
@@ -77,7 +78,7 @@ def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
     return matrix.log_probabilities(hidden) if isinstance(matrix, AdaptiveSoftmax) else functional.linear(hidden, matrix)
 
 
-class Recomputable(nn.Module):
+class Recomputable(Declared):
     """A layer of a model. If it is `recomputed`, it keeps only its inputs, and the backward pass computes it again.
 
     It then drops the same as before, if it `drops` at all: to read a GPU's generator for each layer takes time.
@@ -92,11 +93,19 @@ class Recomputable(nn.Module):
         return super().__call__(*given)
 
 
-class Model(nn.Module):
+class Model(Declared):
     """What is the same in all models, or in most."""
 
     def forward(self, tokens: Tensor, state: tuple, *task: tuple) -> Output:
-        """Read a segment; Output.logits (B, N, V) predict the next tokens. Raises ValueError as `read` does."""
+        """Read a segment; Output.logits (B, N, V) predict the next tokens.
+
+        Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
+        """
+        if tokens.dim() != 2 or tokens.is_floating_point():
+            raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, expected ids as int64 (lanes, tokens)")
+        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
+            wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
+            raise ValueError(f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?")
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
 

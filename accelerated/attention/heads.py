@@ -19,7 +19,14 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape))
 
 
-class LayerNorm(nn.Module):
+class Declared(nn.Module):
+    """A module with parameters of its own, whose shapes it shows."""
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name} {tuple(value.shape)}" for name, value in self._parameters.items())
+
+
+class LayerNorm(Declared):
     """Layer norm over the last axis, in the type of its parameters; they have the references' names."""
 
     def __init__(self, width: int, epsilon: float = NORM_EPSILON):

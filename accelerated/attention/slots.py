@@ -3,12 +3,12 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from accelerated.attention.heads import LayerNorm, at_least_float32, merge_heads, parameter, project, split_heads
+from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, merge_heads, parameter, project, split_heads
 
 
-class Writer(nn.Module):
+class Writer(Declared):
     """Each slot attends to [itself | encoded], not to other slots; its value of itself is the slot."""
 
     def __init__(self, width: int, heads: int, head_width: int):

@@ -45,7 +45,17 @@ OFFLINE = "fetch its files on a machine with a network, and set TIKTOKEN_CACHE_D
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
 
 
-class ByteTokenizer:
+class Tokenizer:
+    """What all tokenizers share: they show their name and size."""
+
+    name: str
+    vocabulary: int
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.name}, {self.vocabulary:,} tokens)"
+
+
+class ByteTokenizer(Tokenizer):
     """Bytes as token ids 0..255: of text, or with the name mu-law of recordings, whose samples they are."""
 
     vocabulary, dtype, takes_pieces = 256, np.uint8, True
@@ -64,7 +74,7 @@ class ByteTokenizer:
         return np.asarray(ids, dtype=np.uint8).tobytes()
 
 
-class SpelledTokenizer:
+class SpelledTokenizer(Tokenizer):
     """Ids that each stand for a spelling; a run folder keeps the tokenizer's content in `file`."""
 
     spells_text = takes_pieces = True
@@ -224,8 +234,13 @@ def open_tokenizer(name: str) -> ByteTokenizer | SpelledTokenizer:
 
 
 def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | SpelledTokenizer:
-    """The tokenizer of a run folder with this DataConfig; whether it is as it was saved, its fingerprint tells."""
-    return tokenizer_of_file(Path(run) / data.tokenizer_file, DAMAGED) if data.tokenizer_file else open_tokenizer(data.tokenizer)
+    """The tokenizer of a run folder with this DataConfig; whether it is as it was saved, its fingerprint tells.
+
+    A GPT-2, a folder or the file in it, has its tokenizer by the name that the DataConfig gives.
+    """
+    folder = Path(run).absolute().parent if Path(run).is_file() else Path(run).absolute()
+    own = Path(data.tokenizer) if Path(data.tokenizer).parent == folder else folder / data.tokenizer_file
+    return tokenizer_of_file(own, DAMAGED) if data.tokenizer_file else open_tokenizer(data.tokenizer)
 
 
 def tokenizers_package(what: str = "--train-bpe") -> ModuleType:

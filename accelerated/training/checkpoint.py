@@ -10,13 +10,16 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from accelerated.data.tokenizers import run_tokenizer
+from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
-from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
-from accelerated.training.settings import is_of_type
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, chosen_checkpoint, numbered_checkpoints
+from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
 MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # step-N.pt may be the same file on the disk
@@ -24,6 +27,7 @@ VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
 NOT_IN_EARLIER = {"corpus": "", "tokenizer": "", "best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
+NEVER_TRAINED = NOT_IN_EARLIER | {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "step": 0}
 DICTS = ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")
 FIELDS = {"model": str, "state": tuple, "random": torch.Tensor, "step": int, **dict.fromkeys(DICTS, dict)}
 FIELDS |= {name: type(value) for name, value in NOT_IN_EARLIER.items()}
@@ -108,10 +112,23 @@ def load_exported(folder: str | Path) -> dict | None:
     safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):
         raise InputError(f"{weights} is damaged or missing: {config.name} has another checksum; export it again")
-    nothing = {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "version": VERSION}
-    contents = NOT_IN_EARLIER | described | nothing | {"parameters": safetensors.load_file(weights)}
+    contents = NEVER_TRAINED | described | {"version": VERSION, "parameters": safetensors.load_file(weights)}
     check_contents(contents, config)
     return contents
+
+
+def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
+    """The contents, as of a checkpoint, of a run's checkpoint (last, best or step-N), an exported run, or a published GPT-2.
+
+    What an export and a GPT-2 lack is empty: optimizer, state, lanes. Raises InputError if it is none of these, or is damaged.
+    """
+    if (contents := load_exported(path)) is not None:
+        return contents
+    if Path(path).suffix == ".safetensors" or (Path(path) / WEIGHTS).is_file():
+        from accelerated.presets.gpt2_weights import load_gpt2  # here: few runs need it
+
+        return NEVER_TRAINED | load_gpt2(path)
+    return load_checkpoint(chosen_checkpoint(path, checkpoint))
 
 
 def check_contents(contents: dict, path: Path) -> None:
@@ -134,6 +151,35 @@ def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> No
         raise InputError(
             f"the tokenizer {tokenizer.name} is not the one that {path} was trained with (damaged, or another run's); restore it"
         )
+
+
+def open_model(
+    path: str | Path, contents: dict, settings: Settings, config: Any = None, device: str | torch.device = "cpu"
+) -> tuple[torch.nn.Module, object]:
+    """Return (the model of these contents of `path`, in evaluation mode; its tokenizer). config has other sizes than trained.
+
+    Parameters are float64 if they were trained so, otherwise float32.
+    """
+    config, before = config or settings.model_config, torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64 if settings.training.dtype == "float64" else torch.float32)
+    try:
+        model = model_class(settings.model)(config).to(device)
+    finally:
+        torch.set_default_dtype(before)
+    parameters, needed = contents["parameters"], model.state_dict().keys()
+    if config != settings.model_config:  # other sizes may need fewer parameters
+        if untrained := sorted(needed - parameters.keys()):
+            raise InputError(f"of these sizes the model has {untrained[0]}, which {path} has not trained; leave them out")
+        parameters = {name: parameters[name] for name in needed}
+    load_parameters(model, parameters, path)
+    for parameter, values in model.state_dict().items():
+        if not values.isfinite().all():
+            raise InputError(f"{path}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
+    check_tokenizer(tokenizer := run_tokenizer(path, settings.data), contents, path)
+    if tokenizer.vocabulary != config.vocabulary:
+        words = f"{path} has {config.vocabulary} tokens, its tokenizer {tokenizer.name} {tokenizer.vocabulary}"
+        raise InputError(f"{words}; put its own tokenizer's files beside it")
+    return model.eval(), tokenizer
 
 
 def load_parameters(model: torch.nn.Module, parameters: dict, path: str | Path) -> None:

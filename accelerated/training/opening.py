@@ -50,11 +50,7 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
-    """The device to train on; raises InputError if this machine cannot run the settings, or if a GPT-2 does not fit them."""
-    if start.init and not start.initial:
-        from accelerated.presets.gpt2_weights import check_gpt2
-
-        check_gpt2(start.init, settings.model_config)
+    """The device to train on; raises InputError if this machine cannot run the settings."""
     if settings.data.train_bpe and not (start.resumed or start.initial):
         tokenizers_package()
     training = settings.training
@@ -138,7 +134,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     model = model_class(settings.model)(config, training.seed).to(device)
-    take_weights(model, start)
+    plain = take_weights(model, start)
     optimizer, own_lanes = make_optimizer(model, training), process.own_lanes(training.batch)
     with computing_in(model, getattr(torch, training.dtype)):
         state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
@@ -166,11 +162,14 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         step=step,
         best=saved.get("best", math.inf),
         validation_due=saved.get("validation_due", False),
+        plain=plain,
     )
     if first:
         write_settings(start.folder, settings_contents(settings))
         introduce(run, start)
         warn(run)
+    if not training.steps:
+        run.save()
     start.resumed = start.initial = None  # frees their tensors
     return run
 
@@ -205,20 +204,25 @@ def with_steps(settings: Settings, documents: Sequence, start: Start) -> Setting
     return settings._replace(training=replace(training, steps=steps, epochs=0.0))
 
 
-def take_weights(model: torch.nn.Module, start: Start) -> None:
-    """Load the weights of the resumed run, of another run, or of a GPT-2; otherwise keep the initial ones."""
+def take_weights(model: torch.nn.Module, start: Start) -> torch.nn.Module | None:
+    """Load the weights of the resumed run, or those of --init; otherwise keep the initial ones.
+
+    If recurrence is added to the weights of --init, returns their own model without it, otherwise None.
+    """
     if start.resumed:
         load_parameters(model, start.resumed["parameters"], checkpoint_path(start.folder))
     elif start.initial:
         initial, parameters = model.state_dict(), start.initial["parameters"]
         ours, theirs = ({name: side[name] for name in side if name.startswith("module.")} for side in (initial, parameters))
+        added = bool(ours and not theirs)
         if not (ours and theirs):  # one side has no recurrence module: theirs is ignored, ours keeps its initial weights
             parameters = {name: value for name, value in parameters.items() if name not in theirs} | ours
         load_parameters(model, parameters, start.init)
-    elif start.init:
-        from accelerated.presets.gpt2_weights import load_gpt2
-
-        load_gpt2(model, start.init)
+        if added:
+            plain = type(model)(replace(model.config, vectors=0)).to(next(model.parameters()))
+            load_parameters(plain, {name: value for name, value in parameters.items() if name not in ours}, start.init)
+            return plain
+    return None
 
 
 def introduce(run: Run, start: Start) -> None:
@@ -238,7 +242,7 @@ def introduce(run: Run, start: Start) -> None:
 def warn(run: Run) -> None:
     """Warn of settings that waste work."""
     training = run.settings.training
-    if training.warmup > training.steps:
+    if training.warmup > training.steps > 0:
         reached = learning_rate(training.steps, training) / training.learning_rate
         what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
         print(f"warning: {what}: the learning rate ends at {reached:.0%} of --learning-rate", file=sys.stderr)

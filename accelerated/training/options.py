@@ -147,25 +147,30 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, f
     run, saved = first.resume or first.init, None
     written = path.stat().st_mtime if (path := checkpoint_path(run or "")).is_file() else 0.0
     if run:
-        from accelerated.training.checkpoint import load_checkpoint, load_exported  # here: it imports torch
+        from accelerated.training.checkpoint import load_checkpoint, load_weights  # here: it imports torch
 
-        saved = load_checkpoint(path) if first.resume or written else load_exported(run)
+        saved = load_checkpoint(path) if first.resume else load_weights(run)
     held = saved and settings_from(saved, run)
     if first.resume:
         return held, saved, written
-    of_gpt2 = next(name for name in NAMES if getattr(presets_of(name), "TAKES_GPT2", False)) if first.init and not held else ""
-    model = first.model or (held.model if held else of_gpt2 or DEFAULT)
+    published = bool(held and not held.data.data)  # a GPT-2, which has no text of its own
+    model = first.model or (held.model if held else DEFAULT)
     check_choice("--model", model, NAMES, InputError)
     if held and model != held.model:
         raise InputError(f"--init {first.init} holds a {held.model}; leave --model {model} out, or --init")
-    if of_gpt2 and model != of_gpt2:
-        raise InputError(f"--init {first.init} is not a run of train.py; only --model {of_gpt2} can start from other weights")
     presets, usual = presets_of(model).PRESETS, RECALL if first.data == RECALL else "tiny"
-    usual = "gpt2" if of_gpt2 else "fine-tune" if held and "fine-tune" in presets else usual
+    usual = "gpt2" if published else "fine-tune" if held and "fine-tune" in presets else usual
     preset = first.preset or usual
     check_choice("--preset", preset, presets, InputError)
     defaults = preset_settings(model, preset)
     chosen = (held or defaults)._replace(training=defaults.training)
+    if published:  # its sizes, with the preset's recurrence
+        sizes = {
+            name: getattr(held.model_config, name) for name in (*OF_THE_WEIGHTS, "vocabulary") if hasattr(held.model_config, name)
+        }
+        sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
+        data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
+        chosen = chosen._replace(model_config=dataclasses.replace(defaults.model_config, **sizes), data=data)
     if first.data == RECALL or (first.data and held):
         kept = (*(OF_A_TOKENIZER if held else ()), *(() if first.data == RECALL else ("carry_over_documents",)))
         chosen = chosen._replace(data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept}))
@@ -185,8 +190,7 @@ def training_parser(defaults: Settings) -> OptionParser:
     usual = "default tiny; recall with --data recall; with --init gpt2, or fine-tune for a run of pretrained_recurrence"
     init = (
         "start from the weights, model and data of another run, or of one that eval.py exported (--preset sets the training); or "
-        "from a GPT-2 in safetensors (a file or its folder), for --preset gpt2, gpt2-medium, gpt2-large or gpt2-xl of "
-        "pretrained_recurrence"
+        "from the weights and tokenizer of a published GPT-2, a folder or a .safetensors, to which the preset adds recurrence"
     )
     add = functools.partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--model", metavar="NAME", help=f"one of {', '.join(NAMES)} (default {DEFAULT})")

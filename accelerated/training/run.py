@@ -51,6 +51,7 @@ class Run:
     validation_due: bool = False  # after this step; left open by a signal
     score: Any = None  # the Score of the validation after this step
     is_best: bool = False  # whether that is the best so far, and not yet saved
+    plain: torch.nn.Module | None = None  # until training begins: the model of --init, to which this run adds recurrence
 
     def computing(self) -> contextlib.AbstractContextManager:
         """Inside, the model computes in the type of --dtype."""

@@ -25,8 +25,8 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
 }
-POSITIVE = ("steps", "batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
-NOT_NEGATIVE = ("warmup", "weight_decay", "clip", "seed", "update_every_from", "validate_every", "validation_segments")
+POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
+NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validate_every", "validation_segments")
 NOT_NEGATIVE += ("sample", "epochs")
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
 EARLIER = {"compile": {"eager": "none", "aot_eager": "none"}, "device": {"mps": "auto"}}  # {field: {value it had: one it has}}

@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from accelerated.evaluation.options import REPORTS, parse, report_parser
 from accelerated.lab.speed.__main__ import parse_options as parse_bench
@@ -20,6 +21,7 @@ from accelerated.models import NAMES
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training
 from reference.gradients import parser_of
+from tests.helpers.programs import TINY, train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -52,10 +54,23 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 80
 
 
+def train_what_is_opened(page, folder):
+    """Train the runs that a page opens from Python: by the command that it has for them, or else a small one."""
+    (folder / "book.txt").write_text("a page that was scraped and written again. " * 400)
+    small = [*TINY, "--data", "book.txt", "--steps", 2]
+    for run in set(re.findall(r'accelerated.load\("(\w\S*?)"', page.read_text())):
+        of_page = [shlex.split(line)[2:] for line in commands(page) if f"--out {run}" in line]
+        train(*(of_page[0] if of_page else [*small, "--out", run]))
+
+
 @pages
-def test_python_blocks_run_and_print_what_is_shown(page, monkeypatch):
+def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
     """All blocks of a page share their names; a text block right after a python block is what that prints."""
     monkeypatch.chdir(ROOT)
+    if "accelerated.load(" in page.read_text():
+        monkeypatch.chdir(tmp_path)
+        torch.set_default_dtype(torch.float32)
+        train_what_is_opened(page, tmp_path)
     source, names = page.read_text(), {"__name__": page.stem}
     for match in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S):
         code, shown = match.groups()

@@ -1,0 +1,59 @@
+"""accelerated.load opens a run and its export alike; a model shows its sizes and names what it cannot read."""
+
+import pytest
+import torch
+
+import accelerated
+from accelerated.models import NAMES, model_class, presets_of
+from tests.helpers.programs import MEMFORMER, as_json, evaluate, train
+
+
+@pytest.fixture
+def run(text, tmp_path):
+    train(*MEMFORMER, "--data", text, "--steps", 2, "--out", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_and_its_export_are_the_same_model(run, tmp_path, capsys):
+    pytest.importorskip("safetensors", reason="an export needs safetensors: pip install -e '.[gpt2]'")
+    evaluate("export", run, tmp_path / "export")
+    first, other = accelerated.load(run), accelerated.load(tmp_path / "export")
+    assert first.settings == other.settings and not first.model.training
+    assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
+    continuations = [accelerated.generate(model, tokenizer, "def ", tokens=9) for model, tokenizer, _ in (first, other)]
+    assert (
+        continuations[0] == continuations[1] == as_json(capsys, "sample", run, "--prompt", "def ", "--tokens", 9)["continuation"]
+    )
+    for report in (["score"], ["positions"], ["range", "--segments", 2], ["frequency"]):
+        ours, theirs = (as_json(capsys, report[0], folder, *report[1:]) for folder in (run, tmp_path / "export"))
+        assert ours == theirs | {"run": str(run)}
+
+
+def test_pieces_join_to_the_text_and_a_seed_draws_again(run):
+    model, tokenizer, _ = accelerated.load(run)
+    text = accelerated.generate(model, tokenizer, "def ", tokens=20, seed=1)
+    assert "".join(accelerated.generate(model, tokenizer, "def ", tokens=20, seed=1, stream=True)) == text
+    assert accelerated.generate(model, tokenizer, "def ", tokens=20, seed=2) != text
+    with pytest.raises(accelerated.program.errors.InputError, match="prompt is empty"):
+        accelerated.generate(model, tokenizer, "")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wrong_tokens_are_named(name):
+    config = presets_of(name).Config(vocabulary=300)
+    model = model_class(name)(config)
+    good, state = torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2)
+    for tokens, words in (
+        (good[0], r"of shape \(\d+,\), expected ids as int64 \(lanes, tokens\)"),
+        (good.double(), "tokens are torch.float64"),
+        (good + 300, "tokens are 300 to 300, expected 0 to 299"),
+        (good - 1, "tokens are -1 to -1, expected 0 to 299"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model(tokens, state)
+
+
+def test_models_and_tokenizers_show_their_sizes(run):
+    model, tokenizer, _ = accelerated.load(run)
+    assert "initial_memory (1, 3, 16)" in repr(model) and "LayerNorm(scale (16,), bias (16,))" in repr(model)
+    assert repr(tokenizer) == "ByteTokenizer(bytes, 256 tokens)"
