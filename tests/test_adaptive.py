@@ -14,7 +14,6 @@ from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
-from tests.helpers.finite_differences import check_operation
 from tests.helpers.variants import PAPERS
 
 SMALL = PAPERS["compressive"].small
@@ -108,26 +107,6 @@ def test_inputs_are_rows_of_the_joined_tables(setting):
     assert_agree(dict.fromkeys(found, expected), found, 1e-14)
 
 
-@pytest.mark.parametrize("cutoffs,div_value", [((), 4), ((3,), 2), ((2, 5, 6), 2)])
-def test_adaptive_gradients(cutoffs, div_value):
-    """Full Jacobians of the inputs, and of the softmax if there are tails."""
-    config = dataclasses.replace(SMALL, width=8, cutoffs=cutoffs, div_value=div_value)
-    rng = np.random.default_rng(0)
-    params = {n: rng.standard_normal(p.shape) for n, p in ref.init_params(config, rng).items() if not n.startswith("layers")}
-    tokens, clusters = np.array([[0, 3, 10, 2], [6, 5, 2, 3]]), {"clusters": np.zeros((len(cutoffs), 8))} if cutoffs else {}
-    check_operation(
-        lambda **p: ref.adaptive_embedding_forward(p, config, tokens),
-        lambda dout, cache: clusters | ref.adaptive_embedding_backward(config, dout, cache),
-        params,
-    )
-    if cutoffs:
-        check_operation(
-            lambda x, **p: ref.adaptive_softmax_forward(p, config, x),
-            lambda dout, cache: ref.adaptive_softmax_backward(config, dout, cache),
-            {"x": rng.standard_normal((1, 2, 8))} | params,
-        )
-
-
 def test_without_cutoffs_it_is_the_plain_embedding():
     config = dataclasses.replace(SMALL, div_value=7)
     assert set(ref.init_params(config, np.random.default_rng(0))) == set(ref.init_params(SMALL, np.random.default_rng(0)))
@@ -153,22 +132,6 @@ def test_sizes_and_initial_values():
     for tail in range(2):
         p = ref.subtree(params, f"tails.{tail}.")
         assert (hidden @ p["projection"] @ p["embedding"].T).std() == pytest.approx(1, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    "change,words",
-    [
-        ({"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must be ascending, above 0 and below vocabulary 11"),
-        ({"cutoffs": (5, 5)}, "ascending"),
-        ({"cutoffs": (7, 3)}, "ascending"),
-        ({"cutoffs": (11,)}, "below vocabulary 11"),
-        ({"cutoffs": (3, 7)}, "width 6 is less than div_value 4 to the power of 2 tails"),
-        ({"div_value": 0}, "div_value is 0; it must be at least 1"),
-    ],
-)
-def test_impossible_cutoffs_are_refused(change, words):
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(SMALL, **change)
 
 
 def test_losses_are_float32_in_a_model_of_bfloat16():

@@ -15,7 +15,7 @@ from accelerated.block_recurrent import BlockRecurrent
 from accelerated.protocol import computing_in
 from reference import block_recurrent as ref
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.definitions import SIZES, slow_bucket
+from tests.helpers.definitions import slow_bucket
 from tests.helpers.rollouts import filled
 from tests.helpers.variants import PAPERS
 
@@ -50,29 +50,6 @@ def test_position_buckets_equal_the_rule(half, extra):
     edge = (np.abs(steps - np.round(steps)) < 1e-9) & (distances > half) & (distances < furthest)
     assert (bucket[~edge] == expected[~edge]).all() and (np.abs(bucket - expected) <= 1).all()
     assert (position_bucket(torch.tensor(distances), buckets, furthest).numpy() == bucket).all()
-
-
-@pytest.mark.parametrize("kind", ref.GATES)
-@given(states=st.integers(1, 3), width=st.integers(1, 4), fan_in=st.integers(1, 5), size=SIZES, seed=st.integers(0, 2**31))
-def test_gates_equal_their_equations(kind, states, width, fan_in, size, seed):
-    """Eqs. 1-7, one state and one row of the matrices at a time, on both sides."""
-    rng = np.random.default_rng(seed)
-    gate = fast.GATES[kind](width=width, fan_in=fan_in)
-    p = {name: size * rng.standard_normal(tuple(value.shape)) for name, value in gate.state_dict().items()}
-    gate.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
-    carry, hidden = rng.standard_normal((2, states, width)), rng.standard_normal((2, states, fan_in))
-    sigmoid = lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0  # noqa: E731
-    expected = np.zeros(carry.shape)
-    for b, s, i in np.ndindex(2, states, width):
-        line = {m: p[f"weight_{m}"][i] @ hidden[b, s] + p[f"bias_{m}"][i] for m in "zif" if f"weight_{m}" in p}
-        if kind == "fixed":
-            g = sigmoid(p["bias_g"][i])
-            expected[b, s, i] = carry[b, s, i] * g + line["z"] * (1 - g)
-        else:
-            write, forget = sigmoid(line["i"] - 1), sigmoid(line["f"] + 1)
-            expected[b, s, i] = carry[b, s, i] * forget + math.tanh(line["z"]) * write
-    actual = {"reference": ref.GATES[kind][0](p, carry, hidden)[0], "accelerated": gate(*map(torch.tensor, (carry, hidden)))}
-    assert_agree(dict.fromkeys(actual, expected), actual, 1e-12)
 
 
 def test_a_step_from_a_state_that_does_not_fit_is_refused():
@@ -125,16 +102,3 @@ def test_segmented_run_equals_one_long_run(name):
         parts.append(part)
     rows = filled({"logits": np.concatenate(parts, 1)} | named("state", carried))
     assert_agree(filled({"logits": whole} | named("state", after)), rows, 1e-12)
-
-
-@pytest.mark.parametrize("recurrent,remembers", [((), False), ((2,), True)])
-def test_slide_forgets_beyond_its_reach_and_recurrence_does_not(recurrent, remembers):
-    """Slide reaches back W tokens per layer; the recurrent model's state reaches further."""
-    config = dataclasses.replace(SMALL, layers=2, recurrent_layers=recurrent, segment=24)
-    model, tokens = BlockRecurrent(config, seed=9).eval(), torch.randint(11, (1, 24))
-    other = tokens.clone()
-    other[0, 0] = (other[0, 0] + 1) % 11
-    a, b = (model(each, model.initial_state(1)).logits for each in (tokens, other))
-    beyond = 2 * config.window + 1
-    assert torch.equal(a[:, beyond:], b[:, beyond:]) is not remembers
-    assert not torch.allclose(a[:, beyond - 1], b[:, beyond - 1])

@@ -1,12 +1,10 @@
 """Each reference file stands alone, has the idea first and its mathematics written out, and shows what it does when it is run."""
 
 import ast
-import importlib
 import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -136,40 +134,3 @@ def test_every_decision_is_listed_once_and_cited_where_it_acts(name):
         number for number, text in zip(numbers, texts, strict=True) if re.search(r"`(accelerated/|train\.py|eval\.py)", text)
     }
     assert cited <= set(numbers) and set(numbers) <= cited | elsewhere, f"cited nowhere: {set(numbers) - cited - elsewhere}"
-
-
-def no_replay(seed, t):
-    """Dropout's random numbers, others when a segment is read again."""
-    return None if seed is None else np.random.default_rng()
-
-
-@pytest.mark.parametrize(
-    "name,faults",
-    [
-        ("block_recurrent", {"sigmoid": np.tanh}),  # its derivative is another
-        (
-            "compressive",
-            {
-                "relative_shift_backward": lambda dout, cache: dout,
-                "content_attention_backward": lambda dout, cache: (0 * cache[1], 0 * cache[1]),  # the compression's own loss
-            },
-        ),
-        ("memformer", {"softmax_backward": lambda dweights, weights: weights * dweights, "segment_rng": no_replay}),
-        ("memorizing", {"sigmoid": np.tanh}),
-        ("roberta", {"exact_gelu_backward": lambda dy, cache: dy * (cache[0] > 0)}),
-        ("pretrained_recurrence", {"gelu_backward": lambda dy, cache: dy * (cache[0] > 0), "segment_rng": no_replay}),
-    ],
-    ids=["block_recurrent", "compressive", "memformer", "memorizing", "roberta", "pretrained_recurrence"],
-)
-def test_the_demonstration_runs_and_notices_faults(name, faults, capsys, monkeypatch):
-    module = importlib.import_module(f"reference.{name}")
-    module.demonstrate()
-    printed = capsys.readouterr().out
-    assert "Largest relative error" in printed and ("cleared" in printed or "disjoint" in printed)
-    for function, broken in faults.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(module, function, broken)
-            if function == "segment_rng":  # noticed by what comes after the finite differences, which take long
-                patch.setattr(module, "check_gradients", lambda *given: 0.0)
-            with pytest.raises(SystemExit):
-                module.demonstrate()

@@ -43,7 +43,7 @@ TESTS = (
     *("tests/reference", "tests/attention", *(str(path) for path in sorted(ROOT.glob("tests/test_*.py")))),
     *("tests/data/test_lanes.py", "tests/data/test_windows.py", "tests/evaluation/test_positions.py"),
     *("tests/evaluation/test_score.py", "tests/lab/reports", "tests/lab/systems/test_roberta.py"),
-    "tests/training/test_optimization.py",
+    *("tests/training/test_optimization.py", "tests/house/test_check.py"),
 )
 EQUIVALENT = ROOT / "tests" / "tools" / "equivalent_mutants.txt"
 PATIENCE, LEAST = 8, 20.0  # a test may take 8 times its time and 20 s more

@@ -54,8 +54,8 @@ INTRODUCTIONS = {"design": "The places are headings of [design.md](design.md)."}
 REACH = """
 ## Which loss trains what
 
-Every loss against every group of parameters, over all variants of the tests: ● all parameters of the group get
-gradient, ◐ some do, 0 is exactly zero in all. Reference and model agree on each parameter. The table is
+Every loss against every group of parameters, over the variants that differ in what trains what: ● all parameters of
+the group get gradient, ◐ some do, 0 is exactly zero in all. Reference and model agree on each parameter. The table is
 `tests/tools/reach.py`, and what measures it is
 `tests/test_reach.py::test_each_loss_reaches_what_the_paper_says_and_nothing_else`.
 

@@ -17,17 +17,22 @@ BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=
 
 
 QUARTER = 0.5 * (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)))  # of the cosine
-RATES = {  # {schedule: {step: rate}}
-    "constant": {1: 0.005, 50: 0.25, 100: 0.5, 900: 0.5},
-    "cosine": {50: 0.25, 100: 0.5, 325: QUARTER, 550: 0.5 * 0.55, 1000: 0.05, 2000: 0.05},
-    "inverse_square_root": {50: 0.25 / 10, 100: 0.05, 400: 0.025},
-}
 
 
-@pytest.mark.parametrize("schedule", RATES)
-def test_schedules(schedule):
-    rates = {step: learning_rate(step, dataclasses.replace(BASE, schedule=schedule)) for step in RATES[schedule]}
-    assert rates == pytest.approx(RATES[schedule])
+RATES = [  # (changes, {step: rate})
+    ({"schedule": "constant"}, {1: 0.005, 50: 0.25, 100: 0.5, 900: 0.5}),
+    ({"schedule": "cosine"}, {50: 0.25, 100: 0.5, 325: QUARTER, 550: 0.5 * 0.55, 1000: 0.05, 2000: 0.05}),
+    ({"schedule": "inverse_square_root"}, {50: 0.25 / 10, 100: 0.05, 400: 0.025}),
+    ({"schedule": "constant", "warmup": 0}, {1: 0.5}),  # no warm-up starts at the peak
+    ({"schedule": "inverse_square_root", "warmup": 0}, {1: 0.5}),
+    ({"steps": 5, "warmup": 4}, {5: 0.05}),  # one iteration after it may be the end
+]
+
+
+@pytest.mark.parametrize("changes,rates", RATES, ids=[str(changes) for changes, _ in RATES])
+def test_schedules(changes, rates):
+    config = dataclasses.replace(BASE, **changes)
+    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates)
 
 
 def test_the_papers_schedule():
@@ -35,12 +40,6 @@ def test_the_papers_schedule():
     config = TrainingConfig(schedule="inverse_square_root", learning_rate=1.0, warmup=1000)
     for step in (1, 500, 1000, 4000, 500_000):
         assert learning_rate(step, config) == pytest.approx(min(step / 1000, 1) / math.sqrt(max(step, 1000)))
-
-
-def test_no_warmup_starts_at_the_peak_and_one_iteration_after_it_may_be_the_end():
-    for schedule in ("constant", "inverse_square_root"):
-        assert learning_rate(1, dataclasses.replace(BASE, warmup=0, schedule=schedule)) == 0.5
-    assert learning_rate(5, dataclasses.replace(BASE, steps=5, warmup=4)) == pytest.approx(0.5 * BASE.final_fraction)
 
 
 def test_the_compressive_papers_schedule():
@@ -79,14 +78,10 @@ def test_gradients_are_averaged_then_clipped_for_each_objective():
         assert model.task.grad.norm() == pytest.approx(task, rel=1e-4)
         assert model.other.grad.norm() == pytest.approx(other, rel=1e-4)
         assert model.other.grad[1] / model.other.grad[0] == pytest.approx(4 / 3)
-
-
-def test_gradients_of_two_iterations_and_of_models_with_one_objective():
-    model = BlockRecurrent(BlockRecurrent.Config(width=8, feed_forward=8, recurrent_layers=(), layers=1))
-    assert model.auxiliary_parameters() == []
-    model.embedding.grad = torch.full_like(model.embedding, 3.0)
-    average_and_clip(model, 2, 0)
-    assert (model.embedding.grad == 1.5).all()
+    alone = BlockRecurrent(BlockRecurrent.Config(width=8, feed_forward=8, recurrent_layers=(), layers=1))
+    alone.embedding.grad = torch.full_like(alone.embedding, 3.0)
+    average_and_clip(alone, 2, 0)
+    assert alone.auxiliary_parameters() == [] and (alone.embedding.grad == 1.5).all()
 
 
 @pytest.mark.parametrize(
