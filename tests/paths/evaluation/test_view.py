@@ -19,7 +19,6 @@ import torch
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation import view
-from accelerated.evaluation.options import parse
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
@@ -29,7 +28,9 @@ from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, var
 
 ROOT = Path(__file__).parents[3]
 CARRYING = [pair for pair in EVERY_VARIANT if pair[1] not in ("plain", "nothing-remembered")]
+LOSSES = ("-auto_encoding", "-none", "-attention_reconstruction")  # of compression; they change no attention
 SHARING = [pair for pair in CARRYING if pair[0] in ("compressive", "pretrained_recurrence") or pair[1].startswith("decoder-only")]
+SHARING = [pair for pair in SHARING if not pair[1].endswith(LOSSES)]
 TEXT = "the theatre and the abbey\n\nthat he heard of a b a b, the theatre\n"
 PARTLY = [True] * 20 + [False] * 30  # which tokens are scored
 TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
@@ -56,56 +57,41 @@ def summed(weights, *sizes):
     return np.stack([part.sum(-1).mean(1) for part in parts], -1)
 
 
-def of_compressive(config, params, softmaxes):
-    sizes = [size for size in (config.compressed_memory, config.memory, config.segment) if size]
-    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
-    return np.mean([summed(w, *sizes) for w in weights], 0), len(weights) == config.layers
-
-
-def of_pretrained_recurrence(config, params, softmaxes):
-    sizes = (config.vectors, config.segment)
-    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(sizes))]
-    return np.mean([summed(w, *sizes) for w in weights], 0), len(weights) == len(config.insertion_layers)
-
-
-def of_memformer(config, params, softmaxes):
-    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, config.slots + config.segment)]
-    return np.mean([summed(w, config.slots, config.segment) for w in weights], 0), len(weights) == config.decoder_layers
+PARTS = {  # {part: its keys}, in the order of the keys of a softmax, and in how many layers there is one
+    "compressive": lambda c: (
+        {"compressed memory": c.compressed_memory, "memory": c.memory, "this segment": c.segment},
+        c.layers,
+    ),
+    "pretrained_recurrence": lambda c: (
+        {f"inserted vector{'s' * (c.vectors > 1)}": c.vectors, "this window": c.segment},
+        len(c.insertion_layers),
+    ),
+    "memformer": lambda c: ({"memory slots": c.slots, "this segment": c.segment}, c.decoder_layers),
+}
 
 
 @over(SHARING)
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
+    """Averaged over layers and heads; a part without keys is left out."""
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng = variant(paper, name), np.random.default_rng(5)
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
     softmaxes = watch(monkeypatch, PAPERS[paper].reference)
     PAPERS[paper].reference.forward(params, config, tokens, state)
-    expected, complete = globals()[f"of_{paper}"](config, params, softmaxes)
-    assert complete, "a softmax of the reference was not found"
+    parts, layers = PARTS[paper](config)
+    parts = {part: size for part, size in parts.items() if size}
+    weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(parts.values()))]  # (B, H, N, K)
+    assert len(weights) == layers, "a softmax of the reference was not found"
+    pieces = np.split(np.mean(weights, (0, 2)), np.cumsum([*parts.values()])[:-1], axis=-1)
+    expected = np.stack([piece.sum(-1) for piece in pieces], -1)  # (B, N, P)
     model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
     reading, group = read_watched(model, paper, *given)
     assert torch.equal(reading.hidden, model.read(*given).hidden)
     assert not any(module._forward_hooks for module in model.modules())
     assert_agree({"shares": expected}, {"shares": group.values}, 1e-9)
-    assert group.values.shape == (2, config.segment, len(group.parts)) and not group.values.requires_grad
+    assert group.values.shape == expected.shape and group.parts == tuple(parts) and not group.values.requires_grad
     assert (group.values > -1e-12).all() and torch.allclose(group.values.sum(-1), torch.ones(2, config.segment))
-
-
-def test_parts_without_rows_are_left_out():
-    for name, parts in (("transformer-xl", ("memory", "this segment")), ("no-memory", ("compressed memory", "this segment"))):
-        model = PAPERS["compressive"].model(variant("compressive", name)).eval()
-        tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
-        assert read_watched(model, "compressive", tokens, model.initial_state(1))[1].parts == parts
-
-
-def test_a_documents_first_window_does_not_look_at_inserted_vectors():
-    model = PAPERS["pretrained_recurrence"].model(PAPERS["pretrained_recurrence"].small).eval()
-    tokens = torch.zeros(1, model.config.segment, dtype=torch.long)
-    for present, none in ((False, True), (True, False)):
-        state = model.initial_state(1)._replace(present=torch.tensor([present]))
-        group = read_watched(model, "pretrained_recurrence", tokens, state)[1]
-        assert bool((group.values[..., 0] == 0).all()) is none
 
 
 # The page's data
@@ -175,19 +161,20 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
     assert spellings and all(tokenizer.decode([token]) == text for token, text in spellings.items())
 
 
-def test_the_page_of_a_model_without_shares_says_nothing_of_attention(tmp_path):
-    """As of one whose memory has a softmax of its own, and of a model that is not known here."""
-    for paper, name, known_as in (("memformer", "encoder-decoder", "memformer"), ("block_recurrent", "fixed-skip", "toy")):
+def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
+    """In the first segment nothing is inserted; later windows look at the inserted vector. An unknown model has no shares."""
+    for at, (paper, name, known_as, some) in enumerate(
+        [
+            ("pretrained_recurrence", "overlapping", "pretrained_recurrence", True),
+            ("memformer", "encoder-decoder", "memformer", False),
+            ("block_recurrent", "fixed-skip", "toy", False),
+        ]
+    ):
         run = run_of(paper, name, [document_from(TEXT, BYTES)])._replace(settings=SimpleNamespace(model=known_as))
-        _, _, data = page_of(run, tmp_path / f"{paper}.html")
-        assert data["groups"] == [] and all(part["shares"] == [] and part["losses"] for part in data["segments"])
-
-
-def test_shares_are_those_of_the_carried_memory(tmp_path):
-    """In the first segment nothing is inserted; later windows look at the inserted vector."""
-    _, _, data = page_of(run_of("pretrained_recurrence", "overlapping", [document_from(TEXT, BYTES)]), tmp_path / "page.html")
-    looked = [[row[0] for row in segment["shares"][0]] for segment in data["segments"]]
-    assert not any(looked[0]) and all(map(all, looked[1:]))
+        _, _, data = page_of(run, tmp_path / f"{at}.html")
+        looked = [[row[0] for row in shares] for segment in data["segments"] for shares in segment["shares"]]
+        assert bool(data["groups"]) == some and all(segment["losses"] for segment in data["segments"])
+        assert (not any(looked[0]) and all(map(all, looked[1:]))) if some else not looked
 
 
 def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
@@ -229,59 +216,31 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     assert strip["segments"] == 3 and [row[2] for row in strip["bars"]] == [24, 24, len(TEXT) - 1 - 48]
 
 
-def test_shades_are_scaled_to_all_but_a_hundredth_of_the_tokens():
+def test_shades_are_scaled_to_all_but_a_hundredth_and_a_character_of_several_tokens_stands_at_its_last():
     gains = np.concatenate([np.full(990, 1.0), np.full(9, -50.0), [math.nan]]) * math.log(2)
     assert view.shading_scale(gains) == 1.0 and view.shading_scale(-3.14 * gains[:500]) == 3.0
     assert view.shading_scale(np.zeros(3)) == view.shading_scale(np.array([math.nan])) == 0.1
-
-
-def test_a_character_of_several_tokens_stands_at_its_last():
     assert view.spelled([b"a", b"\xc3", b"\xa9", b" \xe6\x97", b"\xa5b"]) == ["a", "", "é", " ", "日b"]
     assert view.spelled([b"\xff", b"\xc3", b"x", b"\xe6"]) == ["\\xff", "", "\\xc3x", "\\xe6"] and view.spelled([]) == []
 
 
-# What is refused
-
-
-def test_a_model_without_memory_is_refused(tmp_path):
+def test_what_cannot_be_shown_is_refused(tmp_path):
+    run = run_of("memformer", "decoder-only", [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])])
+    with pytest.raises(InputError, match="--from 5: the document has 4 segments; give a smaller number"):
+        page_of(run, tmp_path / "page.html", first=5)
     for paper, name in (("pretrained_recurrence", "plain"), ("compressive", "nothing-remembered")):
         with pytest.raises(InputError, match="view: this model carries no memory that could be cleared; give"):
             page_of(run_of(paper, name, [document_from(TEXT, BYTES)]), tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_segment_that_is_not_there_is_refused(tmp_path):
-    run = run_of("memformer", "decoder-only", [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])])
-    with pytest.raises(InputError, match="--from 5: the document has 4 segments; give a smaller number"):
-        page_of(run, tmp_path / "page.html", first=5)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["mine.html", "link.html", ".", "nowhere/page.html", "page.html"])
-def test_nothing_is_overwritten(name, tmp_path):
-    (tmp_path / "mine.html").write_text("mine")
-    (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
-    argv = ["view", str(tmp_path), "--out", str(tmp_path / name)]
-    if name == "page.html":
-        assert parse(argv)[0] == "view"
-    else:
-        words = "No such file or directory" if "/" in name else "exists, and nothing is overwritten"
-        with pytest.raises(InputError, match=f"{words}; give another --out"):
-            parse(argv)
-    assert (tmp_path / "mine.html").read_text() == "mine" and not (tmp_path / "page.html").exists()
-
-
 # The page in a browser
 
 
-def test_the_page_is_installed_with_the_package():
-    assert '"accelerated.evaluation" = ["view.html"]' in (ROOT / "pyproject.toml").read_text()
-
-
-def test_the_page_loads_nothing():
+def test_the_page_loads_nothing_and_is_installed_with_the_package():
     assert set(re.findall(r"https?://[^\s\"'`]+", TEMPLATE)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"(?i)<link|\bsrc\s*=|url\(|@import|fetch\(|import\(|XMLHttpRequest|innerHTML", TEMPLATE)
-    assert "default-src 'none'" in TEMPLATE
+    assert "default-src 'none'" in TEMPLATE and 'view.html"]' in (ROOT / "pyproject.toml").read_text()
 
 
 def colours_of(scheme):

@@ -8,21 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from accelerated.program.errors import InputError, begin_program, check_choice, option_name, run_program
+from accelerated.program.errors import InputError, begin_program, check_choice, option_name, optional_package, run_program
 
 ROOT = Path(__file__).parents[3]
 OUT_OF_MEMORY = (
     "out of memory; give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
 )
-
-
-def run(program, unbuffered="", **how):
-    """(exit code, stdout, stderr) of a Python program."""
-    program = f"import os, signal, sys\nfrom accelerated.program.errors import *\n{program}"
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ | {"PYTHONUNBUFFERED": unbuffered}} | how
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, text=True, **how)
-    return done.returncode, done.stdout, done.stderr
+FULL = "cannot write the output: No space left on device; send it elsewhere"
 
 
 @pytest.fixture(autouse=True)
@@ -42,21 +36,22 @@ def failing(error):
     return fail
 
 
-@pytest.mark.parametrize(
-    "error,line",
-    [
-        (InputError("--data x: no such file;\n give   another"), "--data x: no such file; give another"),
-        (MemoryError(), OUT_OF_MEMORY),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), OUT_OF_MEMORY),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), OUT_OF_MEMORY),
-    ],
-)
+MENDED = {  # what happens: the line
+    failing(InputError("--data x: no such file;\n give   another")): "--data x: no such file; give another",
+    failing(MemoryError()): OUT_OF_MEMORY,
+    failing(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")): OUT_OF_MEMORY,
+    lambda *_: torch.empty(2**50, dtype=torch.float32): OUT_OF_MEMORY,
+    lambda *_: Path("a" * 300).exists(): (f"cannot use {'a' * 300}: File name too long; give another, or change its permissions"),
+}
+
+
+@pytest.mark.parametrize("main", MENDED, ids=["input", "memory", "GPU memory", "CPU memory", "file"])
 @pytest.mark.parametrize("start", ["begin", "run"])
-def test_what_a_user_can_mend_is_one_line_and_exit_code_2(monkeypatch, capsys, error, line, start):
-    monkeypatch.setitem(sys.modules, "options", SimpleNamespace(parse=failing(error)))
+def test_what_a_user_can_mend_is_one_line_and_exit_code_2(monkeypatch, capsys, main, start):
+    monkeypatch.setitem(sys.modules, "options", SimpleNamespace(parse=main))
     with pytest.raises(SystemExit) as caught:
-        begin_program("train.py", "options") if start == "begin" else run_program("train.py", failing(error))
-    assert caught.value.code == 2 and capsys.readouterr().err == f"train.py: {line}\n"
+        begin_program("train.py", "options") if start == "begin" else run_program("train.py", main)
+    assert caught.value.code == 2 and capsys.readouterr().err == f"train.py: {MENDED[main]}\n"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("x"), ZeroDivisionError(), AssertionError()])
@@ -64,13 +59,6 @@ def test_a_mistake_of_ours_keeps_its_traceback(error):
     with pytest.raises(type(error)) as caught:
         run_program("train.py", failing(error))
     assert caught.value is error
-
-
-def test_an_error_of_a_file_names_it_and_is_no_error_of_the_output(capsys):
-    with pytest.raises(SystemExit) as caught:
-        run_program("train.py", lambda: Path("a" * 300).exists())
-    line = f"train.py: cannot use {'a' * 300}: File name too long; give another, or change its permissions\n"
-    assert caught.value.code == 2 and capsys.readouterr().err == line
 
 
 def test_a_program_gets_what_its_command_line_says(monkeypatch):
@@ -81,30 +69,30 @@ def test_a_program_gets_what_its_command_line_says(monkeypatch):
     assert seen == [("--steps", "3")]
 
 
+def program(body, output=None, **environment):
+    """(exit code, stdout, stderr) of a Python program; output takes its stdout."""
+    body = f"import os, signal, sys\nfrom accelerated.program.errors import *\n{body}"
+    command, environment = [sys.executable, "-c", body], os.environ | {"PYTHONUNBUFFERED": ""} | environment
+    how = {"stdout": output or subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "timeout": 60}
+    done = subprocess.run(command, cwd=ROOT, text=True, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("moment", range(4))
 def test_an_interrupt_ends_with_one_line_from_the_beginning_to_the_end(tmp_path, moment):
     """While the options are imported, while they are read, after that, and in the main function."""
     at = ["None"] * 4
     at[moment] = "os.kill(os.getpid(), signal.SIGINT)"
     (tmp_path / "options.py").write_text(f"import os, signal\n{at[0]}\ndef parse(argv):\n    {at[1]}\n    return argv\n")
-    program = (
-        f"print('before')\nsys.path.append({str(tmp_path)!r})\nbegin_program('eval.py', 'options')\n{at[2]}\n"
-        f"run_program('eval.py', lambda: {at[3]})\nprint('after')"
-    )
-    assert run(program) == (130, "before\n", "\neval.py: interrupted\n")
+    body = f"print('before')\nsys.path.append({str(tmp_path)!r})\nbegin_program('eval.py', 'options')\n{at[2]}\n"
+    body += f"run_program('eval.py', lambda: {at[3]})\nprint('after')"
+    assert program(body) == (130, "before\n", "\neval.py: interrupted\n")
 
 
-def test_an_interrupt_can_say_how_to_continue():
-    program = "def main(): raise KeyboardInterrupt('the model is saved')\nrun_program('train.py', main)"
-    assert run(program) == (130, "", "\ntrain.py: interrupted; the model is saved\n")
-
-
-def test_an_interrupt_waits_for_no_thread():
-    program = (
-        "import threading, time\nthreading.Thread(target=lambda: time.sleep(600)).start()\n"
-        "run_program('train.py', lambda: os.kill(os.getpid(), signal.SIGINT))"
-    )
-    assert run(program, timeout=60)[0] == 130
+def test_an_interrupt_can_say_how_to_continue_and_waits_for_no_thread():
+    body = "import threading, time\nthreading.Thread(target=lambda: time.sleep(600)).start()\n"
+    body += "def main(): raise KeyboardInterrupt('the model is saved')\nrun_program('train.py', main)"
+    assert program(body) == (130, "", "\ntrain.py: interrupted; the model is saved\n")
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
@@ -113,48 +101,51 @@ def test_a_reader_that_has_gone_is_no_error(size):
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        code, _, errors = run(f"run_program('eval.py', lambda: print('x' * {size}))", stdout=writer)
+        code, _, errors = program(f"run_program('eval.py', lambda: print('x' * {size}))", writer)
     finally:
         os.close(writer)
     assert (code, errors) == (1, "")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full output needs /dev/full; run it on Linux")
-@pytest.mark.parametrize("size,unbuffered", [(10, ""), (100_000, ""), (10, "1")])
-def test_a_full_output_is_one_line(size, unbuffered):
-    with open("/dev/full", "w") as full:
-        code, _, errors = run(f"run_program('eval.py', lambda: print('x' * {size}))", unbuffered, stdout=full)
-    assert (code, errors) == (2, "eval.py: cannot write the output: No space left on device; send it elsewhere\n")
+INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full output needs /dev/full; run it on Linux")
-def test_an_interrupt_with_a_full_output_is_one_line():
+@pytest.mark.parametrize(
+    "main,unbuffered,ended",
+    [
+        ("print('x')", "", (2, f"eval.py: {FULL}\n")),
+        ("print('x' * 100_000)", "", (2, f"eval.py: {FULL}\n")),
+        ("print('x')", "1", (2, f"eval.py: {FULL}\n")),
+        (f"print('x'), {INTERRUPT}", "", (130, "\neval.py: interrupted\n")),
+    ],
+)
+def test_a_full_output_is_one_line(main, unbuffered, ended):
     with open("/dev/full", "w") as full:
-        program = "def main(): print('x'); os.kill(os.getpid(), signal.SIGINT)\nrun_program('eval.py', main)"
-        code, _, errors = run(program, stdout=full)
-    assert (code, errors) == (130, "\neval.py: interrupted\n")
+        code, _, errors = program(f"run_program('eval.py', lambda: ({main}))", full, PYTHONUNBUFFERED=unbuffered)
+    assert (code, errors) == ended
 
 
 @pytest.mark.parametrize("together,said", [({"WORLD_SIZE": "2"}, "done\n"), ({}, "done\nended\n")])
 def test_one_of_several_processes_leaves_without_what_may_abort_it(monkeypatch, together, said):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    for name, value in together.items():
-        monkeypatch.setenv(name, value)
-    code, output, errors = run("import atexit\natexit.register(print, 'ended')\nrun_program('train.py', lambda: print('done'))")
-    assert (code, output, errors) == (0, said, "")
-
-
-def test_a_choice_names_the_nearest_one():
-    check_choice("--model", "memformer", ["memformer", "compressive"])
-    with pytest.raises(InputError) as caught:
-        check_choice("--model", "memoformer", ["memformer", "compressive"], InputError)
-    assert str(caught.value) == "--model is 'memoformer'; it must be one of memformer, compressive (nearest: memformer)"
-    assert option_name("train_bpe") == "--train-bpe"
+    body = "import atexit\natexit.register(print, 'ended')\nrun_program('train.py', lambda: print('done'))"
+    assert program(body, **together) == (0, said, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_what_the_output_cannot_encode_is_escaped(encoding):
     """A finished training must not end in a traceback at its sample."""
-    environment = os.environ | {"PYTHONIOENCODING": encoding}
-    code, printed, said = run("run_program('train.py', lambda: print('a sample \u27eb \U0001f600'))", env=environment)
-    assert (code, printed, said) == (0, "a sample \\u27eb \\U0001f600\n", "")
+    body = "run_program('train.py', lambda: print('a sample \u27eb \U0001f600'))"
+    assert program(body, PYTHONIOENCODING=encoding) == (0, "a sample \\u27eb \\U0001f600\n", "")
+
+
+def test_a_choice_names_the_nearest_one_and_a_missing_package_its_extra(monkeypatch):
+    check_choice("--model", "memformer", ["memformer", "compressive"])
+    words = "^--model is 'memoformer'; it must be one of memformer, compressive .nearest: memformer.$"
+    with pytest.raises(InputError, match=words):
+        check_choice("--model", "memoformer", ["memformer", "compressive"], InputError)
+    assert option_name("train_bpe") == "--train-bpe"
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r"^plots need the package matplotlib; install the extra: pip install -e '.\[plot\]'$"):
+        optional_package("matplotlib.figure", "plots need", "plot", "matplotlib")

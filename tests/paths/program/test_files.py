@@ -7,52 +7,46 @@ import pytest
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, written_whole
 
+FULL, DENIED = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied")
+ERRORS = [  # (what is raised half-way, what is said; None: the error itself)
+    (FULL, "cannot write {}: No space left on device; free some space, or give another --out"),
+    (DENIED, "cannot write {}: Permission denied; give another --out"),
+    (RuntimeError("unexpected pos"), "cannot write {}: unexpected pos; free some space, or give another --out"),
+    (InputError("said before"), "said before"),
+    (KeyboardInterrupt(), None),
+    (ValueError("a mistake"), None),
+]
+
 
 def test_a_file_appears_whole(tmp_path):
-    """The old file stays during writing; then only the new file is there."""
+    """The old file stays during writing; then only the new file is there. A `new` file replaces none."""
     path = tmp_path / "file"
     path.write_text("old")
+    with (
+        pytest.raises(InputError, match="file exists by now, and nothing is overwritten"),
+        written_whole(path, new=True) as beside,
+    ):
+        beside.write_text("new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
     with written_whole(path) as beside:
         beside.write_text("new")
         assert path.read_text() == "old" and beside.parent == tmp_path
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        OSError(errno.EACCES, "Permission denied"),
-        RuntimeError("unexpected pos"),
-        KeyboardInterrupt(),
-        ValueError("a mistake"),
-    ],
-)
-def test_what_fails_half_way_leaves_the_old_file(tmp_path, error):
+@pytest.mark.parametrize("error,said", ERRORS, ids=[repr(error) for error, _ in ERRORS])
+def test_what_fails_half_way_leaves_the_old_file(tmp_path, error, said):
     path = tmp_path / "file"
     path.write_text("old")
-    refused = isinstance(error, (OSError, RuntimeError))
-    with pytest.raises(InputError if refused else type(error)) as caught, written_whole(path, "give another --out") as beside:
+    with pytest.raises(InputError if said else type(error)) as caught, written_whole(path, "give another --out") as beside:
         beside.write_text("half")
         raise error
-    if refused:
-        reason = getattr(error, "strerror", None) or error
-        space = "" if getattr(error, "errno", None) == errno.EACCES else "free some space, or "
-        assert str(caught.value) == f"cannot write {path}: {reason}; {space}give another --out"
+    assert str(caught.value) == said.format(path) if said else caught.value is error
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_an_input_error_inside_is_unchanged(tmp_path):
-    with pytest.raises(InputError, match=r"^said before$"), written_whole(tmp_path / "file"):
-        raise InputError("said before")
-
-
-def test_a_missing_folder(tmp_path):
-    advice = "give another --data-dir"
-    with (
-        pytest.raises(InputError, match=f"cannot write .*: No such.*; {advice}"),
-        written_whole(tmp_path / "no" / "file") as beside,
-    ):
-        beside.write_text("x")
-    with pytest.raises(InputError, match=f"cannot write .*target: No such.*; {advice}"), disk_errors(tmp_path / "target"):
-        (tmp_path / "target" / "file").write_text("x")
+@pytest.mark.parametrize("writing", [written_whole, disk_errors])
+def test_a_missing_folder_is_one_line(tmp_path, writing):
+    path = tmp_path / "no" / "file"
+    with pytest.raises(InputError, match=f"cannot write {path}: No such.*; give another --data-dir"), writing(path):
+        path.write_text("x")

@@ -17,10 +17,7 @@ class Screen(io.StringIO):
 
     def __init__(self, terminal):
         super().__init__()
-        self.terminal = terminal
-
-    def isatty(self):
-        return self.terminal
+        self.isatty = lambda: terminal
 
 
 class Clock:
@@ -56,7 +53,8 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_terminal_gets_a_bar_that_disappears(screen, clock):
+def test_a_terminal_gets_a_bar_that_disappears_and_the_next_line_begins_at_the_left_edge(screen, clock):
+    """tqdm wipes a bar with blanks, and then moves the cursor back if `display` says that something was shown."""
     shown = screen(terminal=True)
     with Progress("reading", 10, "step") as bar:
         for _ in range(10):
@@ -64,62 +62,45 @@ def test_a_terminal_gets_a_bar_that_disappears(screen, clock):
             bar.update()
     written = shown.getvalue()
     assert "\n" not in written and re.search(r"\rreading:  50%\|.+\| 5/10 \[00:05<00:05, +1.00step/s\]", written)
-    assert re.search(r"\r +\r?$", written), "the end wipes the line"
+    assert re.search(r"\r +\r$", written)
+    bar.close()
+    assert shown.getvalue() == written and not Progress._instances, "closing twice is harmless"
 
 
-def test_other_outputs_get_lines_at_intervals(screen, clock):
+LINES = [  # (what Progress is given, the seconds and the progress of each update, how the lines begin)
+    (
+        ("training", 12, "step"),
+        [(2.0, 1)] * 12,
+        [f"training: {n} of 12, 00:{2 * n:02} so far, 00:{24 - 2 * n:02} left,  2.00s/step, 1 bit" for n in (3, 6, 9, 12)],
+    ),
+    (
+        ("merging",),
+        [(6.0, 0), (60.0, 2_500_000)],
+        ["merging: 0.00 of ?, 00:06 so far, ? left", "merging: 2.50M of ?, 01:06 so far"],
+    ),
+    (("training", 100, "step", 80), [(10.0, 5)], ["training: 85 of 100, 00:10 so far, 00:30 left,  2.00s/step, 1 bit"]),
+    (
+        ("tokenising", 3_000_000, "B"),
+        [(5.5, 1_500_000)],
+        ["tokenising: 1.50M of 3.00M, 00:05 so far, 00:05 left, 273kB/s, 1 bit"],
+    ),
+    (("reading", 10), [(progress.SECONDS / 11, 1)] * 10, []),  # quick work
+    (("reading", 10, "step", 0, None, False), [(progress.SECONDS, 1)] * 10, []),  # a process that does not show
+]
+
+
+@pytest.mark.parametrize("given,updates,lines", LINES, ids=["all", "unknown", "done before", "bytes", "quick", "not shown"])
+def test_other_outputs_get_lines_at_intervals(screen, clock, given, updates, lines):
     shown = screen(terminal=False)
-    with Progress("training", 12, "step") as bar:
-        for _ in range(12):
-            clock.sleep(2.0)
-            bar.set_postfix_str("1.234 bits/byte", refresh=False)
-            bar.update()
-    lines = shown.getvalue().splitlines()
-    assert lines == [
-        f"training: {done} of 12, 00:{2 * done:02} so far, 00:{24 - 2 * done:02} left,  2.00s/step, 1.234 bits/byte"
-        for done in (3, 6, 9, 12)
-    ]
-
-
-def test_lines_have_the_time_since_the_beginning_alone_for_what_is_not_known(screen, clock):
-    shown = screen(terminal=False)
-    with Progress("merging") as bar:
-        clock.sleep(6.0)
-        bar.update(0)
-        clock.sleep(60.0)
-        bar.update(2_500_000)
-    first, second = shown.getvalue().splitlines()
-    assert first.startswith("merging: 0.00 of ?, 00:06 so far, ? left") and second.startswith("merging: 2.50M of ?, 01:06 so far")
-
-
-def test_what_was_done_before_counts_but_took_no_time(screen, clock):
-    shown = screen(terminal=False)
-    with Progress("training", 100, "step", done=80) as bar:
-        clock.sleep(10.0)
-        bar.update(5)
-    assert shown.getvalue() == "training: 85 of 100, 00:10 so far, 00:30 left,  2.00s/step\n"
-
-
-def test_bytes_are_counted_in_bytes(screen, clock):
-    shown = screen(terminal=False)
-    with Progress("tokenising", 3_000_000, "B") as bar:
-        clock.sleep(5.5)
-        bar.update(1_500_000)
-    assert shown.getvalue() == "tokenising: 1.50M of 3.00M, 00:05 so far, 00:05 left, 273kB/s\n"
-
-
-@pytest.mark.parametrize("show", [True, False])
-def test_quick_work_and_processes_that_do_not_show_print_nothing(screen, clock, show):
-    for terminal in {False, not show}:
-        shown = screen(terminal)
-        seconds = progress.SECONDS / 11 if show else progress.SECONDS
-        with Progress("reading", 10, show=show) as bar:
-            for _ in range(10):
-                clock.sleep(seconds)
-                bar.update()
-                with bar.paused():
-                    bar.set_postfix_str("x", refresh=False)
-        assert shown.getvalue() == ""
+    with Progress(*given) as bar:
+        for seconds, done in updates:
+            clock.sleep(seconds)
+            bar.set_postfix_str("1 bit", refresh=False)
+            bar.update(done)
+            with bar.paused():
+                clock.sleep(100.0)
+    written = shown.getvalue().splitlines()
+    assert len(written) == len(lines) and all(map(str.startswith, written, lines)), written
 
 
 def test_what_is_iterated_over_is_counted(screen, clock):
@@ -132,56 +113,30 @@ def test_what_is_iterated_over_is_counted(screen, clock):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_pause_takes_no_time(screen, clock, terminal):
-    shown = screen(terminal)
-    with Progress("training", 4, "step") as bar:
-        for _ in range(2):
-            clock.sleep(6.0)
-            bar.update()
-        with bar.paused():
-            clock.sleep(1000.0)
-        clock.sleep(6.0)
-        bar.update()
-    last = r"3/4 \[00:18<00:0[56], +6.00s/step\]" if terminal else r"training: 3 of 4, 00:18 so far, 00:0[56] left,  6.00s/step\n$"
-    assert re.search(last, shown.getvalue())
-
-
-def test_a_pause_ends_with_an_error_inside(screen, clock):
-    screen(terminal=False)
-    with Progress("training", 4, "step") as bar:
-        with pytest.raises(ZeroDivisionError), bar.paused():
-            clock.sleep(100.0)
-            raise ZeroDivisionError
-        assert bar.format_dict["elapsed"] == 0.0
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_what_is_said_is_a_line_of_stdout_above_the_bar(screen, clock, capsys, monkeypatch, terminal):
+def test_a_pause_takes_no_time_and_what_is_said_is_a_line_of_stdout_above_the_bar(screen, clock, monkeypatch, terminal):
     shown = screen(terminal)
     monkeypatch.setattr(sys, "stdout", said := io.StringIO())
     with Progress("training", 4, "step") as bar:
-        clock.sleep(6.0)
-        bar.update()
+        with pytest.raises(ZeroDivisionError), bar.paused():
+            clock.sleep(1000.0)
+            raise ZeroDivisionError
+        for _ in range(3):
+            clock.sleep(6.0)
+            bar.update()
         before = shown.getvalue()
-        bar.say("step 1: the best so far")
+        bar.say("step 3: the best so far")
         after = shown.getvalue().removeprefix(before)
-    assert said.getvalue() == "step 1: the best so far\n"
-    assert re.fullmatch(r"\r +\r\rtraining:  25%.+", after) if terminal else not after
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_closing_twice_is_harmless(screen, clock, terminal):
-    shown = screen(terminal)
-    bar = Progress("training", 4, "step")
-    bar.close()
-    written = shown.getvalue()
-    bar.close()
-    assert shown.getvalue() == written and not Progress._instances
+    last = (
+        r"3/4 \[00:18<00:0[56], +6.00s/step\]" if terminal else r"training: 3 of 4, 00:18 so far, 00:0[56] left,  6.00s/step\n$"
+    )
+    assert re.search(last, before) and said.getvalue() == "step 3: the best so far\n"
+    assert re.fullmatch(r"\r +\r\rtraining:  75%.+", after) if terminal else not after
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")])
-def test_an_output_that_cannot_be_written_does_not_stop_the_work(screen, clock, error):
-    shown, done = screen(terminal=False), 0
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_output_that_cannot_be_written_does_not_stop_the_work(screen, clock, error, terminal):
+    shown, done = screen(terminal), 0
 
     def refuse(text):
         raise error
@@ -212,13 +167,3 @@ def test_the_clock_is_the_real_one(screen, monkeypatch):
             time.sleep(0.02)
             bar.update()
     assert shown.getvalue().count("\n") == 2
-
-
-def test_the_line_after_a_bar_begins_at_the_left_edge(screen, clock):
-    """tqdm wipes a bar with blanks, and then moves the cursor back if `display` says that something was shown."""
-    shown = screen(terminal=True)
-    with Progress("reading", 3, "step") as bar:
-        for _ in range(3):
-            clock.sleep(1.0)
-            bar.update()
-    assert shown.getvalue().endswith("\r")
