@@ -1,6 +1,5 @@
 """Block-Recurrent Transformer: the paper's claims, for the reference and the accelerated model."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import accelerated.block_recurrent as fast
 from accelerated.attention.sliding_window import position_bucket, tile_distance, window_mask
-from accelerated.block_recurrent import BlockRecurrent
 from accelerated.protocol import computing_in
 from reference import block_recurrent as ref
 from tests.helpers.comparison import assert_agree, named
@@ -50,22 +48,6 @@ def test_position_buckets_equal_the_rule(half, extra):
     edge = (np.abs(steps - np.round(steps)) < 1e-9) & (distances > half) & (distances < furthest)
     assert (bucket[~edge] == expected[~edge]).all() and (np.abs(bucket - expected) <= 1).all()
     assert (position_bucket(torch.tensor(distances), buckets, furthest).numpy() == bucket).all()
-
-
-def test_a_step_from_a_state_that_does_not_fit_is_refused():
-    """Another window, other states, other lanes inside a block."""
-    model, token = BlockRecurrent(SMALL).eval(), torch.zeros(1, dtype=torch.long)
-    for change, words in (
-        ({"window": 3}, r"keys has shape \(1, 3, 2, 3, 5\), expected \(1, 3, 2, 4, 5\)"),
-        ({"states": 4}, r"states has shape \(1, 1, 4, 6\), expected \(1, 1, 3, 6\)"),
-    ):
-        other = BlockRecurrent(dataclasses.replace(SMALL, **change)).eval()
-        for state in (other.initial_state(1), other.step(token, other.initial_state(1))[1]):
-            with pytest.raises(ValueError, match=words):
-                model.step(token, state)
-    _, stream = model.step(token, model.initial_state(1))
-    with pytest.raises(ValueError, match="1 lanes, expected 2"):
-        model.step(token.repeat(2), stream)
 
 
 # Half precision

@@ -116,15 +116,6 @@ def test_every_segment_has_random_numbers_of_its_own():
     assert draws[0] == draws[3] and len(set(draws)) == 3 and ref.segment_rng(None, 0) is None
 
 
-def test_a_numpy_rollout_without_scored_tokens_has_zero_loss():
-    rng = np.random.default_rng(0)
-    params, state = random_params(SMALL, rng), random_state(SMALL, rng, 3)
-    segments = [segment._replace(scored=np.zeros((3, 6), bool)) for segment in memformer_segments(SMALL, rng, 2)]
-    for method in (ref.through_time, ref.memory_replay):
-        loss, grads, _, _ = method(params, SMALL, segments, state)
-        assert loss == 0 and not any(grad.any() for grad in grads.values())
-
-
 @given(
     name=st.sampled_from(sorted(VARIANTS)),
     horizon=st.integers(1, 3),
