@@ -33,6 +33,8 @@ def room_of(file):
         return "reference"
     if parts[0] != "accelerated":
         return "scripts" if file in SCRIPTS else None
+    if parts[1:] == ["__init__"]:
+        return "scripts"  # what a user imports
     if parts[1:2] == ["program"]:
         return None
     return parts[1] if len(parts) > 1 and (ROOT / "accelerated" / parts[1]).is_dir() else "accelerated"

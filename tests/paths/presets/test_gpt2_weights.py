@@ -18,6 +18,7 @@ import accelerated
 from accelerated.presets.gpt2_weights import load_gpt2, renamed
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.program.errors import InputError
+from accelerated.training.settings import preset_settings
 from reference import pretrained_recurrence as ref
 from tests.conftest import examples
 from tests.helpers.programs import as_json, refused, train
@@ -124,7 +125,9 @@ def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys):
     train("--init", folder, "--data", book, "--steps", 0, *sizes, "--out", tmp_path / "run")
     said = re.search(r"before training, bits per byte: (\S+) with the added recurrence, (\S+) without", capsys.readouterr().out)
     ours, _, settings = accelerated.load(tmp_path / "run")
-    assert settings.model_config.vectors == 1 and settings.model_config.segment == 12
+    usual = preset_settings("pretrained_recurrence", "gpt2")  # the preset, with the folder's sizes
+    assert settings.model_config.vectors == usual.model_config.vectors == 1 and settings.model_config.segment == 12
+    assert settings.training.learning_rate == usual.training.learning_rate and settings.data.tokenizer.endswith("vocab.json")
     score = ["score", tmp_path / "run", "--segment", 12]
     assert float(said[1]) == pytest.approx(as_json(capsys, *score)["bits_per_byte"], abs=6e-4)
     score = ["score", folder, "--data", book, "--segment", 12]

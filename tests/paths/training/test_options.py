@@ -59,7 +59,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--init ''": "--init is empty",
     "--out ''": "--out is empty; give a folder or a file, or leave it out",
     "--init x --resume y": "give one of them",
-    "--init x --model memformer": "--init x is not a run",
+    "--init x --model memformer": "no checkpoint at x/checkpoint.pt",
     "--data nowhere": "no such file or folder",
     "--resume nowhere": "no checkpoint at nowhere/checkpoint.pt",
     **{f"--{name.replace('_', '-')} 0": "0; it must be at least 1" for name in POSITIVE},
@@ -144,10 +144,6 @@ def test_options_override_presets():
     assert recall.recall.pairs == 3 and recall.model_config == preset_settings("block_recurrent", "recall").model_config
     for more, distance in (("", 192), ("--recall-distance 9", 9)):
         assert chosen(f"--model compressive --data recall {more}").recall.distance == distance
-    gpt2, start = parse("--init some/gpt2.safetensors")
-    assert gpt2 == preset_settings("pretrained_recurrence", "gpt2")._replace(model_config=gpt2.model_config)
-    assert (gpt2.model_config.layers, gpt2.model_config.vocabulary, start.initial) == (12, 50257, None)
-    assert chosen("--init x --preset gpt2-medium").model_config.layers == 24
 
 
 def test_an_option_replaces_defaults_that_do_not_fit_it(tmp_path):
