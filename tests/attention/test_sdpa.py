@@ -7,14 +7,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import functional
 
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.protocol import computing_in
+from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.definitions import beside_one
 from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
@@ -44,119 +42,6 @@ def as_on_a_gpu(monkeypatch):
                 monkeypatch.setattr(module, "on_plain_cpu", lambda x: False)
     monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a) or SDPA(*a, **k))
     return calls
-
-
-def gradients(function, inputs, *rest, **options):
-    """The output of function and the gradients of its inputs, by name."""
-    leaves = {name: x.detach().clone().requires_grad_() for name, x in inputs.items()}
-    out = function(*leaves.values(), *rest, **options)
-    (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)).sum().backward()
-    return {"out": out} | {f"d{name}": leaf.grad for name, leaf in leaves.items()}
-
-
-def drawn(dtype, **shapes):
-    torch.manual_seed(0)
-    return {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
-
-
-def sliding_inputs(batch, heads, blocks, window, width, dtype=torch.float64):
-    rows = (blocks + 1) * window
-    inputs = drawn(
-        dtype,
-        query=(batch, heads, blocks * window, width),
-        keys=(batch, heads, rows, width),
-        values=(batch, heads, rows, width),
-        offset=(heads, window, 2 * window),
-    )
-    mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
-    inputs["offset"].masked_fill_(~mask, -math.inf)
-    for name in ("keys", "values"):
-        inputs[name][:, :, :window] = 0  # a document's first block
-    return inputs
-
-
-def relative_inputs(batch, heads, length, before, width, dtype=torch.float64):
-    keys, total = (batch, heads, before + length, width), before + length
-    return drawn(
-        dtype,
-        query=(batch, heads, length, width),
-        key=keys,
-        value=keys,
-        distance_key=(heads, total, width),
-        content_bias=(heads, width),
-        distance_bias=(heads, width),
-    )
-
-
-sizes = st.integers(1, 3)
-
-
-@given(batch=sizes, heads=sizes, tiles=st.integers(0, 3), n=st.integers(1, 5), k=st.integers(2, 5), width=st.integers(1, 6))
-def test_scaled_attention(batch, heads, tiles, n, k, width):
-    """With an axis of tiles and without."""
-    middle = (tiles,) if tiles else ()
-    shape = lambda rows: (batch, heads, *middle, rows, width)  # noqa: E731
-    inputs = drawn(torch.float64, query=shape(n), key=shape(k), value=shape(k), scale=(heads, *(1 for _ in middle)))
-    assert_agree(gradients(content.scaled_attention_plain, inputs), gradients(content.scaled_attention_sdpa, inputs), 1e-12)
-
-
-# Dropout
-
-
-def sliding_attention_by_tiles(query, keys, values, offset, rate):
-    """sliding_attention_plain with the tiles in the batch, as SDPA has them, so that both drop the same weights."""
-    window, fold = offset.shape[1], content.fold_tiles
-    near = [fold(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)]
-    weights = (fold(query.unflatten(2, (-1, window))) @ near[0].transpose(-1, -2) + offset).softmax(-1)
-    return content.unfold_tiles(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
-
-
-def attentions(n, before, width):
-    """{kind: (plain, by SDPA, inputs)} for n queries; both take a rate of dropout last."""
-    index = signed_distance.distance_index(n, 1 - n, n - 1)
-    placed = lambda attend: lambda *a: attend(*a[:6], index, None, *a[6:])  # noqa: E731
-    relative = relative_inputs(2, 3, n, before, width)
-    xl = relative | {"distance_key": torch.randn(3, 2 * n - 1, width)}
-    return {
-        "sliding": (sliding_attention_by_tiles, sliding_window.sliding_attention_sdpa, sliding_inputs(2, 3, 2, n // 2, width)),
-        "relative": (
-            lambda *a: relative_shift.relative_attention_plain(*a)[0],
-            relative_shift.relative_attention_sdpa,
-            relative,
-        ),
-        "transformer-xl": (
-            placed(signed_distance.transformer_xl_attention_plain),
-            placed(signed_distance.transformer_xl_attention_sdpa),
-            xl,
-        ),
-        "causal": (
-            lambda *a: content.content_attention_plain(*a[:3], None, a[3], True),
-            lambda *a: content.sdpa(*a[:3], None, a[3], True),
-            drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, n, width))),
-        ),
-    }
-
-
-@pytest.mark.parametrize("kind", ["sliding", "relative", "transformer-xl", "causal"])
-@given(n=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6), rate=st.sampled_from([0.0, 0.4]))
-def test_sdpa_equals_the_plain_path(kind, n, before, width, rate):
-    """Outputs and every gradient, with torch's dropout drawn from the same seed. Another seed drops others."""
-    plain, fused, inputs = attentions(n, before, width)[kind]
-    found = []
-    for function, seed in ((plain, 3), (fused, 3), (fused, 3), (fused, 4)):
-        torch.manual_seed(seed)
-        found.append(gradients(function, inputs, rate))
-    assert_agree(beside_one(found[0]), beside_one(found[1]), 1e-12)
-    assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
-    assert torch.equal(found[1]["out"], found[3]["out"]) == (rate == 0) or n < 4, "of few weights the same may be dropped"
-
-
-def test_a_causal_mask_is_causal():
-    inputs = drawn(torch.float64, **dict.fromkeys(("query", "key", "value"), (2, 3, 6, 5)))
-    expected = gradients(content.content_attention_plain, inputs, mask=torch.ones(6, 6).triu(1).bool())
-    for options in ({"mask": content.causal_mask(6, 6)}, {"causal": True}):
-        assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
-        assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)
 
 
 @over(THROUGH_SDPA)
@@ -230,7 +115,7 @@ def test_a_model_computes_in_bfloat16(paper, name, as_on_a_gpu):
 
 def test_an_offset_takes_the_querys_type(as_on_a_gpu):
     """A GPU's kernel refuses another type; a CPU's does not."""
-    inputs = sliding_inputs(2, 3, 2, 8, 16, torch.float32)
+    inputs = {name: x.float() for name, x in sliding_inputs(2, 3, 2, 8, 16).items()}
     rough = [x.bfloat16() if name != "offset" else x for name, x in inputs.items()]
     out = sliding_window.sliding_attention_sdpa(*rough)
     assert out.dtype == torch.bfloat16 and [x.dtype for x in as_on_a_gpu[0][:4]] == [torch.bfloat16] * 4
