@@ -20,7 +20,7 @@ from accelerated.training.options import OptionParser, add_data_dir, field_help,
 from accelerated.training.settings import DEVICES
 
 HELP = """Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
-RUN is a folder that train.py wrote.
+RUN is a folder that train.py wrote, or eval.py export, or a published GPT-2.
 
   python eval.py score RUN --split test                   bits per byte, perplexity and log-probability of a split
   python eval.py sample RUN --prompt 'def ' --top-p 0.98  a continuation of a text

@@ -39,8 +39,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     optimizer = make_optimizer(run.model, run.settings.training)
     try:
         optimizer.load_state_dict(run.checkpoint["optimizer"])
-    except ValueError:
-        raise InputError("dynamic continues with the run's optimiser, which needs the run's own sizes; leave sizes out") from None
+    except (KeyError, ValueError):
+        raise InputError("dynamic continues with a run's optimiser; give a run of train.py, and leave sizes out") from None
     set_learning_rate(optimizer, rate)
     read_by = (run.model, run.documents, run.tokenizer, run.lane_count)
     static = scoring.check_score(scoring.evaluate(*read_by))
