@@ -72,10 +72,10 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
         other[:, place] = (other[:, place] + 1) % 11
         assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
     text = prompt[:1, : n + 1]
-    for token in continue_text(model, text, 2 * n, GREEDY):
+    for token in continue_text(model, text, n + 1, GREEDY):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
-    assert text.shape[1] == 3 * n + 1
+    assert text.shape[1] == 2 * n + 2
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -133,7 +133,7 @@ def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
     config, rng = variant(paper, name), np.random.default_rng(3)
     model = random_model(paper, name)
     given = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    tokens = torch.tensor(rng.integers(11, size=(2 * config.segment + 1, 2)))
+    tokens = torch.tensor(rng.integers(11, size=(config.segment + 2, 2)))
     stream, again = (model.step(tokens[0], given)[1] for _ in range(2))
     before = [tensor.clone() for tensor in tensors_in((given, stream))]
     graphed, pairs = GraphedStep(model), []
@@ -270,13 +270,13 @@ def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
     period = 2 * config.segment
     gc.collect()
     gc.freeze()  # what is there already need not be looked through each time
-    for number, token in enumerate(continue_text(model, torch.randint(11, (1, 1)), 4 * period + 1, Sampling(1.0, 0.9))):
+    for number, token in enumerate(continue_text(model, torch.randint(11, (1, 1)), 3 * period + 1, Sampling(1.0, 0.9))):
         assert not token.requires_grad and len(sizes) == number + 1
         if number and number % period == 0:
             alive.append(tensors_alive())
     gc.unfreeze()
-    assert len(sizes) == 4 * period + 1 and max(sizes[: 2 * period]) == max(sizes[-period:])
-    assert len(alive) == 4 and len(set(alive[1:])) == 1
+    assert len(sizes) == 3 * period + 1 and max(sizes[: 2 * period]) == max(sizes[-period:])
+    assert len(alive) == 3 and len(set(alive[1:])) == 1
 
 
 def test_a_very_long_continuation_begins_at_once_and_without_a_gpu_no_graph_is_made():
