@@ -1,18 +1,20 @@
 """Operations that several references share, against finite differences in every entry: each once, because sources are equal.
 
-What a paper has of its own is differentiated in whole models, in all variants (test_gradients.py).
+What else a paper has of its own is differentiated in whole models, in all variants (test_gradients.py).
 """
 
 import ast
 import collections
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reference import block_recurrent as ref
-from reference import memformer, pretrained_recurrence, roberta
+from reference import compressive, memformer, pretrained_recurrence, roberta
 from tests.helpers.finite_differences import check_operation, draw
+from tests.helpers.variants import PAPERS
 
 SEEN = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
 FILES = sorted((Path(__file__).parents[2] / "reference").glob("*.py"))
@@ -57,6 +59,20 @@ OPERATIONS = {  # {name: (forward, backward, shapes of the inputs)}
         {"query": (1, 2, 3, 5), "key": (1, 2, 4, 5), "value": (1, 2, 4, 5), "scale": (2,), "bias": (2, 3, 4)},
     ),
 }
+
+CONFIG = dataclasses.replace(PAPERS["compressive"].small, dilations=(1, 3), compression_rate=2, segment=6)
+USAGE = np.random.default_rng(2).random((2, 6))
+
+
+def compression(name):
+    """The operation of a compression. In a model what is evicted is data, so that its gradient shows here alone."""
+    forward = lambda evicted, **p: compressive.COMPRESSIONS[name][0](p, CONFIG, evicted, USAGE)  # noqa: E731
+    p = compressive.init_compression(dataclasses.replace(CONFIG, compression=name), np.random.default_rng(1))
+    shapes = {"evicted": (2, 6, 6)} | {name: value.shape for name, value in p.items()}
+    return forward, compressive.COMPRESSIONS[name][1], shapes
+
+
+OPERATIONS |= {f"compression {name}": compression(name) for name in compressive.COMPRESSIONS}
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
