@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -252,6 +253,7 @@ class Counter(Model):
 
     def __init__(self):
         super().__init__()
+        self.config = SimpleNamespace(vocabulary=4)
         self.rate, self.start = torch.nn.Parameter(torch.tensor(0.5)), torch.nn.Parameter(torch.tensor(0.2))
 
     def initial_state(self, batch):
