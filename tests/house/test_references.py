@@ -1,4 +1,4 @@
-"""Each reference file stands alone, has the idea first and its mathematics written out, and shows what it does when it is run."""
+"""Each reference file stands alone, has the idea first and its mathematics written out. (.ci/run runs their demonstrations.)"""
 
 import ast
 import re
