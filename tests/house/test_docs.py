@@ -24,7 +24,7 @@ from reference.gradients import parser_of
 from tests.helpers.programs import TINY, train
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -151,6 +151,17 @@ def commands(page):
         yield from (part.strip() for part in line.split(" && ") if part.strip())
 
 
+def make_data(words):
+    """Make the text, the recording or the folder that --data names."""
+    path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
+    if path.suffix == ".txt":
+        path.write_text("some text " * 99)
+    elif path.suffix == ".ulaw":
+        path.write_bytes(bytes(9))
+    elif f"{path}/" in words:
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def check_training_options(words):
     """Parse a train.py command line. What it names is made, or, if it is a run or a GPT-2, replaced by its model."""
     for option in {"--resume", "--init"} & set(words):
@@ -158,13 +169,7 @@ def check_training_options(words):
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
         known = [["--model", name] for name in NAMES if name in words[at + 1]]
         words[at : at + 2] = known[0] if known else ["--model", "pretrained_recurrence", *gpt2]
-    path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
-    if path.suffix == ".txt":
-        path.write_text("some text " * 99)
-    elif path.suffix == ".ulaw":
-        path.write_bytes(bytes(9))
-    elif f"{path}/" in words:
-        path.mkdir(parents=True)
+    make_data(words)
     parse_training(words)
 
 
@@ -177,6 +182,7 @@ def check_command(line):
         for word in words:
             if word.startswith(("RUN", "runs/")):
                 Path(word).mkdir(parents=True, exist_ok=True)
+        make_data(words)
         if "--prompt-file" in words:
             Path(words[words.index("--prompt-file") + 1]).write_bytes(bytes(9))
         parse(words)
