@@ -317,18 +317,18 @@ def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
 def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
     """The heading and --json say which; the same tokens are scored and the same words counted, whatever the lanes."""
     apart, over = ["--no-carry-over-documents"], ["--carry-over-documents"]
-    for run, argv, how, carried in (
-        (joined.compressive, [], "memory carried over documents", True),
-        (joined.compressive, ["--clear-memory"], "memory cleared at every segment, documents joined", True),
-        (joined.compressive, apart, "memory carried through each document", False),
-        (joined.plain, [], "no memory, documents joined", True),
-        (runs.compressive, ["--data", joined.texts], "memory carried through each document", False),
-        (runs.compressive, ["--data", joined.texts, *over], "memory carried over documents", True),
-        (joined.compressive, ["--data", "recall"], "memory carried through each document", False),
+    for run, argv, how in (
+        (joined.compressive, [], "memory carried over documents"),
+        (joined.compressive, ["--clear-memory"], "memory cleared at every segment, documents joined"),
+        (joined.compressive, apart, "memory carried through each document"),
+        (joined.plain, [], "no memory, documents joined"),
+        (runs.compressive, ["--data", joined.texts], "memory carried through each document"),
+        (runs.compressive, ["--data", joined.texts, *over], "memory carried over documents"),
+        (joined.compressive, ["--data", "recall"], "memory carried through each document"),
     ):
         assert f", {how}\n" in printed(capsys, run, *argv)
-        assert as_json(capsys, run, *argv)["carry_over_documents"] is carried
     default, alone = (as_json(capsys, joined.compressive, *argv) for argv in ([], apart))
+    assert default["carry_over_documents"] is True and alone["carry_over_documents"] is False
     assert default["nats"] != alone["nats"] and all(default[key] == alone[key] for key in ("tokens", "words", "text_bytes"))
     many = as_json(capsys, joined.compressive, *apart, "--batch", 10**15)
     assert many["nats"] == pytest.approx(alone["nats"], rel=1e-6) and many["tokens"] == alone["tokens"]
@@ -338,20 +338,15 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
 
 def test_every_report_reads_joined_documents(joined, capsys):
     """The scoring reports give the same sum over the same tokens; no single document is long enough for range."""
-    score, run = as_json(capsys, joined.compressive), joined.compressive
-    rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
-    assert sum(row["tokens"] for row in rows) == score["tokens"] and rows[0]["documents"] == 3, "parts, as many as lanes"
-    assert sum(row["nats"] for row in rows) == pytest.approx(score["nats"], rel=1e-6)
-    for name, *argv in (
-        ("attention", "--sequences", 20),
-        ("compression", "--sequences", 20),
-        ("dynamic", "--learning-rate", 1e-4),
-    ):
-        record = as_json(capsys, name, run, *argv)
-        assert record["carry_over_documents"], name
-    assert record["static"]["nats"] == pytest.approx(score["nats"], rel=1e-6) and record["dynamic"]["tokens"] == score["tokens"]
-    reach = ["--segments", 14, "--batch", 1]
-    assert as_json(capsys, "range", run, *reach)["carry_over_documents"]
+    run, reach = joined.compressive, ["--segments", 14, "--batch", 1]
+    reports = {"positions": [], "attention": ["--sequences", 20], "dynamic": ["--learning-rate", 1e-4], "range": reach}
+    score, found = as_json(capsys, run), {name: as_json(capsys, name, run, *argv) for name, argv in reports.items()}
+    assert all(record["carry_over_documents"] for record in found.values())
+    rows, dynamic = found["positions"]["by_position"]["memory_carried"], found["dynamic"]
+    assert sum(row["tokens"] for row in rows) == score["tokens"] == dynamic["dynamic"]["tokens"]
+    assert rows[0]["documents"] == 3, "parts, as many as lanes"
+    for nats in (sum(row["nats"] for row in rows), dynamic["static"]["nats"]):
+        assert nats == pytest.approx(score["nats"], rel=1e-6)
     assert "give longer documents" in refused(capsys, "range", run, *reach, "--no-carry-over-documents")
 
 
@@ -361,17 +356,14 @@ def test_every_report_reads_joined_documents(joined, capsys):
 def test_the_table_of_overlaps(runs, joined, capsys):
     """Each run once, at each overlap once, with its windows' own pooling; notes say how evaluation differs from training."""
     test = ["--split", "test"]
-    argv = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2,7,0", *test, "--data", runs.book]
+    argv = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2,4,0", *test, "--data", runs.book]
     lines = printed(capsys, "overlap", *argv, "--clear-memory").splitlines()
     rows = [line.split() for line in lines if line.startswith(("GPT-2", "recurrent"))]
-    assert [row[3] for row in rows] == ["0", "2", "7"] * 2 and "words of the original text" in lines[0]
+    assert [row[3] for row in rows] == ["0", "2", "4"] * 2 and "words of the original text" in lines[0]
     assert [line.endswith("(trained with overlap 2, memory cleared)") for line in lines[2:]] == [False] * 3 + [True, False, True]
-    score = printed(capsys, runs.plain, *test)
-    assert re.search(r"bits per byte +(\S+)", score)[1] == rows[0][5]
-    assert re.search(r"log-probability +(\S+)", score)[1].startswith(rows[0][6][:-2])
-    for window, overlaps in ((12, "0,3"), (2, "0,1")):
-        lines = printed(capsys, "overlap", runs.windowed, *test, "--segment", window, "--overlaps", overlaps)
-        assert lines.count(f"recurrent, window {window}") == 2
+    assert rows[0][5] == f"{as_json(capsys, runs.plain, *test)['bits_per_byte']:.4f}"
+    lines = printed(capsys, "overlap", runs.windowed, *test, "--segment", 2, "--overlaps", "0,1")
+    assert lines.count("recurrent, window 2 ") == 2, "shorter than the run's own overlap allows"
     both, zero, two = (
         as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", overlaps, "--pool", "advance")["rows"]
         for overlaps in ("0,2", "0", "2")
