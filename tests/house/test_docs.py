@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import io
+import json
 import re
 import runpy
 import shlex
@@ -78,6 +79,17 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile("\n" * line + code, page, "exec"), names)
         assert shown is None or printed.getvalue() == shown, f"line {line} prints\n{printed.getvalue()}"
+
+
+def test_the_tours_cells_run(tmp_path, monkeypatch):
+    """docs/tour.ipynb, trained for two steps."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float32)
+    cells, names = json.loads((ROOT / "docs" / "tour.ipynb").read_text())["cells"], {}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]).replace("--steps 300", "--steps 2"), f"cell {number}", "exec"), names)
+    assert names["result"].tokens == 16 * names["settings"].recall.questions
 
 
 @functools.cache
