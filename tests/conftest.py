@@ -15,7 +15,8 @@ MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of whi
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup that the terminal goes away
 # What a profile does not say is Hypothesis' default, which is another where the variable CI is set
 USUAL = 25
 LIKE = {"deadline": None, "print_blob": True}

@@ -239,7 +239,9 @@ def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | SpelledTokeniz
     A GPT-2, a folder or the file in it, has its tokenizer by the name that the DataConfig gives.
     """
     folder = Path(run).absolute().parent if Path(run).is_file() else Path(run).absolute()
-    own = Path(data.tokenizer) if Path(data.tokenizer).parent == folder else folder / data.tokenizer_file
+    own = folder / data.tokenizer_file
+    if not own.exists() and Path(data.tokenizer).parent == folder:
+        own = Path(data.tokenizer)
     return tokenizer_of_file(own, DAMAGED) if data.tokenizer_file else open_tokenizer(data.tokenizer)
 
 

@@ -14,7 +14,6 @@ import torch
 
 import train as training_script
 from accelerated import replay
-from accelerated.presets import gpt2_weights
 from accelerated.program.errors import InputError
 from accelerated.training import optimization, process
 from accelerated.training import run as runs
@@ -421,18 +420,6 @@ def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):
         train("--init", recurrent, "--module-layers", 2, "--steps", 1, "--out", tmp_path / "x")
     train("--init", recurrent, "--vectors", 0, "--steps", 1, *BRIEF, "--out", tmp_path / "without")
     assert not any(name.startswith("module.") for name in saved(tmp_path / "without")["parameters"])
-
-
-def test_a_gpt2_is_fine_tuned(text, tmp_path, monkeypatch):
-    """--init with a file of another project's weights: they are what training begins with. test_gpt2_weights.py reads one."""
-    given, path = [], tmp_path / "model.safetensors"
-    monkeypatch.setattr(gpt2_weights, "check_gpt2", lambda path, config: given.append((path, config)))
-    monkeypatch.setattr(gpt2_weights, "load_gpt2", lambda model, path: model.embedding.data.fill_(given.append(path) or 0.5))
-    options = [*WINDOWED[2:], "--tokenizer", "bytes", "--data", text, "--steps", 1, "--learning-rate", 1e-12, *BRIEF]
-    train("--init", path, "--preset", "tiny", *options, "--out", tmp_path / "run")
-    assert [given[0][0], given[1]] == [str(path)] * 2 and given[0][1].layers == 2
-    parameters = saved(tmp_path / "run")["parameters"]
-    assert (parameters["embedding"] == 0.5).all() and "module.inserted" in parameters
 
 
 @pytest.mark.parametrize("kind", ["--train-bpe", "some.json"])

@@ -51,12 +51,12 @@ class LSTM(Model):
 
     def __init__(self, width: int, layers: int):
         super().__init__()
+        self.config = presets_of("memorizing").Config(vocabulary=VOCABULARY)
         self.embedding = nn.Parameter(torch.randn(VOCABULARY, width))  # (V, D)
         self.lstm = nn.LSTM(width, width, layers, batch_first=True)
         self.output = nn.Parameter(torch.randn(VOCABULARY, width) * width**-0.5)  # (V, D)
 
     def output_matrix(self) -> Tensor:
-        """(V, D)."""
         return self.output
 
     def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
