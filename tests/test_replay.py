@@ -153,7 +153,7 @@ def peak_bytes(method, model, segments, state):
     return peak_memory(lambda: method(model, segments, state), torch.device("cpu"))
 
 
-@over([("block_recurrent", "fixed-skip"), ("memformer", "encoder-decoder")])
+@over([("memformer", "encoder-decoder")])
 def test_memory_replay_takes_the_memory_of_one_segment(paper, name):
     """From 2 to 6 segments its peak grows by the stored states; that of BPTT by the graphs of 4 segments."""
     *_, model, state = both_sides(paper, name, lanes=3)
@@ -192,7 +192,7 @@ def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
     assert back_propagated(method, model, segments, model.initial_state(3))[name].any()
 
 
-@over([*ONE_OF_EACH, ("compressive", "conv-attention_reconstruction")])
+@over([("block_recurrent", "fixed-skip"), ("compressive", "conv-attention_reconstruction"), ("memformer", "encoder-decoder")])
 def test_bfloat16_trains(paper, name):
     """By each method; the results are finite and close to float32, and every parameter gets gradient."""
     torch.set_default_dtype(torch.float32)
