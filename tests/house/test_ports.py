@@ -17,13 +17,7 @@ PORTS, VECTORS = ROOT / "docs" / "ports", ROOT / "docs" / "vectors"
 C, JAX = PORTS / "pretrained_recurrence.c", PORTS / "compressive_jax.py"
 COMPILER = shutil.which("cc")
 needs_a_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler called cc")
-JAX_CASES = (
-    "conv-attention_reconstruction",
-    "dilated_conv-auto_encoding",
-    "short-memory-bptt",
-    "transformer-xl-short",
-    "simplified",
-)
+JAX_CASES = ("conv-attention_reconstruction", "dilated_conv-auto_encoding", "short-memory-bptt", "simplified")
 
 
 def compiled(source, folder, options=("-O0",)):
