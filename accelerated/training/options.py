@@ -132,11 +132,16 @@ def first_options(argv: list[str]) -> argparse.Namespace:
     return first
 
 
+@functools.cache
+def all_parsers() -> list:
+    """The parsers of all models with texts, and one of --data recall."""
+    of_texts = [preset_settings(name, "tiny") for name in NAMES]
+    return [training_parser(settings) for settings in (*of_texts, of_texts[0]._replace(data=DataConfig(RECALL)))]
+
+
 def place_of(option: str) -> str:
     """What has an option that not every run has: other models, or other data; "" if nothing has."""
-    of_texts = [preset_settings(name, "tiny") for name in NAMES]
-    of_recall = of_texts[0]._replace(data=DataConfig(RECALL))
-    *models, recall = (option in training_parser(settings)._option_string_actions for settings in (*of_texts, of_recall))
+    *models, recall = (option in parser._option_string_actions for parser in all_parsers())
     if any(models):
         return "--data with texts" if all(models) else f"--model {' or '.join(itertools.compress(NAMES, models))}"
     return "--data recall" if recall else ""
@@ -215,6 +220,9 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
+    if first.resume or first.init:  # a misspelt option is refused before their checkpoint is read, which takes seconds
+        misspelt = [word for word in argv if word.startswith("--") and not place_of(word.partition("=")[0])]
+        all_parsers()[0].parse(misspelt)
     defaults, saved, written = choose_defaults(first)
     options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
