@@ -235,8 +235,19 @@ def introduce(run: Run, start: Start) -> None:
     documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{carried}"
     print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
     print(run.model.describe())
+    if run.settings.data.data != "recall" and run.settings.training.steps:
+        print(how_much_is_read(run))
     if run.validation_share < 1:
         print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
+
+
+def how_much_is_read(run: Run) -> str:
+    """The tokens of each split, and how often the run reads those of training, padding included."""
+    sizes = {split: int(lengths_of(documents).sum()) for split, documents in run.corpus.splits.items()}
+    training = run.settings.training
+    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
+    tokens = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+    return f"tokens: {tokens}; {counted(training.steps, 'step')} read {read:,}, {read / sizes['train']:.2g} passes"
 
 
 def warn(run: Run) -> None:

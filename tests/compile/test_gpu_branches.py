@@ -34,14 +34,13 @@ REPORTS_OF = {
     "overlap": ["pretrained_recurrence"],
     "attention": ["compressive"],
     "dynamic": ["block_recurrent", "compressive"],
-    "topics": ["pretrained_recurrence"],
+    "topics": [],  # samples as `sample` does; its topic model is of another package
 }
 OPTIONS_OF = {
     "range": ["--segments", 2],
     "overlap": ["--overlaps", "0,2"],
     "dynamic": ["--learning-rate", 0.01],
     "attention": ["--sequences", 3],
-    "topics": ["--contexts", 4, "--tokens", 5],
     "sample": ["--tokens", 20, "--top-p", 0.9],
 }
 

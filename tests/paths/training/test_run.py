@@ -13,7 +13,8 @@ from accelerated.models import NAMES, model_class
 from accelerated.program.errors import InputError
 from accelerated.training import folder, opening
 from accelerated.training.options import parse
-from tests.helpers.programs import COMPRESSIVE, TINY, WINDOWED, saved, train
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
+from tests.helpers.texts import documents_of
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -51,6 +52,14 @@ def test_settings_that_waste_work_give_a_warning(capsys):
         warmup = "warning: --warmup 40 is longer than --steps 10: the learning rate ends at 25% of --learning-rate"
         assert printed == "" if not wastes else horizon in printed and warmup in printed, options
         assert model.training
+
+
+def test_it_is_said_how_much_a_run_reads():
+    """Predictions of each split, and passes through those of training: 4 steps of 2 lanes of 3 segments of 8 tokens."""
+    settings = parse([str(option) for option in [*MEMFORMER, "--batch", 2, "--horizon", 3, "--segment", 8, "--steps", 4]])[0]
+    splits = {"train": documents_of([41, 41, 1]), "valid": documents_of([11]), "test": documents_of([6, 6])}
+    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=SimpleNamespace(splits=splits)))
+    assert said == "tokens: train 80, valid 10, test 10; 4 steps read 192, 2.4 passes"
 
 
 def refused(monkeypatch, *argv):
