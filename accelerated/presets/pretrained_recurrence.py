@@ -17,7 +17,6 @@ GPT2 = {
 }  # fmt: skip
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
 
-TAKES_GPT2 = True  # --init may be a published GPT-2
 OF_THE_MODULE = ("insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width")
 CHECKS = tuple(  # (condition, message): options that do not work together, as those of training/options.py
     (

@@ -213,23 +213,6 @@ def agreed(paper, config, segments, starts, params=None, methods=tuple(replay.BA
     return expected
 
 
-def check_key_biases(paper, config):
-    """Key biases add the same to all scores of a query, and softmax cancels it: exactly no gradient, on both sides."""
-    ref, rng = PAPERS[paper].reference, np.random.default_rng(5)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    logits, _, cache = ref.forward(params, config, tokens, state)
-    grads, _ = ref.backward(params, config, cache, rng.standard_normal(logits.shape))
-    biases = [name for name in params if name.endswith("key_bias")]
-    assert len(biases) == 3 and not any(grads[name].any() for name in biases)
-    shifted, _, _ = ref.forward(params | {name: params[name] + 1.0 for name in biases}, config, tokens, state)
-    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-    model = PAPERS[paper].model_with(params, config)
-    output = model(torch.tensor(tokens), PAPERS[paper].to_torch(state))
-    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
-    assert all(p.grad is None for name, p in model.named_parameters() if name in biases)
-
-
 def dropout_from(rng):
     """A replacement for torch's dropout with the reference's random numbers, so that both sides drop the same entries."""
 

@@ -316,8 +316,3 @@ def random_task(config, rng, kinds):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
     return memformer.Task(np.array(kinds), reading, readable, prompt)
-
-
-def compression_names(params):
-    """The parameters of the Compressive Transformer's compression."""
-    return {name for name in params if ".compression." in name}
