@@ -1,4 +1,4 @@
-"""README and docs: their code runs, what they name exists, their links lead somewhere, and no line is too long."""
+"""README and docs: their code runs, formulas parse, what they name exists, links lead somewhere, and no line is too long."""
 
 import ast
 import contextlib
@@ -21,12 +21,23 @@ from accelerated.lab.tables.__main__ import parse_options as parse_experiment
 from accelerated.models import NAMES
 from accelerated.training.options import choose_defaults, first_options, training_parser
 from accelerated.training.options import parse as parse_training
+from docs.excerpts import EXCERPT, with_excerpts
 from reference.gradients import parser_of
 from tests.helpers.programs import TINY, train
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
+FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`(.+?)`\$", re.M | re.S)
+# What GitHub, KaTeX and latex2mathml all typeset
+COMMANDS = """
+    frac sqrt sum prod int mathrm mathbf mathcal operatorname text hat bar tilde dot top left right begin end quad qquad
+    odot cdot times partial nabla exp log ln max min sin cos tanh lfloor rfloor lceil rceil lvert rvert lVert rVert mid
+    le ge lt gt ne leq geq neq approx equiv sim propto in notin subset to mapsto infty pm ldots cdots vdots ddots circ ast
+    alpha beta gamma delta epsilon varepsilon eta theta lambda mu nu pi rho sigma tau phi psi omega Delta Sigma ell ll gg
+    underbrace overbrace Rightarrow Leftrightarrow rightarrow leftarrow oplus star
+"""
+FORMULA_LETTERS = re.compile("[·Σ√∂ᵀ⊙∏∇∈≤≥∞₀-₉]|[²³⁻] ")
 EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
@@ -37,9 +48,14 @@ def fences(page):
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
+def written(page):
+    """A page without the excerpts of its reference."""
+    return EXCERPT.sub("", page.read_text())
+
+
 def prose(page):
-    """A page without its code blocks."""
-    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    """A page without its code blocks and formulas."""
+    return re.sub(r"^```.*?^```$|\$`.*?`\$", "", page.read_text(), flags=re.M | re.S)
 
 
 def inline_code(page):
@@ -48,7 +64,7 @@ def inline_code(page):
 
 @pages
 def test_lines_are_short(page):
-    assert not [number for number, line in enumerate(page.read_text().splitlines(), 1) if len(line) > 120]
+    assert not [number for number, line in enumerate(written(page).splitlines(), 1) if len(line) > 120]
 
 
 def test_readme_is_short():
@@ -72,7 +88,7 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         torch.set_default_dtype(torch.float32)
         train_what_is_opened(page, tmp_path)
-    source, names = page.read_text(), {"__name__": page.stem}
+    source, names = EXCERPT.sub(lambda match: "\n" * match[0].count("\n"), page.read_text()), {"__name__": page.stem}
     for match in re.finditer(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```$)?", source, re.M | re.S):
         code, shown = match.groups()
         line = source[: match.start()].count("\n") + 1
@@ -265,11 +281,47 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
     assert {path.name for path in kept.iterdir()} <= {target.name for page in PAGES for target, _ in links(page)}
 
 
+def formulas(page):
+    """The formulas of a page: its math blocks, and $`...`$ in its text."""
+    return [block or inline for block, inline in FORMULA.findall(page.read_text())]
+
+
+@pages
+def test_formulas_are_typeset(page):
+    """Each one parses, has only commands that every typesetter knows, and stands in no other code block."""
+    convert = pytest.importorskip("latex2mathml.converter", reason="formulas need the extra docs: latex2mathml").convert
+    for formula in formulas(page):
+        assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
+        assert formula.isascii(), formula
+        for opening, closing in (("{", "}"), (r"\left", r"\right"), (r"\begin", r"\end")):
+            assert len(re.findall(re.escape(opening) + "(?![a-z])", formula)) == len(
+                re.findall(re.escape(closing) + "(?![a-z])", formula)
+            ), formula
+        assert "<merror" not in convert(formula)
+    outside = FORMULA.sub("", page.read_text())
+    assert "$$" not in outside and "$`" not in outside
+
+
+@chapters
+def test_code_blocks_of_chapters_hold_no_formula(page):
+    blocks = [code for language, code in fences(page) if language not in ("python", "math", "bash")]
+    blocks += re.findall(r"(?:^\n(?: {4}\S.*\n)+)", prose(page), re.M)
+    assert not [block for block in blocks if FORMULA_LETTERS.search(block)]
+
+
+@chapters
+def test_excerpts_are_the_references_code(page):
+    assert EXCERPT.search(page.read_text())
+    assert page.read_text() == with_excerpts(page.read_text(), ROOT / "reference" / f"{page.stem}.py"), "python -m docs.excerpts"
+
+
 @chapters
 def test_every_exercise_has_an_answer_that_runs(page):
-    exercises = page.read_text().partition("\n## Exercises\n")[2].partition("\n## ")[0]
-    asked = re.findall(r"^(\d+)\. ", exercises, re.M)
-    sections = re.split(r"^## (\d+)\. .*$", (page.parent / "answers" / page.name).read_text(), flags=re.M)[1:]
-    assert asked == [str(number) for number in range(1, len(asked) + 1)] and len(asked) >= 5
-    assert sections[::2] == asked
-    assert all("```python" in answer and "assert" in answer for answer in sections[1::2])
+    """An exercise is followed by its folded answer, which asserts something."""
+    parts = re.split(r"^\*\*Exercise (\d+)\.\*\*", page.read_text(), flags=re.M)[1:]
+    numbers, exercises = parts[::2], parts[1::2]
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)] and len(numbers) >= 5
+    for exercise in exercises:
+        answer = re.search(r"^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$", exercise, re.M | re.S)[1]
+        assert "```python" in answer and "assert" in answer
+    assert f"{page.stem}.html" in page.read_text(), "an exercise sends its reader to the book's page"
