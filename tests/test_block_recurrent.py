@@ -12,8 +12,7 @@ import accelerated.block_recurrent as fast
 from accelerated.attention.sliding_window import position_bucket, tile_distance, window_mask
 from accelerated.protocol import computing_in
 from reference import block_recurrent as ref
-from tests.helpers.comparison import assert_agree, named
-from tests.helpers.definitions import slow_bucket
+from tests.helpers.comparison import assert_agree, named, slow_bucket
 from tests.helpers.rollouts import filled
 from tests.helpers.variants import PAPERS
 

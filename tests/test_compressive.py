@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import accelerated.compressive as fast
 from accelerated.compressive import Compressive
 from reference import compressive as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.definitions import brute_force_softmax
+from tests.helpers.comparison import assert_agree, brute_force_softmax
 from tests.helpers.variants import PAPERS, SIMPLIFIED
 
 PAPER = PAPERS["compressive"]

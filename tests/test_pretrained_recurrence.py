@@ -11,8 +11,7 @@ from accelerated.data.lanes import Lanes
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
-from tests.helpers.comparison import LADDER, assert_agree
-from tests.helpers.finite_differences import draw
+from tests.helpers.comparison import LADDER, assert_agree, draw
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
 

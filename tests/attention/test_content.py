@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from accelerated.attention import content
 from accelerated.attention.content import content_attention, content_attention_plain
-from tests.helpers.comparison import TOLERANCE, assert_agree
-from tests.helpers.definitions import SIZES, brute_force_softmax
+from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, brute_force_softmax
 
 
 @given(n=st.integers(1, 5), k=st.integers(1, 5), masked=st.booleans(), size=SIZES, seed=st.integers(0, 2**31))

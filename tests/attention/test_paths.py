@@ -11,8 +11,7 @@ from torch.nn import functional
 from accelerated.attention import content, on_a_cpu, relative_shift, signed_distance, sliding_window
 from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
 from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
-from tests.helpers.comparison import TOLERANCE, assert_agree
-from tests.helpers.definitions import SIZES, beside_one
+from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
 
 BFLOAT16 = TOLERANCE["cpu", torch.bfloat16]
 

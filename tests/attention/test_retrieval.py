@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from accelerated.attention.content import scaled_attention_plain
 from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
-from tests.helpers.comparison import assert_agree
-from tests.helpers.definitions import SIZES, beside_one, brute_force_softmax
+from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
 
 
 def found_by_sorting(query, keys, values, scale, retrieved):

@@ -14,8 +14,7 @@ from accelerated.attention.signed_distance import (
     transformer_xl_attention,
 )
 from reference import memformer as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.definitions import SIZES, beside_one, brute_force_softmax
+from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
 
 
 @given(

@@ -13,7 +13,7 @@ import torch
 
 from accelerated.data.tasks import Task
 from accelerated.models import model_class
-from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
+from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence, roberta
 
 
 class Paper(NamedTuple):
@@ -316,3 +316,33 @@ def random_task(config, rng, kinds):
         reading[lane, n // 2] = config.special("mask")
         readable[lane, n // 2 + 1 + lane % 2 :] = False
     return memformer.Task(np.array(kinds), reading, readable, prompt)
+
+
+ROBERTA = roberta.Config(
+    vocabulary=11,
+    width=6,
+    layers=3,
+    heads=2,
+    feed_forward=7,
+    segment=8,
+    module_width=5,
+    dropout=0.0,
+)
+
+
+def roberta_params(config, rng):
+    """The reference's parameters, moved away from zero and one so that every term has an effect."""
+    return shaken(roberta.init_params(config, rng), rng)
+
+
+def roberta_example(config, rng):
+    """(three windows [(tokens, readable, text)], Answer) of three lanes: one has padding, the last ends before the others."""
+    windows, n = [], config.segment
+    for k in range(3):
+        readable = np.ones((3, n), bool)
+        readable[0, n - 2 :] = False
+        readable[2] = k < 2
+        text = readable.copy()
+        text[:, :3] = False
+        windows.append((rng.integers(config.vocabulary, size=(3, n)), readable, text))
+    return windows, roberta.Answer(np.array([0, 2, 0]), np.array([n + 3, 0, 4]), np.array([n + 5, 0, n + 6]))

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import block_recurrent as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.definitions import SIZES, brute_force_softmax, slow_bucket
-from tests.helpers.finite_differences import draw
+from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax, draw, slow_bucket
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from reference import roberta
-from tests.helpers.roberta import CONFIG
-from tests.helpers.variants import PAPERS, variant
+from tests.helpers.variants import PAPERS, ROBERTA, variant
 
-SMALL = {paper: own.small for paper, own in PAPERS.items()} | {"roberta": CONFIG}
+SMALL = {paper: own.small for paper, own in PAPERS.items()} | {"roberta": ROBERTA}
 REFERENCES = {paper: own.reference for paper, own in PAPERS.items()} | {"roberta": roberta}
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
 GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}

@@ -6,8 +6,7 @@ import numpy as np
 
 from reference import gradients
 from reference.rollout import Segment, rollout_backward, rollout_forward
-from tests.helpers.comparison import named
-from tests.helpers.finite_differences import check_directions
+from tests.helpers.comparison import check_directions, named
 from tests.helpers.rollouts import random_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, random_task, variant
 

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import memformer as ref
-from tests.helpers.comparison import assert_agree, named
-from tests.helpers.definitions import brute_force_softmax
-from tests.helpers.finite_differences import check_directions
+from tests.helpers.comparison import assert_agree, brute_force_softmax, check_directions, named
 from tests.helpers.rollouts import filled, memformer_segments
 from tests.helpers.variants import PAPERS
 

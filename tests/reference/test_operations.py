@@ -13,7 +13,7 @@ import pytest
 
 from reference import block_recurrent as ref
 from reference import compressive, memformer, pretrained_recurrence, roberta
-from tests.helpers.finite_differences import check_operation, draw
+from tests.helpers.comparison import check_operation, draw
 from tests.helpers.variants import PAPERS
 
 SEEN = np.array([[1, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)

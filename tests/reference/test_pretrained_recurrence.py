@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import pretrained_recurrence as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.definitions import SIZES, brute_force_softmax
-from tests.helpers.finite_differences import check_directions
+from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax, check_directions
 from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from reference import roberta as ref
-from tests.helpers.finite_differences import check_directions
-from tests.helpers.roberta import CONFIG, example, shaken
+from tests.helpers.comparison import check_directions
+from tests.helpers.variants import ROBERTA, roberta_example, roberta_params
 
 
 def test_of_two_equal_ones_one_has_the_gradient_and_no_rows_have_mean_zero():
@@ -30,8 +30,8 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_gradients_of_answering_and_of_the_pretraining(change):
     """Along random directions, with dropout; a bias of keys gets exactly none, because softmax cancels it."""
-    config, rng = dataclasses.replace(CONFIG, dropout=0.3, **change), np.random.default_rng(3)
-    params, (windows, answer) = shaken(config, rng), example(config, rng)
+    config, rng = dataclasses.replace(ROBERTA, dropout=0.3, **change), np.random.default_rng(3)
+    params, (windows, answer) = roberta_params(config, rng), roberta_example(config, rng)
     targets, scored = rng.integers(config.vocabulary, size=(3, config.segment)), rng.random((3, config.segment)) < 0.5
 
     for function, own, other in (
@@ -60,8 +60,8 @@ def outputs_of(params, config, windows):
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_a_window_knows_of_earlier_ones_through_the_vector_alone(recurrent):
     """A lane's first window changes its second one's outputs if the model is recurrent, and no other lane's at all."""
-    config, rng = dataclasses.replace(CONFIG, recurrent=recurrent), np.random.default_rng(5)
-    params, (windows, _) = shaken(config, rng), example(config, rng)
+    config, rng = dataclasses.replace(ROBERTA, recurrent=recurrent), np.random.default_rng(5)
+    params, (windows, _) = roberta_params(config, rng), roberta_example(config, rng)
     tokens, readable, text = windows[0]
     other = [((tokens + np.array([[1], [0], [0]])) % config.vocabulary, readable, text), *windows[1:]]
     (_, second, *_), _ = outputs_of(params, config, windows)
@@ -71,8 +71,8 @@ def test_a_window_knows_of_earlier_ones_through_the_vector_alone(recurrent):
 
 
 def test_the_state_is_the_mean_and_the_maximum_over_windows():
-    config, rng = CONFIG, np.random.default_rng(6)
-    params, (windows, _) = shaken(config, rng), example(config, rng)
+    config, rng = ROBERTA, np.random.default_rng(6)
+    params, (windows, _) = roberta_params(config, rng), roberta_example(config, rng)
     outputs, state = outputs_of(params, config, windows)
     for lane in range(3):
         read = [k for k, (_, readable, _) in enumerate(windows) if readable[lane, 0]]
@@ -84,8 +84,8 @@ def test_the_state_is_the_mean_and_the_maximum_over_windows():
 
 def test_padding_changes_nothing():
     """Neither what stands in it nor how much there is of it."""
-    config, rng = CONFIG, np.random.default_rng(7)
-    params, (windows, _) = shaken(config, rng), example(config, rng)
+    config, rng = ROBERTA, np.random.default_rng(7)
+    params, (windows, _) = roberta_params(config, rng), roberta_example(config, rng)
     tokens, readable, _ = windows[0]
     n = int(readable[0].sum())
     assert n < config.segment
@@ -95,8 +95,8 @@ def test_padding_changes_nothing():
 
 
 def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
-    config, rng = CONFIG, np.random.default_rng(8)
-    params, (windows, answer) = shaken(config, rng), example(config, rng)
+    config, rng = ROBERTA, np.random.default_rng(8)
+    params, (windows, answer) = roberta_params(config, rng), roberta_example(config, rng)
     outputs, state = outputs_of(params, config, windows)
     texts = [text for _, _, text in windows]
     spans, kinds, _ = ref.answer_forward(ref.subtree(params, "answer."), outputs, texts, state.first)
@@ -113,4 +113,4 @@ def test_an_answer_is_looked_for_in_all_of_the_text_and_nowhere_else():
 
 def test_windows_that_are_too_long_are_refused():
     with pytest.raises(ValueError, match="a window of 9 tokens; it must have 1 to 8"):
-        ref.forward({}, CONFIG, np.zeros((1, 9), int), np.ones((1, 9), bool), None)
+        ref.forward({}, ROBERTA, np.zeros((1, 9), int), np.ones((1, 9), bool), None)

@@ -12,13 +12,13 @@ from accelerated.lab.systems.roberta import Roberta
 from reference import roberta as ref
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree, named
-from tests.helpers.roberta import CONFIG, example, shaken
+from tests.helpers.variants import ROBERTA, roberta_example, roberta_params
 
 
 def drawn(config, seed):
     """(rng, the reference's parameters, a model with them in evaluation mode, an example's windows, its Answer)."""
     rng = np.random.default_rng(seed)
-    params, (windows, answer) = shaken(config, rng), example(config, rng)
+    params, (windows, answer) = roberta_params(config, rng), roberta_example(config, rng)
     model = Roberta(config)
     model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
     return rng, params, model.eval(), windows, answer
@@ -47,7 +47,7 @@ def compare(model, loss, expected, grads):
 def test_it_is_the_reference(recurrent, layers, insertion, module_layers, seed):
     """Outputs, states, losses and all gradients, of answering over three windows and of the pretraining."""
     sizes = {"recurrent": recurrent, "layers": layers, "insertion_layer": min(insertion, layers), "module_layers": module_layers}
-    config = dataclasses.replace(CONFIG, **sizes)
+    config = dataclasses.replace(ROBERTA, **sizes)
     rng, params, model, windows, answer = drawn(config, seed)
     state, own = ref.initial_state(params, config, 3), model.initial_state(3)
     for window in windows:
@@ -63,10 +63,10 @@ def test_it_is_the_reference(recurrent, layers, insertion, module_layers, seed):
 
 @pytest.mark.parametrize("length", [1, 5])
 def test_a_window_may_be_shorter_and_the_only_one(length):
-    rng, params, model, _, _ = drawn(CONFIG, 1)
-    tokens, readable = rng.integers(CONFIG.vocabulary, size=(2, length)), np.ones((2, length), bool)
+    rng, params, model, _, _ = drawn(ROBERTA, 1)
+    tokens, readable = rng.integers(ROBERTA.vocabulary, size=(2, length)), np.ones((2, length), bool)
     assert not any(field.any() for field in model.initial_state(2))
-    expected, state, _ = ref.forward(params, CONFIG, tokens, readable, ref.initial_state(params, CONFIG, 2))
+    expected, state, _ = ref.forward(params, ROBERTA, tokens, readable, ref.initial_state(params, ROBERTA, 2))
     window = torch.tensor(tokens), torch.tensor(readable)
     x, own = model(*window, model.initial_state(2))
     assert_agree({"x": expected} | named("state", state), {"x": x} | named("state", own), 1e-9)
@@ -75,19 +75,19 @@ def test_a_window_may_be_shorter_and_the_only_one(length):
 
 
 def test_a_seed_gives_the_references_weights():
-    params = ref.init_params(CONFIG, np.random.default_rng(7))
-    for name, value in Roberta(CONFIG, seed=7).state_dict().items():
+    params = ref.init_params(ROBERTA, np.random.default_rng(7))
+    for name, value in Roberta(ROBERTA, seed=7).state_dict().items():
         assert torch.equal(value, torch.tensor(params[name])), name
 
 
 def test_dropout_acts_in_training_alone_and_on_the_embedding(monkeypatch):
-    _, _, model, windows, answer = drawn(dataclasses.replace(CONFIG, dropout=0.4), 2)
+    _, _, model, windows, answer = drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
     given_ = asked(windows, answer)
     assert model.answer_loss(*given_) == model.answer_loss(*given_)
     assert model.train().answer_loss(*given_) != model.answer_loss(*given_)
     for layer in model.layers:
         monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)
-    tokens = torch.arange(88).reshape(11, 8) % CONFIG.vocabulary
+    tokens = torch.arange(88).reshape(11, 8) % ROBERTA.vocabulary
     given_ = tokens, torch.ones(11, 8, dtype=torch.bool), model.initial_state(11)
     plain, dropped = model.eval()(*given_)[0], model.train()(*given_)[0]
     kept = dropped != 0
