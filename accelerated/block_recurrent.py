@@ -5,7 +5,6 @@ block (W tokens each). The tokens' projections, feed-forward, sliding attention 
 run for the whole segment at once. Under feedback (section 3.7) all layers wait for the previous block's states.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from accelerated.attention.heads import (
     project_heads,
     unit_norm,
 )
-from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
+from accelerated.attention.sliding_window import by_query_and_key, of_query, score_offset, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
@@ -195,7 +194,7 @@ class Layer(Recomputable):
         previous: the previous block's (keys, values), (B, H, W, E) each
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that all layers except the recurrent one read
-        tile: (bucket, mask) of a block's queries and keys, (W, 2W) each
+        tile: (in_bucket, mask) of the distances, from far to near, (3W - 1, buckets) and (3W - 1,)
         memory_only: return x unchanged as the output
         """
         window, dropout = self.config.window, self.config.dropout if self.training else 0.0
@@ -206,7 +205,7 @@ class Layer(Recomputable):
             *shared, states = self.state(keys, values, states)
         if memory_only:
             return x, last, states
-        offset = score_offset(self.position_bias, self.scale, *tile)  # (H, W, 2W)
+        offset = by_query_and_key(score_offset(self.position_bias, self.scale, *tile)).to(query.dtype)  # (H, W, 2W)
         attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
         if shared is not None:
             cross = cross_attend(cross_query, *shared, self.cross_scale)
@@ -225,10 +224,9 @@ class BlockRecurrent(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        distance = tile_distance(config.window)  # (W, 2W)
-        self.register_buffer("mask", window_mask(distance, config.window), persistent=False)
-        bucket = position_bucket(distance, config.buckets, config.max_distance)
-        self.register_buffer("bucket", bucket, persistent=False)
+        in_bucket, mask = tables_by_distance(config.window, config.buckets, config.max_distance)  # (3W - 1, ...)
+        self.register_buffer("in_bucket", in_bucket, persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
@@ -299,7 +297,7 @@ class BlockRecurrent(Model):
             layer_states = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             last = memory_only and number == c.layers
-            x, (key, value), layer_states = layer(x, previous, layer_states, shared, (self.bucket, self.mask), last)
+            x, (key, value), layer_states = layer(x, previous, layer_states, shared, (self.in_bucket, self.mask), last)
             keys.append(key)
             values.append(value)
             if layer_states is not None:
@@ -322,14 +320,14 @@ class BlockRecurrent(Model):
             weights.append(torch.cat([layer.key, layer.query, *cross, layer.value]))
             of_vectors = [torch.ones_like(layer.scale), layer.scale, *([layer.cross_scale] if reads else [])]
             scales.append(torch.stack(of_vectors)[:, :, None])
-        biases = torch.stack([layer.position_bias * layer.scale[:, None] for layer in self.layers])[:, None]
+        of_layer = [score_offset(layer.position_bias, layer.scale, self.in_bucket, self.mask) for layer in self.layers]
+        offsets = torch.stack(of_layer).to(self.embedding.dtype)
         shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
-        return Stream(state, Rows(tuple(weights), tuple(scales), biases, keys, values, *shared), 0)
+        return Stream(state, Rows(tuple(weights), tuple(scales), offsets, keys, values, *shared), 0)
 
     def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its block; writes its keys and values into rows."""
-        bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2W)
-        offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2W)
+        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2W)
         x, place = functional.embedding(token, self.embedding), position + self.config.window
         for number, offset in enumerate(offsets.unbind(0)):
             x = self._read_layer(number, x, place, offset, rows)
@@ -368,7 +366,7 @@ class Rows(NamedTuple):
 
     weights: tuple  # per layer (3HE or 4HE, D), of key, query, cross query if any, and value
     scales: tuple  # per layer (2 or 3, H, 1), of key (1), query and cross query
-    biases: Tensor  # (L, 1, H, buckets), already scaled
+    offsets: Tensor  # of scores, by distance, (L, H, 3W - 1)
     keys: tuple  # per layer (B, H, 2W, E)
     values: tuple
     state_keys: tuple  # per recurrent layer K_s (B, H, S, E)

@@ -3,7 +3,6 @@
 Config, parameter names, shapes and initial values are the reference's. The search is exact; the memory has no gradient.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.nn import functional
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
-from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
+from accelerated.attention.sliding_window import by_query_and_key, of_query, score_offset, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
@@ -78,7 +77,7 @@ class Layer(Recomputable):
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
-        tile: (bucket, mask) of queries and keys, (N, 2N) each
+        tile: (in_bucket, mask) of the distances, from far to near, (3N - 1, buckets) and (3N - 1,)
         memory_only: return x unchanged as the output
         """
         dropout = self.config.dropout if self.training else 0.0
@@ -86,7 +85,7 @@ class Layer(Recomputable):
         if memory_only:
             return x, (key, value)
         keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
-        offset = score_offset(self.position_bias, self.scale, *tile)  # (H, N, 2N)
+        offset = by_query_and_key(score_offset(self.position_bias, self.scale, *tile)).to(query.dtype)  # (H, N, 2N)
         attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
         if self.memory_gate is not None:
             attended = self.retrieve(query, attended, memory)
@@ -104,10 +103,9 @@ class Memorizing(Model):
         self.embedding = parameter(config.vocabulary, config.width)  # (V, D), the output's too
         self.layers = nn.ModuleList(Layer(config, number) for number in range(1, config.layers + 1))
         self.final_norm = LayerNorm(config.width)
-        distance = tile_distance(config.segment)  # (N, 2N)
-        self.register_buffer("mask", window_mask(distance, config.segment), persistent=False)
-        bucket = position_bucket(distance, config.buckets, config.max_distance)
-        self.register_buffer("bucket", bucket, persistent=False)
+        in_bucket, mask = tables_by_distance(config.segment, config.buckets, config.max_distance)  # (3N - 1, ...)
+        self.register_buffer("in_bucket", in_bucket, persistent=False)
+        self.register_buffer("mask", mask, persistent=False)
         initialise(self, init_params(config, np.random.default_rng(seed)))
 
     def describe(self) -> str:
@@ -158,7 +156,7 @@ class Memorizing(Model):
         memory = searchable(state.memory_keys, state.memory_values)
         for number, layer in enumerate(self.layers, start=1):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            x, pair = layer(x, previous, memory, (self.bucket, self.mask), memory_only and number == c.layers)
+            x, pair = layer(x, previous, memory, (self.in_bucket, self.mask), memory_only and number == c.layers)
             pairs.append(pair)
         return x, self._next_state(state, pairs)
 
@@ -175,14 +173,14 @@ class Memorizing(Model):
         empty = torch.zeros_like(state.keys)
         keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
         weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
-        biases = torch.stack([layer.position_bias * layer.scale[:, None] for layer in self.layers])[:, None]
+        of_layer = [score_offset(layer.position_bias, layer.scale, self.in_bucket, self.mask) for layer in self.layers]
+        offsets = torch.stack(of_layer).to(self.embedding.dtype)
         memory = searchable(state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
-        return Stream(state, Rows(weights, biases, keys, values, memory), 0)
+        return Stream(state, Rows(weights, offsets, keys, values, memory), 0)
 
     def read_token(self, token: Tensor, position: Tensor, rows: "Rows") -> Tensor:
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes its keys and values into rows."""
-        bucket, seen = (table.index_select(0, position) for table in (self.bucket, self.mask))  # (1, 2N)
-        offsets = rows.biases[..., bucket].masked_fill(~seen, -math.inf)  # (L, 1, H, 1, 2N)
+        offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2N)
         x, place = functional.embedding(token, self.embedding), position + self.config.segment
         for number, offset in enumerate(offsets.unbind(0)):
             x = self._read_layer(number, x, place, offset, rows)
@@ -210,7 +208,7 @@ class Rows(NamedTuple):
     """The rows of a Stream: what a segment's tokens read, and their keys and values, which follow the previous segment's."""
 
     weights: tuple  # per layer (3HE, D), of key, query and value
-    biases: Tensor  # (L, 1, H, buckets), already scaled
+    offsets: Tensor  # of scores, by distance, (L, H, 3N - 1)
     keys: tuple  # per layer (B, H, 2N, E)
     values: tuple
     memory: Memory

@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
-from accelerated.attention.heads import on_plain_cpu, to_be_indexed
+from accelerated.attention.heads import at_least_float32, on_plain_cpu
 from accelerated.attention.on_a_cpu import SlidingAttention
 
 
-def tile_distance(window: int) -> Tensor:
-    """i - j for a block's W queries and the 2W keys of the previous block and its own, (W, 2W)."""
-    return torch.arange(window)[:, None] + window - torch.arange(2 * window)[None, :]
+def tile_distances(window: int) -> Tensor:
+    """i - j of a block's W queries and the 2W keys of the previous block and its own, from far to near, (3W - 1,)."""
+    return torch.arange(2 * window - 1, -window, -1)
 
 
 def window_mask(distance: Tensor, window: int) -> Tensor:
@@ -29,13 +29,34 @@ def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor
     return torch.where(distance < exact, distance.clamp(min=0), coarse)
 
 
-def score_offset(position_bias: Tensor, scale: Tensor, bucket: Tensor, mask: Tensor) -> Tensor:
-    """The addition to a tile's scores, (H, W, 2W): the scaled bias from a table (H, buckets), or -inf if masked.
+def tables_by_distance(window: int, buckets: int, max_distance: int) -> tuple[Tensor, Tensor]:
+    """Of a tile's distances, from far to near: whether each is in each bucket (3W - 1, buckets), and is seen (3W - 1,)."""
+    distances = tile_distances(window)
+    bucket = position_bucket(distances, buckets, max_distance)
+    return bucket[:, None] == torch.arange(buckets), window_mask(distances, window)
 
+
+def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: Tensor) -> Tensor:
+    """The addition to a tile's scores by distance, (H, 3W - 1): the scaled bias from a table (H, buckets), or -inf if masked.
+
+    in_bucket (3W - 1, buckets) says which bucket a distance is in. A sum picks it, whose gradient adds up nothing by an index.
     (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
     """
-    by_bucket = to_be_indexed(position_bias * scale[:, None])
-    return by_bucket[:, bucket].to(position_bias.dtype).masked_fill(~mask, -math.inf)
+    by_bucket = at_least_float32(position_bias * scale[:, None])
+    return (by_bucket[:, None] * in_bucket).sum(-1).masked_fill(~mask, -math.inf)
+
+
+def by_query_and_key(by_distance: Tensor) -> Tensor:
+    """Spread (..., 3W - 1) over a tile, (..., W, 2W): out[i, j] = by_distance[W - 1 - i + j]. Its gradient adds up diagonals."""
+    window = (by_distance.shape[-1] + 1) // 3
+    return by_distance.unfold(-1, 2 * window, 1).flip(-2)
+
+
+def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
+    """Row `position` (1,) of by_query_and_key(by_distance), (..., 1, 2W) of (..., 3W - 1)."""
+    window = (by_distance.shape[-1] + 1) // 3
+    columns = torch.arange(window - 1, 3 * window - 1, device=position.device) - position
+    return by_distance.index_select(-1, columns)[..., None, :]
 
 
 def sliding_attention_plain(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:

@@ -26,7 +26,7 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
     """size: of the queries and of the offset. The first block's keys are zeros, as a document's are."""
     rows = (batch, heads, (blocks + 1) * window, width)
     inputs = drawn(query=(batch, heads, blocks * window, width), keys=rows, values=rows, offset=(heads, window, 2 * window))
-    mask = sliding_window.window_mask(sliding_window.tile_distance(window), window)
+    mask = sliding_window.by_query_and_key(sliding_window.tables_by_distance(window, 4, 8)[1])
     for name in ("keys", "values"):
         inputs[name][:, :, :window] = 0
     return inputs | {"query": size * inputs["query"], "offset": (size * inputs["offset"]).masked_fill(~mask, -math.inf)}

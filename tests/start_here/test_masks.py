@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.attention.sliding_window import position_bucket, score_offset, sliding_attention, tile_distance, window_mask
+from accelerated.attention.sliding_window import by_query_and_key, score_offset, sliding_attention, tables_by_distance
 from accelerated.models import model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 
@@ -75,6 +75,6 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
     given = query, keys, np.tile(np.eye(6), (1, 3, 1, 1))
     by_numpy, _ = block_recurrent.sliding_attention_forward({"scale": scale, "position_bias": bias}, config, *given, None)
     query, keys, values, scale, bias = map(torch.tensor, (*given, scale, bias))
-    offset = score_offset(bias, scale, position_bucket(tile_distance(2), 8, 128), window_mask(tile_distance(2), 2))
+    offset = by_query_and_key(score_offset(bias, scale, *tables_by_distance(2, 8, 128)))
     for weights in (*by_numpy[0], *sliding_attention(query * scale[:, None, None], keys, values, offset)[0]):
         assert ["".join(np.where(row > 0, "x", ".")) for row in weights] == PICTURE["sliding"]
