@@ -11,16 +11,6 @@ from accelerated.attention.heads import at_least_float32, on_plain_cpu
 from accelerated.attention.on_a_cpu import SlidingAttention
 
 
-def tile_distances(window: int) -> Tensor:
-    """i - j of a block's W queries and the 2W keys of the previous block and its own, from far to near, (3W - 1,)."""
-    return torch.arange(2 * window - 1, -window, -1)
-
-
-def window_mask(distance: Tensor, window: int) -> Tensor:
-    """True if a token sees another: it sees exactly the previous W tokens, 1 <= i - j <= W."""
-    return (distance >= 1) & (distance <= window)
-
-
 def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """T5's causal bucket of each distance: half of the buckets hold one distance each, the others grow logarithmically."""
     exact = buckets // 2
@@ -30,10 +20,13 @@ def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor
 
 
 def tables_by_distance(window: int, buckets: int, max_distance: int) -> tuple[Tensor, Tensor]:
-    """Of a tile's distances, from far to near: whether each is in each bucket (3W - 1, buckets), and is seen (3W - 1,)."""
-    distances = tile_distances(window)
-    bucket = position_bucket(distances, buckets, max_distance)
-    return bucket[:, None] == torch.arange(buckets), window_mask(distances, window)
+    """Of the distances i - j of a block's W queries and the 2W keys of the previous block and its own, from far to near:
+
+    whether each is in each bucket (3W - 1, buckets), and whether it is seen (3W - 1,): exactly the previous W tokens are.
+    """
+    distance = torch.arange(2 * window - 1, -window, -1)
+    in_bucket = position_bucket(distance, buckets, max_distance)[:, None] == torch.arange(buckets)
+    return in_bucket, (distance >= 1) & (distance <= window)
 
 
 def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: Tensor) -> Tensor:
