@@ -132,10 +132,10 @@ def flow():
     for segment in range(2):
         left = segment * 5.4
         frame(axes, left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
-        label(axes, left + 2.25, 3.4, f"segment {segment + 1}: N tokens, one update", INK, 10)
+        label(axes, left + 2.25, 3.4, f"segment {segment}: N tokens, one update", INK, 10)
         for block in range(3):
             x = left + block * 1.6
-            box(axes, x, 0, 1.3, 0.6, f"block {3 * segment + block + 1}", TOKEN, size=9)
+            box(axes, x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN, size=9)
             box(axes, x, 2.2, 1.3, 0.6, "states", STATE, size=9)
             arrow(axes, (x + 0.5, 0.65), (x + 0.5, 2.15), TOKEN)
             arrow(axes, (x + 0.8, 2.15), (x + 0.8, 0.65), STATE)
@@ -426,15 +426,15 @@ def windows_and_vectors():
         for layer in range(4):
             box(axes, x, 0.9 * layer + 0.9, 2.4, 0.6, f"layer {layer + 1}", TOKEN, size=9)
             arrow(axes, (x + 1.2, 0.9 * layer + 0.65), (x + 1.2, 0.9 * layer + 0.87))
-        label(axes, x + 1.2, 0.4, f"window {t + 1}: T tokens", INK, 9)
+        label(axes, x + 1.2, 0.4, f"window {t}: T tokens", INK, 9)
         arrow(axes, (x + 1.2, 4.25), (x + 1.2, 4.6))
         label(axes, x + 1.2, 4.8, "predictions", GATE, 9)
         if t == 2:
             continue
         for layer in range(4):
             arrow(axes, (x + 2.45, 0.9 * layer + 1.2), (x + 2.75, 3.0), PREVIOUS)
-        box(axes, x + 2.8, 2.7, 0.7, 0.6, f"$z_{t + 1}$", STATE, size=10)
-        box(axes, x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t + 1}}}$", STATE, size=9)
+        box(axes, x + 2.8, 2.7, 0.7, 0.6, f"$z_{t}$", STATE, size=10)
+        box(axes, x + 2.8, 1.5, 1.0, 0.6, f"$h_{{prev,{t}}}$", STATE, size=9)
         arrow(axes, (x + 3.1, 2.65), (x + 3.1, 2.15), STATE)
         label(axes, x + 3.2, 2.4, "network", STATE, 8, ha="left")
         label(axes, x + 3.15, 3.55, "pooled", STATE, 8)
@@ -461,9 +461,9 @@ def overlaps(window=3, length=8):
             y = -1.35 * (row + 1)
             for token, target, scored in zip(w.tokens[0], w.targets[0], w.scored[0], strict=True):
                 frame(axes, left + token, y, 0.9, 0.45, TOKEN if scored else PREVIOUS)
-                label(axes, left + token + 0.45, y + 0.22, str(token + 1), "white" if scored else INK, 8)
+                label(axes, left + token + 0.45, y + 0.22, str(token), "white" if scored else INK, 8)
                 frame(axes, left + target - 0.05, y + 0.53, 0.9, 0.45, GATE if scored else HIDDEN)
-                label(axes, left + target + 0.4, y + 0.75, str(target + 1), "white" if scored else FAINT, 8)
+                label(axes, left + target + 0.4, y + 0.75, str(target), "white" if scored else FAINT, 8)
     text = (
         "a row is a window: below what it reads, above what it predicts. Green counts; every token after the first is green once;"
         "\npale predictions were another window's, pale inputs are read again"
@@ -500,14 +500,14 @@ def question_windows():
         for layer in range(3):
             box(axes, x, 0.85 * layer + 1.2, 3.4, 0.5, f"layer {layer + 1}", TOKEN, size=9)
             arrow(axes, (x + 1.7, 0.85 * layer + 0.93), (x + 1.7, 0.85 * layer + 1.2))
-        label(axes, x + 1.7, -0.15, f"window {number + 1}", INK, 9)
+        label(axes, x + 1.7, -0.15, f"window {number}", INK, 9)
         if number < 2:
-            box(axes, x + 3.75, 2.9, 0.6, 0.5, f"$z_{number + 1}$", STATE, size=10)
+            box(axes, x + 3.75, 2.9, 0.6, 0.5, f"$z_{number}$", STATE, size=10)
             arrow(axes, (x + 3.42, 3.15), (x + 3.75, 3.15), STATE)
             arrow(axes, (x + 4.05, 2.88), (x + 4.58, 2.35), STATE)
             label(axes, x + 3.85, 2.25, "network", STATE, 8)
     text = (
-        "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 1 says who has the key"
+        "z is the mean of the final layer; layer 2 of the next window has one key and value more. Window 0 says who has the key"
     )
     label(axes, 6.3, -0.7, text, FAINT, 9)
     axes.set_xlim(-0.2, 12.8)
@@ -529,7 +529,7 @@ def topics():
         arrow(axes, (middle, 1.55), (middle, 1.05))
         for topic, share in enumerate(own):
             frame(axes, left + 0.5 * topic, -0.4, 0.4, 2.0 * share, HIDDEN, FAINT)
-            label(axes, left + 0.5 * topic + 0.2, -0.55, str(topic + 1), FAINT, 7)
+            label(axes, left + 0.5 * topic + 0.2, -0.55, str(topic), FAINT, 7)
     label(axes, 4.15, 0.35, f"divergence {jensen_shannon(context, continued):.2f} bits", INK, 10)
     text = "a topic model gives both distributions; does the vector bring the second nearer to the first?"
     label(axes, 4.1, -1.0, text, FAINT, 9)

@@ -21,7 +21,7 @@ Glossary: code symbol, meaning, paper symbol, shape
 
 B batch (lanes), N tokens in a segment, W window and block, S states, D width, H heads, E head width, F feed-forward width,
 V vocabulary, L layers, R recurrent layers, K keys. Layers are counted from 1, as in the paper; arrays and the names of parameters
-from 0. Decisions are numbered in docs/block_recurrent.md.
+from 0. Decisions are numbered in docs/decisions/block_recurrent.md.
 """
 
 import runpy

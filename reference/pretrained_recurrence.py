@@ -18,7 +18,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     present           whether a window came before                                  (B,)
 
 B batch (lanes), D width (the paper's k), H heads, E head width, F feed-forward width, V vocabulary, L layers, S inserted vectors.
-Layers are counted from 1, as in the paper; in the names of parameters from 0. Decisions: docs/pretrained_recurrence.md.
+Layers are counted from 1, as in the paper; in the names of parameters from 0. Decisions: docs/decisions/pretrained_recurrence.md.
 """
 
 import math

@@ -8,7 +8,7 @@ or no: every token has a logit to be the span's start and one to be its end, and
 `forward` maps (tokens, state) to (outputs, next state), `backward` the gradient of the next state to that of the incoming one.
 
 The file is in the order of reading: what is new, then the encoder, `forward`. The operations that every Transformer has are those
-of pretrained_recurrence.py, the same paper's. Decisions are in docs/pretrained_recurrence.md, under "Question answering".
+of pretrained_recurrence.py, the same paper's. Decisions: docs/decisions/pretrained_recurrence.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens      token ids of one window: [CLS] question [SEP] text [SEP]             (B, N)
