@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import re
+import sys
 import urllib.parse
 import urllib.request
 import zipfile
@@ -23,19 +24,33 @@ from typing import Any
 import numpy as np
 
 from accelerated.data.config import HUB, PACKED, TABLES, DataConfig
-from accelerated.data.sources import SPLIT_NAMES, Source, Text, only_worker, source_of_path, with_missing_splits
+from accelerated.data.sources import (
+    SPLIT_NAMES,
+    Source,
+    Text,
+    check_is_file,
+    only_worker,
+    say_once,
+    source_of_path,
+    with_missing_splits,
+)
 from accelerated.data.windows import SPLITS, count_words
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.program.progress import Progress
 
+AGENT = {"User-Agent": "palimpsest (long-memory Transformers, for research)"}  # servers answer 403 to urllib's own
 ENWIK8 = "https://mattmahoney.net/dc/enwik8.zip"
+ENWIK8_COPY = "https://data.deepai.org/enwik8.zip"
 ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes; the splits between them are the papers'
 WIKITEXT = "Salesforce/wikitext"  # on the hub; both forms are its configurations NAME-v1
-HEADING = re.compile(rb" = [^=].* = \n")  # of an article; a section's heading has several =
+WIKITEXT_COPY = "mattdangerw/wikitext-103-raw"  # on the hub, the raw files in a .zip
+WIKITEXT_ARTICLES = {"train": 28_475, "valid": 60, "test": 60}  # Merity et al. (2016), Table 1
+HEADING = re.compile(rb" = (?!=)(?=.*[A-Za-z]).* = \n")  # of an article: a section has several =, and " = 5 = " is a formula
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
+PG19_COPY = "hf:emozilla/pg19"  # the hub's deepmind/pg19 is a script, which datasets 4 refuses
 PG19_COUNTS = {"train": 28_602, "validation": 50, "test": 100}  # books; Compressive Transformers, Table 2
 TIMEOUT = 60  # seconds without a byte
 # PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word; raw has
@@ -59,19 +74,23 @@ def opened_by_datasets(data: str) -> dict:
     """
     import datasets
 
+    check_is_file(Path(data))
     packed = Path(data).suffix.lower() in PACKED
     reader = TABLES.get((Path(data).with_suffix("") if packed else Path(data)).suffix.lower(), "text")
     given = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
-    what, given = [reader], given | {"data_files": glob.escape(data)}
-    if data.startswith(HUB) or data in OFFICIAL_WORDS:
-        what, given = [WIKITEXT, f"{data}-v1"] if data in OFFICIAL_WORDS else data.removeprefix(HUB).split(":", 1), {}
+    what, given, advice = [reader], given | {"data_files": glob.escape(data)}, "check name, files and network"
+    if data in OFFICIAL_WORDS:
+        what, given = [WIKITEXT, f"{data}-v1"], {}
+        advice += f"; HF_ENDPOINT may name a mirror of the hub, which also has the raw files as {WIKITEXT_COPY}"
+    elif data.startswith(HUB):
+        what, given = data.removeprefix(HUB).split(":", 1), {}
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported below, in one line
     try:
         opened = datasets.load_dataset(*what, **given)
     except Exception as error:  # the library raises many types
         reason = error.__cause__ or error
         words = f"datasets cannot open it ({str(reason) or type(reason).__name__})"
-        raise InputError(f"--data {data}: {words}; check name, files and network") from None
+        raise InputError(f"--data {data}: {words}; {advice}") from None
     tables = {SPLIT_NAMES[name]: table for name, table in opened.items() if name in SPLIT_NAMES}
     if "train" not in tables:
         raise InputError(f"--data {data} has no split train, only {', '.join(opened)}; give a set that has one")
@@ -86,9 +105,13 @@ def table_source(data: str) -> Source:
     tables, is_file = opened_by_datasets(data), data not in OFFICIAL_WORDS and os.path.exists(data)
 
     def texts(split):
+        number = 0
         rows = ((row["text"] or "").encode(errors="replace") for row in tables[split].select_columns("text"))
         for number, row in enumerate(articles(rows) if data in OFFICIAL_WORDS else rows, start=1):
             yield Text(f"{Path(data).name if is_file else split}:{number}", (partial(bytes, row),))
+        if data in OFFICIAL_WORDS and number != (published := WIKITEXT_ARTICLES[split]):
+            words = f"{split} has {number:,} articles, the published set {published:,}: results are not those of its papers"
+            say_once(f"warning: --data {data}: {words}", file=sys.stderr)
 
     name = os.path.realpath(data) if is_file else data
     files = tuple(Path(file["filename"]) for table in tables.values() for file in table.cache_files)
@@ -108,7 +131,7 @@ def enwik8(folder: Path) -> Source:
     path = folder / "enwik8.zip"
     if not path.exists():
         with only_worker(folder, "fetching"):
-            fetch(ENWIK8, path, ENWIK8_SHA256)
+            fetch(ENWIK8, path, ENWIK8_SHA256, copy=ENWIK8_COPY)
     if file_checksum(path) != ENWIK8_SHA256:
         raise InputError(f"{path} does not have sha256 {ENWIK8_SHA256}; remove it to fetch it again, or put a good copy there")
     spans = zip(SPLITS, pairwise(ENWIK8_ENDS), strict=True)
@@ -130,7 +153,8 @@ def pg19(folder: Path) -> Source:
 
 def fetch_books(folder: Path) -> None:
     """Fetch PG-19's missing books, several at a time; the server lists names and MD5, page by page."""
-    by_hand, pool, work = f"put the books of {PG19_BOOKS} into {folder}/train, /validation and /test", ThreadPoolExecutor(8), []
+    by_hand = f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} into {folder}/train, /validation and /test"
+    pool, work = ThreadPoolExecutor(8), []
     try:
         for name in PG19_COUNTS:
             query = {"prefix": f"{name}/", "fields": "items(name,md5Hash),nextPageToken", "pageToken": ""}
@@ -147,11 +171,14 @@ def fetch_books(folder: Path) -> None:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C or an error
 
 
-def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None:
-    """Fetch address to path, if it is not there; it appears only if its checksum is right. InputError says what to put where."""
+def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", copy: str = "") -> None:
+    """Fetch address to path, if it is not there; it appears only if its checksum is right.
+
+    InputError says what to put where by hand, and that another server has a copy.
+    """
     if path.exists():
         return
-    by_hand = f"put a copy of {address} ({kind} {checksum}) at {path}"
+    by_hand = f"put a copy of {address}{copy and f', which is also at {copy},'} ({kind} {checksum}) at {path}"
     content = fetched(address, by_hand)
     if (other := hashlib.new(kind, content).hexdigest()) != checksum:
         raise InputError(f"the file from {address} has {kind} {other}, expected {checksum}; try again, or {by_hand}")
@@ -162,10 +189,10 @@ def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None
 
 
 def fetched(address: str, by_hand: str, parse: Callable = bytes) -> Any:
-    """What is at an address, parsed; an InputError advises what to do by hand instead."""
+    """What is at an address, parsed; an InputError advises what to do by hand. A server that refuses (4xx) is not asked again."""
     try:
-        with urllib.request.urlopen(address, timeout=TIMEOUT) as response:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=AGENT), timeout=TIMEOUT) as response:
             return parse(response.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise InputError(f"cannot fetch {address} ({reason}); try again later, or {by_hand}") from None
+        refused, reason = 400 <= getattr(error, "code", 0) < 500, getattr(error, "reason", None) or error
+        raise InputError(f"cannot fetch {address} ({reason}); {'' if refused else 'try again later, or '}{by_hand}") from None

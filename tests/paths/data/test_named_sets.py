@@ -17,7 +17,7 @@ from accelerated.data.config import DataConfig, check_data
 from accelerated.data.corpus import TextDocuments, load_corpus, open_source
 from accelerated.data.named_sets import fetch, table_source, words_of_split
 from accelerated.data.recall import RecallConfig
-from accelerated.data.sources import split_of
+from accelerated.data.sources import say_once, split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
@@ -26,7 +26,7 @@ from tests.helpers.texts import as_zip, content
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
 ARTICLES = {
-    "train": b" \n = One = \n \n words of one \n \n = = Part = = \n \n more \n \n = Two = \n \n x \n",
+    "train": b" \n = One = \n \n words of one \n \n = = Part = = \n \n = 5 = \n \n more \n \n = Two = 2 = \n \n x \n",
     "valid": b" \n = Three = \n \n = not a heading = \n words = \n = Nor this = \n \n",
     "test": b" \n = Four = \n \n",
 }
@@ -78,12 +78,12 @@ def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypa
     """The second one waits, and finds what the first has fetched."""
     began, second = threading.Event(), threading.Thread(target=lambda: read(name, tmp_path))
 
-    def slow(*given):
+    def slow(*given, **copy):
         if not began.is_set():
             began.set()
             second.start()
             time.sleep(0.3)
-        fetch(*given)
+        fetch(*given, **copy)
 
     monkeypatch.setattr(named_sets, "fetch", slow)
     first = read(name, tmp_path)
@@ -94,34 +94,20 @@ def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypa
     assert len(paths) == len({*paths}), "nothing is asked for twice"
 
 
-def test_enwik8_is_cut_by_bytes(server, tmp_path):
+def test_enwik8_is_cut_by_bytes_and_pg19s_books_are_documents(server, tmp_path):
+    """Servers refuse urllib's own name."""
+    server.respond = lambda request, respond=server.respond: (
+        request.send_error(403) if request.headers["User-Agent"].startswith("Python-urllib") else respond(request)
+    )
     assert read("enwik8", tmp_path) == {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
     assert {path.name for path in (tmp_path / "data" / "enwik8").iterdir()} <= {"enwik8.zip", ".lock"}
-
-
-def test_pg19s_books_are_documents(server, tmp_path):
     by_split = read("pg19", tmp_path)
-    assert by_split == {
-        "train": [f"train {i}".encode() for i in range(5)],
-        "valid": [f"validation {i}".encode() for i in range(3)],
-        "test": [b"test 0", b"test 1"],
-    }
+    counts = {"train": ("train", 5), "valid": ("validation", 3), "test": ("test", 2)}
+    assert by_split == {split: [f"{name} {i}".encode() for i in range(n)] for split, (name, n) in counts.items()}
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == by_split
     assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
-
-
-def test_the_first_books_and_the_beginnings_of_those_to_validate_on(server, tmp_path, monkeypatch):
-    """Adding Recurrence to Pretrained Transformers, section 5: the first ones by name; the test split is whole."""
-    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {"pg19": {"train": 10, "valid": 6, "test": 4}})
-    data = DataConfig("pg19", training_documents=2, validation_tokens=8)
-    splits = load_corpus(data, ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
-    texts = {split: [bytes([*d.inputs[:1], *d.targets]).decode() for d in documents] for split, documents in splits.items()}
-    assert texts == {"train": ["train 0", "train 1"], "valid": ["validati"] * 3, "test": ["test 0", "test 1"]}
-    words = {split: words_of_split("pg19", split, documents) for split, documents in splits.items()}
-    counted = "counted between white space"
-    assert words == {"train": (4, counted), "valid": (3, counted), "test": (4, "official count")}, "those are of whole splits"
 
 
 def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
@@ -143,16 +129,17 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
 
 WRONG = {  # {what is wrong: (set, words)}
     "a book's checksum": ("pg19", "has md5 .*, expected"),
-    "no list of books": ("pg19", "cannot fetch .*/list.*; try again later, or put the books of .* into FOLDER/pg19/train"),
+    "no list of books": ("pg19", "cannot fetch .*/list.*; try again later, or give --data hf:.*, or put .* FOLDER/pg19/train"),
     "too many books": ("pg19", "test has 3 books, PG-19 has 2; keep exactly those there"),
     "an archive's checksum": ("enwik8", "does not have sha256 .*; remove it to fetch it again"),
-    "no server": ("enwik8", "refused.*try again later, or put .* FOLDER/enwik8/enwik8.zip"),
+    "no server": ("enwik8", "refused.*try again later, or put .*, which is also at https:.*zip, .* FOLDER/enwik8/enwik8.zip"),
+    "a server that refuses": ("enwik8", "/enwik8.zip .Forbidden.; put a copy of .* FOLDER/enwik8/enwik8.zip"),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_with_a_set_is_one_line(server, tmp_path, monkeypatch, wrong):
-    """A network that asks for a password answers every address with a page of its own."""
+    """A network that asks for a password answers every address with a page of its own. What is refused is asked for once."""
     name, words = WRONG[wrong]
     listing, folder = server.listing, tmp_path / "data"
     if wrong == "too many books":
@@ -163,21 +150,25 @@ def test_what_is_wrong_with_a_set_is_one_line(server, tmp_path, monkeypatch, wro
         (folder / "enwik8" / "enwik8.zip").write_bytes(b"another")
     elif wrong == "no server":
         monkeypatch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
+    elif wrong == "a server that refuses":
+        server.respond = lambda request: server.asked.append(request.path) or request.send_error(403)
     elif wrong == "no list of books":
         monkeypatch.setattr(server, "listing", lambda query: b"<html>")
     else:
         monkeypatch.setattr(server, "listing", lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'))
     assert re.search(words.replace("FOLDER", str(folder)), refusal(read, name, tmp_path))
+    assert wrong != "a server that refuses" or len(server.asked) == 1
     assert wrong == "too many books" or not list(folder.glob("*/*/[0-8].txt"))
 
 
-def test_official_sizes_and_addresses():
+def test_official_sizes():
     """The papers' numbers: a typing error would change them unnoticed."""
     assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
     assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
+    assert named_sets.WIKITEXT_ARTICLES == {"train": 28_475, "valid": 60, "test": 60}
     assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
-    assert named_sets.OFFICIAL_WORDS["wikitext-103"] == {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-    assert named_sets.OFFICIAL_WORDS["wikitext-103-raw"] == named_sets.OFFICIAL_WORDS["wikitext-103"]
+    wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    assert [named_sets.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
 
 
 CONTENT = bytes(i % 251 for i in range(100_000))
@@ -189,7 +180,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
     [
         ("breaks off", "put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
         ("wrong checksum", f"the file from ADDRESS has sha256 {SHA256}, expected CHECKSUM; try again, or put a copy of"),
-        ("missing", "Not Found.; try again later, or put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
+        ("missing", "Not Found.; put a copy of ADDRESS .sha256 CHECKSUM. at FOLDER/file$"),
         ("no folder", "cannot write FOLDER.*; give another --data-dir"),
     ],
 )
@@ -246,8 +237,8 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path):
     assert rows_of(data, tmp_path)["train"] == [b"other"]
 
 
-def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
-    """The hub's rows are the lines of the set's files, but a blank line's row is empty."""
+def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch, capsys):
+    """The hub's rows are the lines of the set's files, but a blank line's row is empty. Other sizes than the paper's are said."""
     names, files, described = {"train": "train", "valid": "validation", "test": "test"}, {}, "---\nconfigs:\n"
     raw = {split: text.replace(b"words", "wörter".encode()) for split, text in ARTICLES.items()}
     for config, texts in (("wikitext-103-v1", ARTICLES), ("wikitext-103-raw-v1", raw)):
@@ -259,25 +250,29 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
     data = hub(files, "wikitext")
     (tmp_path / "wikitext" / "README.md").write_text(described + "---\n")
     monkeypatch.setattr(named_sets, "WIKITEXT", data.removeprefix("hf:"))
-    second = ARTICLES["train"].index(b" = Two")
-    expected = {split: [text] for split, text in ARTICLES.items()}
-    expected["train"] = [ARTICLES["train"][:second], ARTICLES["train"][second:]]
-    assert read("wikitext-103", tmp_path) == expected
-    assert read("wikitext-103-raw", tmp_path) == {
-        split: [text.replace(b"words", "wörter".encode()) for text in texts] for split, texts in expected.items()
-    }
-    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 12)
+    monkeypatch.setattr(named_sets, "WIKITEXT_ARTICLES", {"train": 2, "valid": 60, "test": 1})
+    say_once.cache_clear()
+    for name, texts in (("wikitext-103", ARTICLES), ("wikitext-103-raw", raw)):
+        second = texts["train"].index(b" = Two")
+        expected = {split: [text] for split, text in texts.items()}
+        assert read(name, tmp_path) == expected | {"train": [texts["train"][:second], texts["train"][second:]]}
+        said = f"warning: --data {name}: valid has 1 articles, the published set 60: results are not those of its papers"
+        assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")] == [said]
+    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 14)
     splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
     assert words_of_split("wikitext-103", "train", splits["train"])[1] == "official count"
     assert words_of_split("wikitext-103", "valid", splits["valid"]) == (14, "counted between white space")
 
 
-def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path):
+def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
+    """WikiText's line says where else it is."""
     assert "has no split train, only test" in refusal(table_source, hub({"test.jsonl": ["x"]}, "no train"))
     data = hub({"train.jsonl": ["x"]})
-    for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}"):
-        words = f"--data {name}: datasets cannot open it .*; check name, files and network"
-        assert re.search(words, refusal(table_source, name))
+    monkeypatch.setattr(named_sets, "WIKITEXT", "nobody/nothing-at-all")
+    for name in (f"{data}:other", "hf:nobody/nothing-at-all", f"hf:{tmp_path / 'nowhere'}", "wikitext-103"):
+        message = refusal(table_source, name)
+        assert re.search(f"--data {name}: datasets cannot open it .*; check name, files and network", message)
+        assert ("; HF_ENDPOINT may name a mirror of the hub" in message) == (name == "wikitext-103")
     assert not logging.getLogger("datasets").isEnabledFor(logging.ERROR), "the library adds no lines of its own"
 
 
@@ -293,11 +288,10 @@ def test_a_row_of_a_table_is_a_document(hub, tmp_path, name):
         lines = "\n\n".join(map(json.dumps, table)).encode()
         path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
     check_data(DataConfig(str(path)))
-    by_split = texts_of(table_source(str(path)))
     expected = {split: [] for split in SPLITS}
     for number, text in enumerate(texts, start=1):
         expected[split_of(f"{name}:{number}")].append(text.encode())
-    assert by_split == expected and all(by_split.values())
+    assert texts_of(table_source(str(path))) == expected and all(expected.values())
 
 
 def test_a_packed_text_is_a_document(hub, tmp_path):

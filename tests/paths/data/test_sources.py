@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from accelerated.data import sources
+from accelerated.data import named_sets, sources
 from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import read_bytes, source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.tokenizers import train_bpe, train_words
@@ -139,9 +139,14 @@ def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path, monkeypatch):
     assert b"".join(part for texts in read(folder).values() for part in texts.values()) == bytes(12_000)
     for name in texts:
         (folder / name).unlink()
-    for path in (folder, folder / "pipe.txt"):
-        with pytest.raises(InputError, match=r"no file in this folder ends in one of .txt .text .raw .*hf:"):
+    refused = dict.fromkeys(
+        (folder / "pipe.txt", folder / "socket.txt", "/dev/null"), "is a device, a pipe or a socket, which is not"
+    )
+    for path, words in (refused | {folder: r"no file in this folder ends in one of .txt .text .raw .*hf:"}).items():
+        with pytest.raises(InputError, match=words):
             source(path)
+    with pytest.raises(InputError, match=refused["/dev/null"]):
+        named_sets.table_source(str((folder / "pipe.txt").rename(folder / "pipe.jsonl")))
 
 
 def test_a_byte_order_mark_is_dropped_and_said_once(tmp_path, capsys):
