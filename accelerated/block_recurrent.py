@@ -23,7 +23,8 @@ from accelerated.attention.heads import (
     project_heads,
     unit_norm,
 )
-from accelerated.attention.sliding_window import by_query_and_key, of_query, score_offset, sliding_attention, tables_by_distance
+from accelerated.attention.relative_shift import by_query_and_key
+from accelerated.attention.sliding_window import of_query, score_offset, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
@@ -205,7 +206,8 @@ class Layer(Recomputable):
             *shared, states = self.state(keys, values, states)
         if memory_only:
             return x, last, states
-        offset = by_query_and_key(score_offset(self.position_bias, self.scale, *tile)).to(query.dtype)  # (H, W, 2W)
+        by_distance = score_offset(self.position_bias, self.scale, *tile)
+        offset = by_query_and_key(by_distance, window).to(query.dtype)  # (H, W, 2W)
         attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
         if shared is not None:
             cross = cross_attend(cross_query, *shared, self.cross_scale)

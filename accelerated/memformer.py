@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
-from accelerated.attention.signed_distance import distance_index, signed_sinusoids, simplified_attention, transformer_xl_attention
+from accelerated.attention.signed_distance import far_to_near, signed_sinusoids, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memformer import SPECIALS, Config, init_params
@@ -27,17 +27,16 @@ class State(NamedTuple):
 
 
 class Distances(nn.Module):
-    """Constants that all self-attentions of a stack share: rows of distances, the causal mask and sinusoids."""
+    """Constants that all self-attentions of a stack share: the lowest distance, the causal mask and sinusoids."""
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()
         length = config.segment + (1 if causal and config.encoder_layers else 0)  # 1: the decoder reads the task's token first
-        lowest, highest = (int(end) for end in config.distances(causal)[[0, -1]])
+        self.length, (self.lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
         mask = causal_mask(length, length) if causal else None
-        sinusoids = signed_sinusoids(lowest, highest, config.width) if config.positions == "transformer_xl" else None
-        self.register_buffer("index", distance_index(length, lowest, highest), persistent=False)  # (N, N) of 0 .. R - 1
+        sinusoids = signed_sinusoids(self.lowest, highest, config.width) if config.positions == "transformer_xl" else None
         self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
-        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D)
+        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D), from far to near
 
 
 class Attention(Declared):
@@ -96,22 +95,21 @@ class SelfAttention(Attention):
             slots = self.key_value(self.memory_norm(memory))
             key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
         mask = distances.mask if readable is None else ~readable[:, None, None]
-        distance_key = self.project_distances(distances.sinusoids)
-        return self.output_rows(self.attend(query, key, value, distance_key, distances.index, mask))
+        return self.output_rows(self.attend(query, key, value, self.far_to_near(distances), distances.length, mask))
 
-    def project_distances(self, sinusoids: Tensor | None) -> Tensor | None:
-        """W_r R: (H, R, E) of sinusoids (R, D); None with simplified positions."""
-        return None if sinusoids is None else project(sinusoids[None], self.heads, self.distance_key, None)[0]
+    def far_to_near(self, distances: Distances) -> Tensor:
+        """R of all distances, from far to near: simplified positions (2N - 1, E), or W_r R (H, R, E)."""
+        if self.distance_key is None:
+            return far_to_near(self.positions, distances.lowest, distances.length)
+        return project(distances.sinusoids[None], self.heads, self.distance_key, None)[0]
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, distance_key: Tensor | None, index: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Attention with positions, (B, H, n, E); index (n, K) is the row of distances of each pair."""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, count: int, mask: Tensor | None) -> Tensor:
+        """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""
         rate = self.dropout if self.training else 0.0
-        if distance_key is None:
-            return simplified_attention(query, key, value, self.positions, index, mask, rate)
+        if self.distance_key is None:
+            return simplified_attention(query, key, value, rows, mask, rate)
         biases = (self.content_bias, self.distance_bias)
-        return transformer_xl_attention(query, key, value, distance_key, *biases, index, mask, rate)
+        return transformer_xl_attention(query, key, value, rows, *biases, count, mask, rate)
 
 
 class CrossAttention(Attention):
@@ -325,19 +323,19 @@ class Memformer(Model):
         """The Stream at a segment's start, with what all tokens of the segment attend to."""
         c, layers, new = self.config, self.decoder.layers, self.embedding.new_zeros
         attentions = [layer.attention for layer in layers]
-        sinusoids = self.decoder.distances.sinusoids
-        distance_keys = () if sinusoids is None else tuple(each.project_distances(sinusoids) for each in attentions)
-        empty = new(len(state.memory), c.heads, len(self.decoder.distances.index), c.head_width)
+        distances = self.decoder.distances
+        distance_rows = tuple(attention.far_to_near(distances) for attention in attentions)
+        empty = new(len(state.memory), c.heads, distances.length, c.head_width)
         if self.encoder is None:
             pairs = zip(attentions, state.memory.unbind(1), strict=True)
             slots = [attention.key_value(attention.memory_norm(memory)) for attention, memory in pairs]
             keys, values = (tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1))
             hidden = tuple(new(len(state.memory), c.segment, c.width) for _ in layers)
-            return Stream(state, Rows(distance_keys, keys, values, (), (), hidden, (), ()), 0)
+            return Stream(state, Rows(distance_rows, keys, values, (), (), hidden, (), ()), 0)
         encoded, memory, _ = self._encode(state, None)
         cross_keys, cross_values = zip(*(layer.cross.source_key_value(encoded) for layer in layers), strict=True)
         keys, values = (tuple(empty.clone() for _ in layers) for _ in range(2))
-        rows = Rows(distance_keys, keys, values, cross_keys, cross_values, (), memory, torch.zeros_like(state.previous))
+        rows = Rows(distance_rows, keys, values, cross_keys, cross_values, (), memory, torch.zeros_like(state.previous))
         first = state.previous.new_full((len(state.previous),), c.special("continuation"))
         self._decode(first, first.new_zeros(1), rows)
         return Stream(state, rows, 0)
@@ -352,10 +350,11 @@ class Memformer(Model):
     def _decode(self, token, place, rows):
         """The final hidden state (B, 1, D) of a token (B,) with the number `place` (1,) among those that the decoder reads."""
         distances = self.decoder.distances
-        index, unread = (table.index_select(0, place) for table in (distances.index, distances.mask))  # (1, N')
+        unread = distances.mask.index_select(0, place)  # (1, N')
+        columns = torch.arange(distances.length - 1, 2 * distances.length - 1, device=place.device) - place  # (N',)
         x = functional.embedding(token[:, None], self.embedding)
         for number, layer in enumerate(self.decoder.layers):
-            x = x + self._attend(number, x, place, index, unread, rows)
+            x = x + self._attend(number, x, place, columns, unread, rows)
             if self.encoder is not None:
                 x = x + layer.cross.attend(x, rows.cross_keys[number], rows.cross_values[number])
             x = x + layer.feed_forward(x)
@@ -363,15 +362,15 @@ class Memformer(Model):
                 rows.hidden[number].index_copy_(1, place, x)
         return self.decoder.norm(x)
 
-    def _attend(self, number, x, place, index, unread, rows):
-        """A layer's self-attention (B, 1, D) of a token x (B, 1, D); index and unread (1, N') are for all keys with positions."""
-        attention = self.decoder.layers[number].attention
-        distance_key = rows.distance_keys[number] if rows.distance_keys else None
-        normal, slots = attention.norm(x), rows.keys[number].shape[2] - index.shape[1]
+    def _attend(self, number, x, place, columns, unread, rows):
+        """A layer's self-attention (B, 1, D) of a token x (B, 1, D); columns and unread (1, N') are for keys with positions."""
+        attention, by_distance = self.decoder.layers[number].attention, rows.distance_rows[number]
+        by_key = by_distance.index_select(-2, columns.clamp(max=by_distance.shape[-2] - 1))  # (..., N', E); later keys are unread
+        normal, slots = attention.norm(x), rows.keys[number].shape[2] - len(columns)
         pairs = zip((rows.keys[number], rows.values[number]), attention.key_value(normal), strict=True)
         keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
         query = attention.project_query(normal)
-        return attention.output_rows(attention.attend(query, keys, values, distance_key, index, unread))
+        return attention.output_rows(attention.attend(query, keys, values, by_key, len(columns), unread))
 
     def close(self, stream: Stream) -> State:
         """The State after a complete segment."""
@@ -385,7 +384,7 @@ class Memformer(Model):
 class Rows(NamedTuple):
     """The rows of a Stream: what a segment's tokens read, and what they write for later tokens and the memory."""
 
-    distance_keys: tuple  # per decoder layer (H, R, E), W_r R; empty with simplified positions
+    distance_rows: tuple  # per decoder layer (2N - 1, E) or (H, R, E), see SelfAttention.far_to_near
     keys: tuple  # per decoder layer (B, H, S + N, E) or (B, H, 1 + N, E): of memory or the task's token, and the tokens
     values: tuple
     cross_keys: tuple  # per decoder layer (B, H, N, E), of the encoded previous segment; decoder-only empty

@@ -12,8 +12,9 @@ from torch.nn import functional
 
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
+from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
-from accelerated.attention.sliding_window import by_query_and_key, of_query, score_offset, sliding_attention, tables_by_distance
+from accelerated.attention.sliding_window import of_query, score_offset, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
@@ -85,7 +86,8 @@ class Layer(Recomputable):
         if memory_only:
             return x, (key, value)
         keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
-        offset = by_query_and_key(score_offset(self.position_bias, self.scale, *tile)).to(query.dtype)  # (H, N, 2N)
+        by_distance = score_offset(self.position_bias, self.scale, *tile)
+        offset = by_query_and_key(by_distance, self.config.segment).to(query.dtype)  # (H, N, 2N)
         attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
         if self.memory_gate is not None:
             attended = self.retrieve(query, attended, memory)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accelerated.block_recurrent as fast
-from accelerated.attention.sliding_window import by_query_and_key, position_bucket, tables_by_distance
+from accelerated.attention.relative_shift import by_query_and_key
+from accelerated.attention.sliding_window import position_bucket, tables_by_distance
 from accelerated.protocol import computing_in
 from reference import block_recurrent as ref
 from tests.helpers.comparison import assert_agree, named, slow_bucket
@@ -32,7 +33,7 @@ def test_masks_equal_the_definition(window):
             distance = (window + i) - j  # both counted from the first token of the previous block
             expected[i, j] = 1 <= distance <= window
     assert (ref.tile_mask(window) == expected).all()
-    assert (by_query_and_key(tables_by_distance(window, 4, 8)[1]).numpy() == expected).all()
+    assert (by_query_and_key(tables_by_distance(window, 4, 8)[1], window).numpy() == expected).all()
     assert (expected.sum(1) == window).all()
 
 

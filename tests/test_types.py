@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
-from accelerated.attention.relative_shift import relative_attention, relative_attention_plain
-from accelerated.attention.sliding_window import by_query_and_key, score_offset, tables_by_distance
+from accelerated.attention.relative_shift import by_query_and_key, relative_attention, relative_attention_plain
+from accelerated.attention.sliding_window import score_offset, tables_by_distance
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
 from accelerated.data.lanes import Segment
@@ -115,9 +115,9 @@ def test_a_position_biass_gradient_is_added_up_in_float32():
     """Of W W = 4,096 pairs that are not masked, whose gradients are 1."""
     in_bucket, mask = tables_by_distance(64, 4, 64)
     bias = torch.zeros(1, 4, dtype=torch.bfloat16, requires_grad=True)
-    offset = by_query_and_key(score_offset(bias, torch.ones(1, dtype=torch.bfloat16), in_bucket, mask)).bfloat16()
-    offset.backward(by_query_and_key(mask[None]).bfloat16())
-    pairs = by_query_and_key((in_bucket & mask[:, None]).T).sum((1, 2))
+    offset = by_query_and_key(score_offset(bias, torch.ones(1, dtype=torch.bfloat16), in_bucket, mask), 64).bfloat16()
+    offset.backward(by_query_and_key(mask[None], 64).bfloat16())
+    pairs = by_query_and_key((in_bucket & mask[:, None]).T, 64).sum((1, 2))
     assert pairs.max() > 1000 and torch.equal(bias.grad[0], pairs.bfloat16())
 
 

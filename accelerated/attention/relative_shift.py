@@ -32,6 +32,14 @@ def relative_shift(by_distance: Tensor) -> Tensor:
     return padded.reshape(*batch, n * (k + 1))[..., n:].view(*batch, n, k)
 
 
+def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
+    """Spread what depends on the distance alone over n queries and K keys, (..., n + K - 1) -> (..., n, K).
+
+    out[i, j] = by_distance[n - 1 - i + j]. The gradient adds up diagonals; that of an index matrix is slow on a GPU.
+    """
+    return by_distance.unfold(-1, by_distance.shape[-1] + 1 - queries, 1).flip(-2)
+
+
 def relative_unshift(by_key: Tensor) -> Tensor:
     """Turn weights by key into weights by distance, both (..., N, K); weights under the causal mask must be zero."""
     *batch, n, k = by_key.shape

@@ -10,19 +10,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from accelerated.attention.content import sdpa, takes_sdpa
-from accelerated.attention.heads import look_up
+from accelerated.attention.heads import at_least_float32
+from accelerated.attention.relative_shift import by_query_and_key, relative_shift
 
 
-def distance_index(length: int, lowest: int, highest: int) -> Tensor:
-    """For query i and key j (N, N): the row of i - j in a table of the distances lowest..highest, clipped to them."""
-    place = torch.arange(length)
-    return (place[:, None] - place).clamp(lowest, highest) - lowest
+def far_to_near(table: Tensor, lowest: int, length: int) -> Tensor:
+    """Rows of the distances length - 1 .. 1 - length, (2 length - 1, E), of a table (R, E) of lowest, lowest + 1 ..., clipped."""
+    highest = lowest + len(table) - 1
+    beyond, before = table[-1:].expand(max(0, length - 1 - highest), -1), table[:1].expand(max(0, length - 1 + lowest), -1)
+    within = table[max(0, 1 - length - lowest) : len(table) - max(0, highest - length + 1)]
+    return torch.cat([beyond, within.flip(0), before])
 
 
 def signed_sinusoids(lowest: int, highest: int, width: int) -> Tensor:
-    """Transformer-XL's R for the distances lowest..highest, (R, D)."""
+    """Transformer-XL's R for the distances highest .. lowest, (R, D)."""
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(lowest, highest + 1, dtype=torch.float64)[:, None] * frequency
+    angle = torch.arange(highest, lowest - 1, -1, dtype=torch.float64)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
@@ -39,18 +42,19 @@ def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropo
 
 
 def simplified_attention(
-    query: Tensor, key: Tensor, value: Tensor, table: Tensor, index: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}), R = table[index].
+    """softmax(q.(k_j + R_{i-j}) / sqrt(E)) (v_j + R_{i-j}).
 
-    query (B, H, N, E); key and value (B, H, K, E), where only the last N' have positions; index (N, N') of rows of table (R, E);
-    mask, true if a query must not see one of those N' keys, broadcasts to (B, H, N, N'). Returns (B, H, N, E).
+    query (B, H, N, E); key and value (B, H, K, E), where only the last N' have positions; rows (N + N' - 1, E) are R from far to
+    near, query i and key j take row N - 1 - i + j; mask, true if a query must not see one of those N' keys, broadcasts to
+    (B, H, N, N'). Returns (B, H, N, E).
     """
-    positions = look_up(index, table)  # (N, N', E)
+    positions = by_query_and_key(at_least_float32(rows).T, query.shape[2]).movedim(0, -1).to(query.dtype)  # (N, N', E)
     query = query * query.shape[-1] ** -0.5
     by_key = torch.einsum("bhne,nke->bhnk", query, positions)
     weights = attention_weights(query @ key.transpose(-1, -2), by_key, mask, dropout)
-    placed = weights[..., weights.shape[-1] - index.shape[1] :]
+    placed = weights[..., weights.shape[-1] - positions.shape[1] :]
     return weights @ value + torch.einsum("bhnk,nke->bhne", placed, positions)
 
 
@@ -61,15 +65,18 @@ def transformer_xl_attention_plain(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    index: Tensor,
+    count: int,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; distance_key (H, R, E), biases (H, E), the rest as above."""
+    """softmax(((q + u).k_j + (q + v).r_{i-j}) / sqrt(E)) v_j; the last `count` keys have positions; biases (H, E).
+
+    distance_key (H, R, E) is r from far to near: query i and key j take row N - 1 - i + j, a key that is masked may have none.
+    """
     scale = query.shape[-1] ** -0.5
     content = (query + content_bias[:, None]) * scale @ key.transpose(-1, -2)
     by_distance = (query + distance_bias[:, None]) * scale @ distance_key.transpose(-1, -2)  # (B, H, N, R)
-    by_key = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))
+    by_key = relative_shift(by_distance)[..., :count]
     return attention_weights(content, by_key, mask, dropout) @ value
 
 
@@ -80,7 +87,7 @@ def transformer_xl_attention_sdpa(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    index: Tensor,
+    count: int,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
@@ -88,10 +95,10 @@ def transformer_xl_attention_sdpa(
     scale = query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
     by_distance = torch.einsum("bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key)
-    offset = by_distance.gather(-1, index.expand(*by_distance.shape[:2], *index.shape))  # (B, H, N, N')
+    offset = relative_shift(by_distance)[..., :count]  # (B, H, N, N')
     if mask is not None:
         offset = offset.masked_fill(mask, -math.inf)
-    offset = functional.pad(offset, (key.shape[2] - index.shape[1], 0))  # keys without a position: nothing to add
+    offset = functional.pad(offset, (key.shape[2] - count, 0))  # keys without a position: nothing to add
     return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
 
 
@@ -102,10 +109,10 @@ def transformer_xl_attention(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
-    index: Tensor,
+    count: int,
     mask: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """The same as transformer_xl_attention_plain, by the fastest path."""
     attend = transformer_xl_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
-    return attend(query, key, value, distance_key, content_bias, distance_bias, index, mask, dropout)
+    return attend(query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout)

@@ -39,14 +39,8 @@ def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: 
     return (by_bucket[:, None] * in_bucket).sum(-1).masked_fill(~mask, -math.inf)
 
 
-def by_query_and_key(by_distance: Tensor) -> Tensor:
-    """Spread (..., 3W - 1) over a tile, (..., W, 2W): out[i, j] = by_distance[W - 1 - i + j]. Its gradient adds up diagonals."""
-    window = (by_distance.shape[-1] + 1) // 3
-    return by_distance.unfold(-1, 2 * window, 1).flip(-2)
-
-
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
-    """Row `position` (1,) of by_query_and_key(by_distance), (..., 1, 2W) of (..., 3W - 1)."""
+    """Row `position` (1,) of by_query_and_key(by_distance, W), (..., 1, 2W) of (..., 3W - 1)."""
     window = (by_distance.shape[-1] + 1) // 3
     columns = torch.arange(window - 1, 3 * window - 1, device=position.device) - position
     return by_distance.index_select(-1, columns)[..., None, :]

@@ -26,7 +26,7 @@ def sliding_inputs(batch, heads, blocks, window, width, size=1.0):
     """size: of the queries and of the offset. The first block's keys are zeros, as a document's are."""
     rows = (batch, heads, (blocks + 1) * window, width)
     inputs = drawn(query=(batch, heads, blocks * window, width), keys=rows, values=rows, offset=(heads, window, 2 * window))
-    mask = sliding_window.by_query_and_key(sliding_window.tables_by_distance(window, 4, 8)[1])
+    mask = relative_shift.by_query_and_key(sliding_window.tables_by_distance(window, 4, 8)[1], window)
     for name in ("keys", "values"):
         inputs[name][:, :, :window] = 0
     return inputs | {"query": size * inputs["query"], "offset": (size * inputs["offset"]).masked_fill(~mask, -math.inf)}
@@ -189,8 +189,7 @@ def sliding_attention_by_tiles(query, keys, values, offset, rate):
 
 def attentions(n, before, width):
     """{kind: (plain, by SDPA, inputs)} for n queries; both take a rate of dropout last."""
-    index = signed_distance.distance_index(n, 1 - n, n - 1)
-    placed = lambda attend: lambda *a: attend(*a[:6], index, None, *a[6:])  # noqa: E731
+    placed = lambda attend: lambda *a: attend(*a[:6], n, None, *a[6:])  # noqa: E731
     plain_xl, fused_xl = signed_distance.transformer_xl_attention_plain, signed_distance.transformer_xl_attention_sdpa
     relative = relative_inputs(2, 3, n, before, width)
     return {

@@ -157,8 +157,7 @@ def test_the_path_is_that_of_the_device(device, paths, rate, monkeypatch):
     sliding_window.sliding_attention(*on(sliding_inputs(2, 3, 2, 4, 5)), rate)
     relative = on(relative_inputs(2, 3, 8, 5, 4))
     usage = relative_shift.relative_attention(*relative, rate)[1]
-    index = signed_distance.distance_index(8, -5, 7).to(device)
-    signed_distance.transformer_xl_attention(*relative, index, None, rate)
+    signed_distance.transformer_xl_attention(*relative, 8, None, rate)
     assert calls == [rate] * (3 * paths) and usage is None
     content.scaled_attention(*relative[:3], relative[4][:, 0])
     assert calls == [rate] * (3 * paths) + [0.0] * paths

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.attention.signed_distance import (
-    distance_index,
+    far_to_near,
     signed_sinusoids,
     simplified_attention,
     transformer_xl_attention,
@@ -51,9 +52,11 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     assert_agree({"out": by_hand}, {"out": out}, 1e-10)
     expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
     hidden = None if causal is False and readable is None else torch.tensor(~mask[..., before:])
-    assert torch.equal(distance_index(n, *map(int, distances[[0, -1]])), torch.tensor(index))
+    rows = far_to_near(torch.tensor(table), int(distances[0]), n)
+    assert torch.equal(by_query_and_key(rows.T, n).movedim(0, -1), torch.tensor(table[index]))
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
-    actual = simplified_attention(*leaves.values(), torch.tensor(index), hidden)
+    *projected, positions = leaves.values()
+    actual = simplified_attention(*projected, far_to_near(positions, int(distances[0]), n), hidden)
     actual.backward(torch.tensor(dout))
     found = {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}
     assert_agree(beside_one(expected), beside_one(found), 1e-11)
@@ -80,12 +83,12 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
         expected[b, h, i] = brute_force_softmax(scores) @ np.array(values)
     distances = np.arange(0 if causal else 1 - n, n)
     p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
-    index, mask = ref.distance_index(n, distances), ref.self_attention_mask(n, before, causal, None)
+    mask = ref.self_attention_mask(n, before, causal, None)
     out, _ = ref.transformer_xl_attention_forward(p, query, key, value, distances, mask, 0.0, None)
     rows = signed_sinusoids(int(distances[0]), int(distances[-1]), width)
     distance_key = torch.einsum("hed,rd->hre", torch.tensor(weight), rows)
     arrays = (torch.tensor(a) for a in (query, key, value))
     hidden = torch.tensor(~mask[..., before:])
-    actual = transformer_xl_attention(*arrays, distance_key, torch.tensor(u), torch.tensor(v), torch.tensor(index), hidden)
-    assert_agree({"out": expected, "rows": ref.sinusoids(distances, width)}, {"out": out, "rows": rows}, 1e-10)
+    actual = transformer_xl_attention(*arrays, distance_key, torch.tensor(u), torch.tensor(v), n, hidden)
+    assert_agree({"out": expected, "rows": ref.sinusoids(distances, width)[::-1]}, {"out": out, "rows": rows}, 1e-10)
     assert_agree({"out": expected}, {"out": actual}, 1e-10)

@@ -3,13 +3,13 @@
 import torch
 
 from accelerated.attention import sliding_window
+from accelerated.attention.relative_shift import by_query_and_key
 
 
 def sliding_inputs(device):
     """Queries, keys, values and an offset of two lanes, three heads, two blocks of four and width five."""
-    offset = torch.randn(3, 4, 8).masked_fill(
-        ~sliding_window.by_query_and_key(sliding_window.tables_by_distance(4, 4, 8)[1]), -torch.inf
-    )
+    seen = by_query_and_key(sliding_window.tables_by_distance(4, 4, 8)[1], 4)
+    offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)
     rows = [torch.randn(2, 3, length, 5) for length in (8, 12, 12)]
     return [x.to(device).requires_grad_() for x in (*rows, offset)]
 

@@ -1,14 +1,14 @@
 """Who sees whom: the attention masks as pictures, compared with what the models do. `pytest -s` prints what was found.
 
-A row is a query, a column a key, x if the query sees the key. No mask is read: a key is changed, and the queries are marked
-whose output changes. NumPy and PyTorch must both give the picture. With one layer, nothing is seen through other tokens.
+A row is a query, a column a key, x if the query sees it. No mask is read: a key is changed, and queries whose output
+changes are marked. NumPy and PyTorch must both give the picture. One layer: nothing is seen through other tokens.
 """
 
 import numpy as np
 import pytest
 import torch
 
-from accelerated.attention.sliding_window import by_query_and_key, score_offset, sliding_attention, tables_by_distance
+from accelerated.attention import relative_shift, sliding_window
 from accelerated.models import model_class
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 
@@ -25,8 +25,7 @@ MODELS = {  # the model, and what its columns are: fields of the state and token
     "its encoder": (memformer, SLOTS, {"memory": 2, "previous": 1}),
     "GPT-2": (pretrained_recurrence, GPT, {"pooled": 0, "tokens": 1}),
 }
-# sliding: attention to the W = 2 tokens before, not to the token (3.1). recurrent: the residual adds the token, the states add
-# the block before (3.2). Memformer: its encoder sees all, its decoder is causal (Figure 2). GPT-2: pooled to vectors
+# sliding: the W = 2 tokens before, not the token (3.1); recurrent adds the token itself and the block before (3.2)
 PICTURES = """
 sliding | recurrent     | Transformer-XL | compressive   | Memformer       | its encoder | GPT-2
 xx .... | xxxxx xx x... | xxxxx x...     | xx xxxxx x... | xxxxx xxxx x... | xxxxx xxxx  | x x...
@@ -72,9 +71,10 @@ def test_block_recurrent_attention_sees_the_tokens_before_a_token_and_not_the_to
     """The values are one-hot, so that what a query reads is its weights."""
     rng, scale, config = np.random.default_rng(0), np.array([2.0, 3.0, 1.0]), block_recurrent.Config(**BLOCKS)
     query, keys, bias = (rng.standard_normal(shape) for shape in ((1, 3, 4, 6), (1, 3, 6, 6), (3, 8)))
-    given = query, keys, np.tile(np.eye(6), (1, 3, 1, 1))
-    by_numpy, _ = block_recurrent.sliding_attention_forward({"scale": scale, "position_bias": bias}, config, *given, None)
+    given, p = (query, keys, np.tile(np.eye(6), (1, 3, 1, 1))), {"scale": scale, "position_bias": bias}
+    by_numpy, _ = block_recurrent.sliding_attention_forward(p, config, *given, None)
     query, keys, values, scale, bias = map(torch.tensor, (*given, scale, bias))
-    offset = by_query_and_key(score_offset(bias, scale, *tables_by_distance(2, 8, 128)))
-    for weights in (*by_numpy[0], *sliding_attention(query * scale[:, None, None], keys, values, offset)[0]):
+    by_distance = sliding_window.score_offset(bias, scale, *sliding_window.tables_by_distance(2, 8, 128))
+    offset = relative_shift.by_query_and_key(by_distance, 2)
+    for weights in (*by_numpy[0], *sliding_window.sliding_attention(query * scale[:, None, None], keys, values, offset)[0]):
         assert ["".join(np.where(row > 0, "x", ".")) for row in weights] == PICTURE["sliding"]
