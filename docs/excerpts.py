@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXCERPT = re.compile(r"^<!-- excerpt: (.+) -->\n(?:```python\n.*?^```\n)?", re.M | re.S)
+EXCERPT = re.compile(r"^<!-- excerpt: ([^\n]+) -->\n(?:```python\n.*?^```\n)?", re.M | re.S)
 
 
 @cache
