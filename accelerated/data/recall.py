@@ -6,8 +6,6 @@ facts are their only source. Each key has values of its own.
 
     facts       BdA8CkDM=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
     copying     =-4:.,9-...;1=...?:;?.-?        `pairs` values somewhere in the filler; the i-th ? asks for the i-th
-    one_fact    =-A@4:.,B@9-...A@1=...?A:;      statements in the filler: A is at 4; asked is where A is now
-    two_facts   =-A@4:.,A^z-...A@1=...?z:;      and A takes z; asked is where z is now, which is where its last taker is
 """
 
 from dataclasses import dataclass, replace
@@ -19,14 +17,12 @@ from accelerated.data.windows import SPLITS, Document, Documents
 from accelerated.program.errors import check_choice
 
 FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
-ASK, GOES, TAKES = b"?@^"
-PLACES, OBJECTS = np.frombuffer(b"0123456789", np.uint8), np.frombuffer(b"zyxw", np.uint8)
-PEOPLE = np.frombuffer(b"ABCD", np.uint8)
+ASK = ord("?")
+COPIED = np.frombuffer(b"0123456789", np.uint8)  # the values of copying
 FIRST_KEYS, FIRST_VALUES = b"ABCDEFGHIJUVWXYZ", b"0123456789abcdefghijklmnopqrstKLMNOPQRST"
 OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VALUES})
 # All bytes that facts may use: values are taken from the front, keys from the back
 SYMBOLS = np.array([*FIRST_VALUES, *OTHERS, *reversed(FIRST_KEYS)], np.uint8)
-STATEMENT = 3  # bytes of a statement of one_fact and two_facts
 SIZES = {"train": 100_000, "valid": 64, "test": 64}  # documents in each split
 
 
@@ -35,14 +31,13 @@ class RecallConfig:
     """The task of `--data recall` and its sizes; an impossible value raises a ValueError that names the field.
 
     Fields:
-        task: facts (keys and values, then questions), copying (values in their order), one_fact or two_facts (who is where, and
-            where is what somebody took: made after bAbI's tasks 1 and 2)
-        pairs: facts at the beginning of a document; in copying the values, in one_fact and two_facts the statements
+        task: facts (keys and values, then questions) or copying (values in their order)
+        pairs: facts at the beginning of a document; in copying the values
         vary_pairs: let each training document have a number of facts of its own, up to that one, evenly on a logarithmic scale
         values: values that a key can have; a guess is right one time in so many
         rewrites: how many facts get a new value in the filler (facts)
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
-        distance: tokens of filler between the last pair and the first question; statements stand in it
+        distance: tokens of filler between the last pair and the first question; rewrites and copied values stand in it
         vary_distance: let each training document draw a distance of its own, up to that one, evenly on a logarithmic scale
         spacing: tokens from one question to the next, at least 2
     """
@@ -67,10 +62,8 @@ class RecallConfig:
         if self.task == "facts" and needed > len(SYMBOLS):
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
-        if self.task != "facts" and (self.rewrites or self.values != 10 or self.vary_pairs):
-            raise ValueError(f"task {self.task} has ten values for all questions; leave values, rewrites and vary_pairs out")
-        if self.task == "two_facts" and self.pairs < 4:
-            raise ValueError(f"pairs is {self.pairs}; two_facts needs four statements at least")
+        if self.task == "copying" and (self.rewrites or self.values != 10 or self.vary_pairs):
+            raise ValueError("task copying has ten values for all questions; leave values, rewrites and vary_pairs out")
         if self.task == "copying" and self.questions > self.pairs:
             raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
         if self.in_filler > self.distance:
@@ -79,7 +72,7 @@ class RecallConfig:
     @property
     def in_filler(self) -> int:
         """Tokens of facts that stand in the filler."""
-        return {"facts": 2 * self.rewrites, "copying": self.pairs}.get(self.task, STATEMENT * self.pairs)
+        return 2 * self.rewrites if self.task == "facts" else self.pairs
 
     @property
     def opening(self) -> int:
@@ -119,39 +112,11 @@ def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
 
 def copying(config: RecallConfig, rng: np.random.Generator) -> Story:
     """Values in the filler, asked for in their order."""
-    items = rng.choice(PLACES, config.pairs)
+    items = rng.choice(COPIED, config.pairs)
     return Story(items[:0], items[:, None], items[:0], items)
 
 
-def one_fact(config: RecallConfig, rng: np.random.Generator) -> Story:
-    """People go to places; asked is where they are."""
-    people, places = rng.choice(PEOPLE, config.pairs), rng.choice(PLACES, config.pairs)
-    now = dict(zip(people.tolist(), places.tolist(), strict=True))  # the last place counts
-    return Story(people[:0], np.stack([people, np.full_like(people, GOES), places], 1), *np.array([*now.items()], np.uint8).T)
-
-
-def two_facts(config: RecallConfig, rng: np.random.Generator) -> Story:
-    """People go to places and take objects; asked is where the objects are, which is where their last takers are.
-
-    They are in two places at least: otherwise the question would not matter.
-    """
-    count, now = config.pairs, {}  # {object: its place}
-    while len({*now.values()}) < 2:
-        people, taking = rng.choice(PEOPLE, count), rng.integers(2, size=count)
-        drawn = (people, taking, rng.choice(PLACES, count), rng.choice(OBJECTS, count))
-        place_of, taker_of, statements = {}, {}, []
-        for person, takes, place, thing in zip(*(part.tolist() for part in drawn), strict=True):
-            if takes and person in place_of:  # who is nowhere yet goes somewhere
-                taker_of[thing] = person
-                statements.append((person, TAKES, thing))
-            else:
-                place_of[person] = place
-                statements.append((person, GOES, place))
-        now = {thing: place_of[person] for thing, person in taker_of.items()}
-    return Story(np.empty(0, np.uint8), np.array(statements, np.uint8), *np.array([*now.items()], np.uint8).T)
-
-
-STORIES = {"facts": facts, "copying": copying, "one_fact": one_fact, "two_facts": two_facts}
+STORIES = {"facts": facts, "copying": copying}
 
 
 def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator) -> np.ndarray:

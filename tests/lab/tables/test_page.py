@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelerated.data.recall import GOES, TAKES, RecallConfig, RecallDocuments
 from accelerated.lab.tables.notes import NOTES, draw, mean_of, sign_test, values_of
 from accelerated.lab.tables.page import differences, mean_and_spread, page, verdict
 from accelerated.lab.tables.table import TABLES, Panel
@@ -185,24 +184,3 @@ def test_what_recall_says_of_other_tasks_is_what_was_measured():
         measured = accuracies(name)
         right = {method: f"{100 * mean_of(*own.values()):.1f}" for method, own in measured.items()}
         assert {method: cells[at] for method, cells in said.items()} == right, name
-
-
-def named_blindly(task, pairs):
-    """How often the place that was named last, and that of who took something last, is right in a task's test split."""
-    config = RecallConfig(task=task, pairs=pairs, distance=64, questions=32, spacing=2, vary_distance=True)
-    documents, right = RecallDocuments(config, "test"), []
-    for document in map(documents.__getitem__, range(len(documents))):
-        text, answers, place_of, taker = document.inputs.tolist(), document.targets[document.scored], {}, None
-        for person, verb, thing in zip(text, text[1:], text[2:], strict=False):
-            if verb == GOES:
-                place_of[person] = last = thing
-            taker = person if verb == TAKES else taker
-        right.append([(answers == place).mean() for place in (last, place_of.get(taker))])
-    return [f"{100 * mean:.1f}" for mean in np.mean(right, 0)]
-
-
-def test_what_recall_says_of_places_that_are_named_blindly_is_so():
-    text = " ".join((RESULTS / "recall.md").read_text().split())
-    [one, two] = re.findall(r"the place that was named last,? .*?right in (\S+)%", text)
-    [taker] = re.findall(r"the place of whoever took something last in (\S+)%", text)
-    assert [one] == named_blindly("one_fact", 8)[:1] and [two, taker] == named_blindly("two_facts", 12)

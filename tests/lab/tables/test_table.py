@@ -19,8 +19,6 @@ TASKS = {  # of each recall table: its task and how many tokens of documents eve
     "recall-capacity": (RecallConfig(distance=64, pairs=64, values=2, vary_pairs=True, **FAR), 4_000_000),
     "recall-rewriting": (RecallConfig(distance=64, rewrites=8, **FAR), 2_500_000),
     "recall-copying": (RecallConfig(distance=64, task="copying", pairs=8, **(FAR | {"questions": 8})), 2_500_000),
-    "recall-babi-1": (RecallConfig(distance=64, task="one_fact", pairs=8, **FAR), 2_500_000),
-    "recall-babi-2": (RecallConfig(distance=64, task="two_facts", pairs=12, **FAR), 2_500_000),
 }
 
 
