@@ -1,0 +1,126 @@
+"""The book: all functions and formulas are on its pages, in a real browser too, and the numbers shown are a real run's."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelerated.models import NAMES
+from docs.excerpts import definitions
+from reference.gradients import default_case, read_case
+from reference.rollout import rollout_forward
+
+pytest.importorskip("latex2mathml", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
+pytest.importorskip("markdown_it", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
+ROOT = Path(__file__).parents[2]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+methods = pytest.mark.parametrize("method", NAMES)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """The folder of the whole book, built as a reader would."""
+    folder = tmp_path_factory.mktemp("book")
+    began = time.process_time()
+    command = [sys.executable, "-m", "docs.book", "--out", folder]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=110)
+    assert time.process_time() - began < 60
+    return folder
+
+
+def data_of(page):
+    """What a page's script shows."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def array_of(data, number):
+    """An array of a page."""
+    shape, _, text = data["values"][number]
+    return np.frombuffer(base64.b64decode(text), np.float32).reshape(shape)
+
+
+def held(data, function, segment, path):
+    """What a variable held at its last place in a function's last call in a segment."""
+    places = [
+        at for at, (name, _) in enumerate(next(f["places"] for f in data["functions"] if f["name"] == function)) if name == path
+    ]
+    rows = [call for call in data["calls"] if call[0] == function and call[1] == segment and call[7].startswith("case")]
+    return array_of(data, rows[-1][5][places[-1]])
+
+
+@methods
+def test_every_function_is_on_its_methods_page(book, method):
+    found = {function["name"] for function in data_of(book / f"{method}.html")["functions"]}
+    assert found == set(definitions(ROOT / "reference" / f"{method}.py"))
+
+
+@methods
+def test_values_are_those_of_the_reference(book, method):
+    data, case = data_of(book / f"{method}.html"), read_case(method, default_case(method))
+    rows, _, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
+    for segment in range(len(case.segments)):
+        np.testing.assert_array_equal(held(data, "forward", segment, "logits"), np.float32(rows[f"{segment}/logits"]))
+    assert any(segment.starts.any() for segment in case.segments[1:]), "a document starts in the middle"
+
+
+@methods
+def test_finite_differences_equal_the_gradients_beside_them(book, method):
+    data, count = data_of(book / f"{method}.html"), 0
+    for call in data["calls"]:
+        for name, (_, entries) in call[6].items():
+            gradient = array_of(data, int(name.rpartition(":")[2])).ravel()
+            for flat, numeric in entries:
+                assert abs(gradient[flat] - numeric) <= 1e-5 + 1e-4 * abs(numeric), (call[0], name)
+                count += 1
+    assert count > 100
+
+
+def test_pages_are_small_and_load_nothing(book):
+    for page in book.iterdir():
+        text = page.read_text()
+        assert len(text) <= 3e6, page.name
+        assert "default-src 'none'" in text
+        assert not re.search(
+            r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\(", text
+        ), page.name
+
+
+@pytest.mark.skipif(not BROWSER, reason="looking at pages needs a browser: apt-get install chromium")
+@pytest.mark.parametrize("page", [*NAMES, "replay", "index"])
+def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=3000",
+    ]
+    done = subprocess.run([*command, "--dump-dom", f"file://{book}/{page}.html"], capture_output=True, text=True, timeout=100)
+    article = re.search(r"<article>(.*)</article>", done.stdout, re.S)[1]
+    plain = re.sub(r"<(code|pre)\b.*?</\1>|<math.*?</math>", "", article, flags=re.S)
+    assert "$`" not in plain and "$$" not in plain and "\\frac" not in plain
+    if page in NAMES:
+        data = data_of(book / f"{page}.html")
+        largest = re.findall(r"largest ([\d.e+-]+)", done.stdout)
+        state = [array_of(data, number) for _, number in data["values"][data["states"][0][0]]["parts"]]
+        assert [float(text) for text in largest[: len(state)]] == pytest.approx(
+            [np.abs(field).max() or 1 for field in state], rel=1e-3
+        )
+        assert '<pre id="code">' in done.stdout and 'class="v has"' in done.stdout
+    if page == "replay":
+        assert "step 1 of" in done.stdout and "KiB; peak so far" in done.stdout
+
+
+def test_a_file_as_folder_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "docs.book", "--out", tmp_path / "file"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == f"--out {tmp_path / 'file'} is a file; give a folder\n"
