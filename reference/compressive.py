@@ -5,7 +5,7 @@ what leaves memory, c rows into one, and keeps C compressed rows as well. Attent
 The task loss trains the Transformer and a loss of its own trains the compression; no gradient passes from one to the other.
 `forward` maps (tokens, state) to (logits, next state), and `backward` the gradient of the next state to that of the incoming
 state. `auxiliary_forward` and `auxiliary_backward` are the compression losses. With C = 0 this is exactly Transformer-XL.
-A first reading ends with the demonstration. Decisions are numbered in docs/compressive.md.
+A first reading ends with the demonstration. Decisions are numbered in docs/decisions/compressive.md.
 
 Glossary: code symbol, meaning, paper symbol, shape
     tokens             token ids of one segment of N tokens           x            (B, N)

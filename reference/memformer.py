@@ -25,7 +25,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     retention          parameter; a bias on a slot's score of itself     none            (H,)
 
 B batch (lanes: documents read side by side), D width, H heads, E head width, F feed-forward width, V vocabulary, L layers,
-R distances, K keys. Decisions are numbered in docs/memformer.md.
+R distances, K keys. Decisions are numbered in docs/decisions/memformer.md.
 """
 
 import math

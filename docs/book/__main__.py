@@ -141,14 +141,15 @@ def differences(case: Case, functions: dict[str, Function], calls: list[Call], v
     return found
 
 
-def function_data(function: Function, names: tuple, calls: list[Call], values: Values, sizes: dict) -> dict:
-    """A function as the page wants it: its code, and each place's path and letters."""
-    documented, places = documented_shapes(function.source), []
+def function_data(function: Function, functions: dict, calls: list[Call], values: Values, sizes: dict) -> dict:
+    """A function as the page wants it: its code, and each place's path and letters, which its forward function may say."""
+    forward = functions.get(re.sub("backward$", "forward", function.name), function)
+    documented, places = documented_shapes(function.source) + documented_shapes(forward.source), []
     for number, place in enumerate(function.places):
         arrays = (values.values[call.held[number]] for call in calls if call.held[number] >= 0)
         shape = next((value[1].shape for value in arrays if value[0] == "array"), None)
         places.append([".".join(place.path), shape and letters_of(place.path[-1], shape, documented, sizes)])
-    code = code_html(function.source, function, names)
+    code = code_html(function.source, function, tuple(functions))
     return {"name": function.name, "line": function.first, "code": code, "places": places}
 
 
@@ -157,7 +158,7 @@ def method_data(method: str) -> dict:
     name = default_case(method)
     case, values = read_case(method, name), Values()
     functions = functions_of(Path(case.reference.__file__))
-    sizes, names = sizes_of(case), tuple(functions)
+    sizes = sizes_of(case)
     found = recorded(case, name, functions, values)
     calls = [call for _, call in found]
     beside = differences(case, functions, [call for source, call in found if source == f"case {name}"], values)
@@ -167,15 +168,13 @@ def method_data(method: str) -> dict:
         up, forward = (number.get(id(other), -1) for other in (call.parent, call.forward))
         rows.append([call.function, call.segment, call.layer, up, forward, call.held, beside.get(id(call), {}), source])
     listed = [
-        function_data(function, names, [call for call in calls if call.function == function.name], values, sizes)
+        function_data(function, functions, [call for call in calls if call.function == function.name], values, sizes)
         for function in functions.values()
     ]
     paths = [place.path for place in functions["forward"].places]
-    before = paths.index(("state",))
-    after = max(
-        at for at, path in enumerate(paths) if path == ("next_state",) or (path == ("state",) and ("next_state",) not in paths)
-    )
-    states = [[call.held[before], call.held[after]] for call in calls if call.function == "forward"]
+    before, returned = paths.index(("state",)), paths.index(("return",))  # (logits, next state, cache)
+    of_forward = [call.held for call in calls if call.function == "forward"]
+    states = [[held[before], dict(values.values[held[returned]][2])["1"]] for held in of_forward]
     about = {"kind": "method", "name": method, "case": name, "sizes": sizes, "states": states, "functions": listed, "calls": rows}
     about["starts"] = [segment.starts.tolist() for segment in case.segments]
     return about | {"glossary": glossary_of(case.reference.__doc__), "values": [encoded(value) for value in values.values]}

@@ -124,3 +124,15 @@ def test_a_file_as_folder_is_refused(tmp_path):
     command = [sys.executable, "-m", "docs.book", "--out", tmp_path / "file"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == f"--out {tmp_path / 'file'} is a file; give a folder\n"
+
+
+@methods
+def test_the_state_after_a_segment_is_the_next_segments_before(book, method):
+    """Except in lanes where a document starts; and a segment changes the state."""
+    data = data_of(book / f"{method}.html")
+    fields = [[dict(data["values"][number]["parts"]) for number in pair] for pair in data["states"]]
+    for (first, after), (before, _), starts in zip(fields, fields[1:], data["starts"][1:], strict=False):
+        goes_on = ~np.array(starts)
+        same = {name: array_of(data, after[name])[goes_on] == array_of(data, before[name])[goes_on] for name in after}
+        assert all(field.all() for field in same.values())
+        assert any((array_of(data, first[name]) != array_of(data, after[name])).any() for name in after)

@@ -26,7 +26,12 @@ from reference.gradients import parser_of
 from tests.helpers.programs import TINY, train
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "tests" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "tests" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").glob("[dr]*/*.md")),
+]
 CHAPTERS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`(.+?)`\$", re.M | re.S)
 # What GitHub, KaTeX and latex2mathml all typeset
