@@ -182,11 +182,11 @@ def memories():
     figure, axes = new_figure(11.4, 5.0)
     for row, shown in enumerate(positions_in_memory(config, 8)):
         y, column, x = 8 - row, 0, 0.0
-        label(axes, -0.3, y + 0.45, f"segment {row + 1}", size=9, ha="right")
+        label(axes, -0.3, y + 0.45, f"segment {row}", size=9, ha="right")
         for _, size, colour in parts:
             for positions in shown[column : column + size]:
                 frame(axes, x, y, 0.94, 0.9, colour if len(positions) else HIDDEN)
-                text = "0" if not len(positions) else f"{positions[0] + 1}" + (f"-{positions[-1] + 1}" * (len(positions) > 1))
+                text = "0" if not len(positions) else f"{positions[0]}" + (f"-{positions[-1]}" * (len(positions) > 1))
                 label(axes, x + 0.47, y + 0.45, text, FAINT if not len(positions) else INK if colour == PREVIOUS else "white", 8)
                 x += 1
             x, column = x + 0.5, column + size
@@ -221,7 +221,7 @@ def shift():
     arrow(axes, (6.3, 1.5), (7.7, 1.5))
     label(axes, 7.0, 1.85, "shift", size=10)
     for i in range(n):
-        label(axes, -0.25, n - 0.5 - i, f"query {i + 1}", FAINT, 9, ha="right")
+        label(axes, -0.25, n - 0.5 - i, f"query {i}", FAINT, 9, ha="right")
     label(
         axes,
         7,
