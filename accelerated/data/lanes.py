@@ -251,6 +251,21 @@ class Lanes:
         """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
+    def fits(self, position: dict) -> bool:
+        """Whether seek can take this value, as a position() over these documents and lanes."""
+        passes, dealt, reading = (position.get(name) for name in ("passes", "dealt", "reading"))
+        counts = [count_windows(int(size) + 1, self.length, self.overlap) for size in self.lengths]
+
+        def stands(place):
+            index, segment = place
+            return index in range(len(counts)) and segment in range(counts[index])
+
+        try:
+            places = len(reading) == len(self.reading) and all(place is None or stands(place) for place in reading)
+            return places and passes >= 0 and dealt in range(len(counts) + 1)
+        except (TypeError, ValueError):  # of no such form
+            return False
+
     def seek(self, position: dict) -> None:
         """Continue from a position() over the same documents."""
         self.passes, self.dealt = position["passes"], position["dealt"]

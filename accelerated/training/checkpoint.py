@@ -145,6 +145,55 @@ def check_contents(contents: dict, path: Path) -> None:
         raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged; {MEND}")
 
 
+def check_resumable(contents: dict, path: Path, optimizer: torch.optim.Optimizer, state: tuple, lanes: Any, batch: int) -> None:
+    """Raise InputError, which names the fields, unless a run of `batch` lanes can go on with what the contents hold.
+
+    optimizer, state (of any number of lanes) and lanes are the new run's own, which would be replaced.
+    """
+    pending, random = contents["pending"], contents["random"]
+    fits = {
+        "step": contents["step"] >= 0,
+        "best": not math.isnan(contents["best"]),
+        "pending": len(pending) == 3 and all(is_of_type(x, float) and 0 <= x < math.inf for x in pending),
+        "random": (random.dtype, random.shape) == (torch.uint8, torch.get_rng_state().shape),
+        "state": [(batch, *ours.shape[1:]) for ours in state] == [tuple(theirs.shape) for theirs in contents["state"]],
+        "lanes": lanes.fits(contents["lanes"]),
+        "optimizer": optimizer_fits(optimizer, contents["optimizer"]),
+    }
+    if wrong := [name for name, right in fits.items() if not right]:
+        raise InputError(f"{path} holds {', '.join(wrong)} that do not fit this run; it is damaged; {MEND}")
+
+
+def optimizer_fits(optimizer: torch.optim.Optimizer, saved: dict) -> bool:
+    """Whether the optimizer can load this state_dict: its groups have as many parameters, and their moments have their shapes."""
+    ours, states = optimizer.state_dict()["param_groups"], saved.get("state")
+    groups = saved.get("param_groups")
+    if not isinstance(states, dict) or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        return False
+    same = [group.get("params") for group in groups] == [group["params"] for group in ours]
+    if not same or not all(is_of_type(group.get("lr"), float) for group in groups):
+        return False
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    adam = not isinstance(optimizer, torch.optim.Adafactor)
+    return states.keys() <= parameters.keys() and all(
+        isinstance(state, dict)
+        and all(isinstance(value, torch.Tensor) for value in state.values())
+        and {name: value.shape for name, value in state.items()} == moments_of(parameters[number].shape, adam)
+        and all(value.isfinite().all() for value in state.values())
+        for number, state in states.items()
+    )
+
+
+def moments_of(shape: torch.Size, adam: bool) -> dict:
+    """The shapes of what Adam, or else Adafactor, keeps of a parameter of this shape."""
+    scalar = {"step": torch.Size()}
+    if adam:
+        return scalar | dict.fromkeys(("exp_avg", "exp_avg_sq"), shape)
+    if len(shape) < 2:
+        return scalar | {"variance": shape}
+    return scalar | {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
+
+
 def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:
     """Raise InputError unless tokenizer, of the run at path, is the one that the checkpoint was trained with."""
     if checkpoint["tokenizer"] not in ("", tokenizer.fingerprint):

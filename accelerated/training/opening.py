@@ -20,7 +20,7 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import check_tokenizer, load_parameters
+from accelerated.training.checkpoint import check_resumable, check_tokenizer, load_parameters
 from accelerated.training.folder import LOCK, checkpoint_path, remove_new_run, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
@@ -140,6 +140,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
     saved, first = start.resumed or {}, process.rank() == 0
     if saved:
+        check_resumable(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["random"].cpu())
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])

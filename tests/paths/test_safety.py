@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 import random
 import shutil
@@ -17,6 +18,7 @@ from accelerated.data.corpus import TOKENS
 from accelerated.data.windows import lengths_of
 from accelerated.program.errors import InputError
 from accelerated.training import opening
+from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
@@ -304,3 +306,48 @@ def test_mistakes_and_help_are_answered_without_torch(argv, code, words):
     *said, used = done.stderr.splitlines()
     assert done.returncode == code and words in (said[0] if code else done.stdout) and len(said) == (code == 2)
     assert float(used) < 1.0, "the seconds, and nothing slow"
+
+
+LIES = {  # {field: values of the right type that do not fit the run; a function makes one of the saved value}
+    "step": (-1,),
+    "best": (math.nan,),
+    "pending": ((0.0, 0), (-1.0, 0, 0), (math.inf, 0, 0), ("x", 0, 0)),
+    "random": (torch.zeros(3), torch.zeros(8, dtype=torch.uint8)),
+    "state": (lambda fields: fields[:-1], lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: (fields[0], *fields)),
+    "lanes": (
+        *({}, {"passes": 0, "dealt": 0, "reading": 3}),
+        *(
+            lambda lanes, change=change: lanes | change
+            for change in (
+                *({"passes": -1}, {"passes": None}, {"dealt": 10**9}, {"dealt": "1"}, {"rollouts": -1}, {"history": 1}),
+                *({"reading": []}, {"reading": [(0, 10**9)] * 3}, {"reading": [(-1, 0)] * 3}, {"reading": ["no"] * 3}),
+            )
+        ),
+    ),
+    "optimizer": (
+        *({}, {"state": {}, "param_groups": []}, {"state": [], "param_groups": [1]}),
+        lambda saved: saved | {"state": {number: {} for number in saved["state"]}},
+        lambda saved: saved | {"state": saved["state"] | {10**6: {}}},
+        lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"exp_avg": torch.zeros(1)}}},
+        lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"step": torch.tensor(math.nan)}}},
+        lambda saved: saved | {"param_groups": [group | {"lr": "0.1"} for group in saved["param_groups"]]},
+        lambda saved: saved | {"param_groups": [group | {"params": [0]} for group in saved["param_groups"]]},
+    ),
+}
+
+
+def test_a_checkpoint_that_lies_is_refused_and_names_the_field(text, tmp_path):
+    """Its checksum is right, and its contents have the right types, but they do not fit the run."""
+    train(*SAFE, "--data", text, "--steps", 2, "--out", tmp_path / "run")
+    path, right = checkpoint_path(tmp_path / "run"), saved(tmp_path / "run")
+    for field, values in LIES.items():
+        for value in values:
+            wrong = value(right[field]) if callable(value) else value
+            save_checkpoint(path, right | {field: wrong})
+            before = path.read_bytes()
+            with pytest.raises(InputError, match=rf"holds {field} that do not fit this run; it is damaged; remove it") as error:
+                train("--resume", tmp_path / "run", "--steps", 3)
+            assert "\n" not in str(error.value) and path.read_bytes() == before, (field, wrong)
+    save_checkpoint(path, right)
+    train("--resume", tmp_path / "run", "--steps", 3)
+    assert saved(tmp_path / "run")["step"] == 3
