@@ -94,8 +94,7 @@ def memformer_shares(model: Module, calls: dict) -> Shares | None:
     def of_layer(attention, x, distances, memory):
         normal, slots = attention.norm(x), attention.memory_norm(memory)
         query, key = attention.project_query(normal), torch.cat([attention.key_value(rows)[0] for rows in (slots, normal)], 2)
-        placed = {"index": distances.index, "mask": distances.mask}
-        placed["distance_key"] = attention.project_distances(distances.sinusoids)
+        placed = {"rows": attention.far_to_near(distances), "count": distances.length, "mask": distances.mask}
         return attention_to((memory.shape[1], x.shape[1]), functools.partial(attention.attend, query, key, **placed), key)
 
     values = [of_layer(layer.attention, *calls[layer.attention][0][0]) for layer in model.decoder.layers]

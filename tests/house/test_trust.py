@@ -34,8 +34,9 @@ def test_the_page_has_the_table_of_what_each_loss_trains(paper):
 
 @pytest.mark.parametrize("chapter", TITLES)
 def test_the_places_are_cited_by_the_chapter(chapter):
-    """A section as "3.2" behind a bracket, comma or "section"; a decision by its number in the chapter's list."""
-    text = (ROOT / "docs" / f"{chapter}.md").read_text()
+    """A section as "3.2" behind a bracket, comma or "section"; a decision by its number in the list of decisions."""
+    pages = (ROOT / "docs" / folder / f"{chapter}.md" for folder in ("", "decisions"))
+    text = "\n".join(page.read_text() for page in pages if page.exists())
     for place in (place for claim in CLAIMS if claim.chapter == chapter for place in claim.place.split(", ")):
         if number := re.fullmatch(r"decision (\d+)", place):
             assert f"\n{number[1]}. **" in text, place
