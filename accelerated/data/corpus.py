@@ -26,7 +26,7 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.files import file_checksum, remove_unfinished, written_whole
 from accelerated.program.progress import Progress
 
-FORMAT = 7  # of the cached files and of the choice of splits; raise it to tokenise everything again
+FORMAT = 8  # of the cached files and of the choice of splits; raise it to tokenise everything again
 AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[ \n])", re.DOTALL)
 TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
 
@@ -39,10 +39,10 @@ class Corpus(NamedTuple):
 
 
 class TextDocuments(Documents):
-    """The documents of one split, from all tokens (n,) and a table (documents, 4): first token, tokens, words, line ends."""
+    """The documents of one split: all tokens (n,), a table (documents, 5) of first token, tokens, words, line ends, bytes."""
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
-        self.tokens, (self.starts, self.sizes, self.words, self.line_ends) = tokens, table.T
+        self.tokens, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table.T
         self.lengths = np.maximum(self.sizes - 1, 0)
 
     def __getitem__(self, index):
@@ -108,16 +108,16 @@ def encoded(texts: Iterator, tokenizer: object, bar: Progress) -> Iterator[tuple
 
 
 def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
-    """Tokenise a source into folder: tokens; a table (split, first token, tokens, words, line ends) of documents; manifest."""
+    """Tokenise a source into folder: tokens, a table of documents (split number, and what TextDocuments has), manifest."""
     table, start = array("q"), 0
     size = None if source.packed else sum(path.stat().st_size for path in source.files)
     title = f"tokenising {folder.name.rpartition('-')[0]}"
     with written_whole(folder / TOKENS) as path, path.open("wb") as file, Progress(title, size, "B") as bar:
         for (_, split), parts in groupby(encoded(source.texts(), tokenizer, bar), key=lambda part: part[:2]):
-            sums = np.zeros(3, np.int64)
+            sums = np.zeros(4, np.int64)
             for *_, piece, tokens in parts:
                 file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
-                sums += len(tokens), len(piece.split()) * tokenizer.spells_text, piece.count(b"\n")
+                sums += len(tokens), len(piece.split()) * tokenizer.spells_text, piece.count(b"\n"), len(piece)
             table.extend((SPLITS.index(split), start, *sums.tolist()))
             start += int(sums[0])
     with written_whole(folder / DOCUMENTS) as path:
@@ -129,7 +129,7 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
 
 def open_cache(folder: Path, dtype: type) -> Corpus:
     """The Corpus that is cached in folder, of tokens of this type."""
-    path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 5)
+    path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 6)
     tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     splits = {split: TextDocuments(tokens, table[table[:, 0] == number, 1:]) for number, split in enumerate(SPLITS)}
     with Progress(f"checking {folder.name}", len(tokens)) as bar:

@@ -28,6 +28,7 @@ class Documents(Sequence):
     lengths: np.ndarray  # (documents,) predictions in each
     words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
     line_ends: np.ndarray | int = 0  # (documents,) line ends of each document's text
+    bytes: np.ndarray | int = 0  # (documents,) of each document's text
     whole: bool = True  # whether they are all documents of their split, and all of each
 
     def __len__(self):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
@@ -27,6 +28,8 @@ from accelerated.training.optimization import TrainedModel, learning_rate, make_
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, settings_contents
+
+MANY_PASSES = 10  # over a text: from there on a model may have learned it by heart
 
 
 @contextlib.contextmanager
@@ -242,13 +245,22 @@ def introduce(run: Run, start: Start) -> None:
         print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
 
 
-def how_much_is_read(run: Run) -> str:
-    """The tokens of each split, and how often the run reads those of training, padding included."""
-    sizes = {split: int(lengths_of(documents).sum()) for split, documents in run.corpus.splits.items()}
+def passes(run: Run) -> float:
+    """How often the run reads its training split, padding included."""
     training = run.settings.training
     read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
-    tokens = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
-    return f"tokens: {tokens}; {counted(training.steps, 'step')} read {read:,}, {read / sizes['train']:.2g} passes"
+    return read / int(lengths_of(run.corpus.splits["train"]).sum())
+
+
+def how_much_is_read(run: Run) -> str:
+    """The tokens and bytes of each split, and how often the run reads those of training."""
+    training, sizes = run.settings.training, []
+    for split, documents in run.corpus.splits.items():
+        size = int(np.sum(getattr(documents, "bytes", 0)))
+        of_bytes = f" of {size:,} bytes" if size else ""
+        sizes.append(f"{split} {lengths_of(documents).sum():,}{of_bytes}")
+    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
+    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {passes(run):.2g} passes"
 
 
 def warn(run: Run) -> None:
@@ -258,6 +270,9 @@ def warn(run: Run) -> None:
         reached = learning_rate(training.steps, training) / training.learning_rate
         what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
         print(f"warning: {what}: the learning rate ends at {reached:.0%} of --learning-rate", file=sys.stderr)
+    if run.settings.data.data != "recall" and passes(run) > MANY_PASSES and not training.validate_every:
+        what = f"the training split is read {passes(run):.2g} times and no validation chooses a checkpoint"
+        print(f"warning: {what}; give --validate-every, and best.pt is the best of them", file=sys.stderr)
     if training.horizon > 1 and not gradient_passes(run.model):
         what = f"--horizon {training.horizon} only takes memory: no gradient passes between segments through this model's state"
         print(f"warning: {what}; use --horizon 1 --update-every {training.horizon}", file=sys.stderr)

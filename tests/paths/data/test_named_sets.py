@@ -123,7 +123,7 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
         ("wikitext-103", 9, 3, (9, counted)),
         ("book.txt", 9, 0, (9, counted)),
     ):
-        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[0, 20, words, 0], [20, 20, 0, line_ends]]))
+        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[0, 20, words, 0, 20], [20, 20, 0, line_ends, 20]]))
         assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
 
 

@@ -46,12 +46,27 @@ def test_settings_that_waste_work_give_a_warning(capsys):
     ):
         settings = parse([str(option) for option in [*options, "--warmup", 40, "--steps", 10 if wastes else 40]])[0]
         model = model_class(settings.model)(settings.model_config, 0)
-        opening.warn(SimpleNamespace(settings=settings, model=model))
+        opening.warn(SimpleNamespace(settings=settings, model=model, corpus=LONG))
         printed = capsys.readouterr().err
         horizon = f"warning: --horizon {settings.training.horizon} only takes memory: no gradient passes between segments"
         warmup = "warning: --warmup 40 is longer than --steps 10: the learning rate ends at 25% of --learning-rate"
         assert printed == "" if not wastes else horizon in printed and warmup in printed, options
         assert model.training
+
+
+LONG = SimpleNamespace(splits={"train": documents_of([9999])})
+
+
+def test_many_passes_without_validation_are_warned_of(capsys):
+    """More than ten; a validation, fewer passes and the recall task are silent."""
+    split = documents_of([241])  # a step of 3 x 2 x 8 tokens reads 48 of 240
+    for steps, more, warns in ((51, [], True), (50, [], False), (51, ["--validate-every", 5], False)):
+        options = [*MEMFORMER, "--batch", 3, "--horizon", 2, "--steps", steps, "--warmup", 2, "--segment", 8, *more]
+        settings = parse([str(option) for option in options])[0]
+        model = model_class(settings.model)(settings.model_config, 0)
+        opening.warn(SimpleNamespace(settings=settings, model=model, corpus=SimpleNamespace(splits={"train": split})))
+        said = "warning: the training split is read 10 times and no validation chooses a checkpoint; give --validate-every"
+        assert (said in capsys.readouterr().err) == warns, steps
 
 
 def test_it_is_said_how_much_a_run_reads():
