@@ -117,16 +117,18 @@ def changed(config: Any, values: dict, prefix: str = "") -> Any:
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
-    """Parse --out and (None if not given) --model, --preset, --data, --resume and --init, which decide others' defaults."""
+    """Parse --out and (None if not given) --model, --preset, --data, --resume, --init, --like: they decide other defaults."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
-    for name in ("model", "preset", "data", "resume", "init", "out"):
+    for name in ("model", "preset", "data", "resume", "init", "like", "out"):
         parser.add_argument(f"--{name}")
     first = parser.parse_known_args(argv)[0]
-    for name in ("init", "resume", "out"):
+    for name in ("init", "resume", "like", "out"):
         if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
     if first.init and first.resume:
         raise InputError("--init begins a new run and --resume continues one; give one of them")
+    if first.like and (other := next((name for name in ("model", "preset", "resume", "init") if getattr(first, name)), None)):
+        raise InputError(f"--like takes model and settings of its run, and --{other} says others; give one of them")
     if first.init and Path(first.init).name == checkpoint_path("").name:
         raise InputError(f"--init {first.init} is a run's checkpoint; give its folder, {Path(first.init).parent}")
     return first
@@ -149,6 +151,8 @@ def place_of(option: str) -> str:
 
 def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, float]:
     """Return (Settings before options change them, the checkpoint of --resume or --init, or None, and when it was written)."""
+    if first.like:
+        return settings_of_run(first.like), None, 0.0
     run, saved = first.resume or first.init, None
     written = path.stat().st_mtime if (path := checkpoint_path(run or "")).is_file() else 0.0
     if run:
@@ -182,6 +186,16 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, f
     return chosen, saved, written
 
 
+def settings_of_run(run: str) -> Settings:
+    """The Settings that a run or an export was trained with; raises InputError if there are none."""
+    from accelerated.training.checkpoint import load_weights  # here: it imports torch
+
+    held = settings_from(load_weights(run), run)
+    if not held.data.data:
+        raise InputError(f"--like {run} is a GPT-2, which has no settings of a training; give a run, or --init {run}")
+    return held
+
+
 def training_parser(defaults: Settings) -> OptionParser:
     """The parser of train.py, with an option for every field of defaults that its model and its data use."""
     parser = OptionParser(
@@ -203,6 +217,7 @@ def training_parser(defaults: Settings) -> OptionParser:
     add("--out", metavar="RUN", help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)")
     add("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
     add("--init", metavar="PATH", help=init)
+    add("--like", metavar="RUN", help="a new run, from scratch, with the settings of this one except the options given")
     add_data_dir(parser)
     if defaults.data.data == RECALL:
         of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
@@ -220,7 +235,9 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    if first.resume or first.init:  # a misspelt option is refused before their checkpoint is read, which takes seconds
+    if (
+        first.resume or first.init or first.like
+    ):  # a misspelt option is refused before their checkpoint is read, which takes seconds
         misspelt = [word for word in argv if word.startswith("--") and not place_of(word.partition("=")[0])]
         all_parsers()[0].parse(misspelt)
     defaults, saved, written = choose_defaults(first)

@@ -197,7 +197,7 @@ def make_data(words):
 
 def check_training_options(words):
     """Parse a train.py command line. What it names is made, or, if it is a run or a GPT-2, replaced by its model."""
-    for option in {"--resume", "--init"} & set(words):
+    for option in {"--resume", "--init", "--like"} & set(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
         known = [["--model", name] for name in NAMES if name in words[at + 1]]

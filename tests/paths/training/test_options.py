@@ -17,7 +17,7 @@ from accelerated.training import options
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.settings import NOT_NEGATIVE, POSITIVE, DataConfig, TrainingConfig, preset_settings, settings_contents
-from tests.helpers.programs import EMPTY_CHECKPOINT
+from tests.helpers.programs import COMPRESSIVE, EMPTY_CHECKPOINT, equal, saved, train
 
 REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model block_recurent": "nearest: block_recurrent",
@@ -121,7 +121,7 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
         configs = [*((prefix, config) for prefix, some in own.items() for config in some), more]
         names = {prefix + field.name for prefix, config in configs for field in dataclasses.fields(config)} - {"vocabulary"}
         expected = {f"--{name.replace('_', '-')}" for name in names}
-        expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init"}
+        expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init", "--like"}
         with pytest.raises(SystemExit) as caught:
             parse(["--model", model, "--data", data, "--help"])
         found = re.findall(r"^  (--[a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE)
@@ -242,3 +242,19 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert start.folder.name == "block_recurrent-recall-1"
     assert parse("--data recall")[1].folder.name == "block_recurrent-recall-2"
     assert "already holds a run" in refused(f"--data recall --out {start.folder}")
+
+
+def test_a_run_like_another_has_its_settings_except_what_is_given(text, tmp_path, capsys):
+    """The same seed gives the same run to the bit, another seed another one; what says other settings is refused."""
+    train(*COMPRESSIVE, "--data", text, "--steps", 2, "--out", tmp_path / "one")
+    train("--like", tmp_path / "one", "--out", tmp_path / "same")
+    train("--like", tmp_path / "one", "--seed", 1, "--out", tmp_path / "other")
+    one, same, other = (saved(tmp_path / name) for name in ("one", "same", "other"))
+    assert equal(one["parameters"], same["parameters"]) and not equal(one["parameters"], other["parameters"])
+    changed = {name for name in one["training_config"] if one["training_config"][name] != other["training_config"][name]}
+    assert changed == {"seed"} and one["model_config"] == other["model_config"] and one["data_config"] == other["data_config"]
+    for option, value in (("--model", "compressive"), ("--preset", "tiny"), ("--resume", "r"), ("--init", "r")):
+        with pytest.raises(InputError, match=f"--like takes model and settings of its run, and {option} says others"):
+            train("--like", tmp_path / "one", option, value)
+    with pytest.raises(InputError, match="no checkpoint at"):
+        train("--like", tmp_path)
