@@ -228,7 +228,8 @@ def training_parser(defaults: Settings) -> OptionParser:
     add_options(parser, "training", defaults.training)
     if getattr(presets_of(defaults.model), "TAKES_TASKS", False):
         add_options(parser, "training tasks (of the encoder-decoder)", defaults.tasks, prefix="task_")
-    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary",))
+    of_words = ("cutoffs", "div_value") if defaults.data.data == RECALL else ()  # recall is made of bytes
+    add_options(parser, "model", defaults.model_config, leave_out=("vocabulary", *of_words))
     return parser
 
 

@@ -120,6 +120,7 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
     for data, more in (("stdlib", ("", DataConfig)), ("recall", ("recall_", RecallConfig))):
         configs = [*((prefix, config) for prefix, some in own.items() for config in some), more]
         names = {prefix + field.name for prefix, config in configs for field in dataclasses.fields(config)} - {"vocabulary"}
+        names -= {"cutoffs", "div_value"} if data == "recall" else set()  # of words; recall is made of bytes
         expected = {f"--{name.replace('_', '-')}" for name in names}
         expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init", "--like"}
         with pytest.raises(SystemExit) as caught:
