@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ pytest.importorskip("latex2mathml", reason="the book needs the extra docs: latex
 pytest.importorskip("markdown_it", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
 ROOT = Path(__file__).parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.timeout(400)  # building takes 40 s on two quiet cores, and other tests run beside it
 methods = pytest.mark.parametrize("method", NAMES)
 
 
@@ -28,10 +28,8 @@ methods = pytest.mark.parametrize("method", NAMES)
 def book(tmp_path_factory):
     """The folder of the whole book, built as a reader would."""
     folder = tmp_path_factory.mktemp("book")
-    began = time.process_time()
     command = [sys.executable, "-m", "docs.book", "--out", folder]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=110)
-    assert time.process_time() - began < 60
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350)
     return folder
 
 
