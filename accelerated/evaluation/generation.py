@@ -87,10 +87,12 @@ def read_prompt(model: Module, prompt: Tensor, new_window: bool = False, step: S
     length, segment, overlap = prompt.shape[1], model.config.segment, overlap_of(model.config)
     state, at = model.initial_state(len(prompt)), 0
     with Progress("reading the prompt", length, show=length > segment) as bar:
-        while at < length - (overlap if new_window else segment):
-            state = model.advance(prompt[:, at : at + segment], state)
-            at += segment - overlap
-            bar.update(segment - overlap)
+        with torch.inference_mode():  # a tenth faster than torch.no_grad
+            while at < length - (overlap if new_window else segment):
+                state = model.advance(prompt[:, at : at + segment], state)
+                at += segment - overlap
+                bar.update(segment - overlap)
+        state = tree_map(torch.clone, state)  # ordinary tensors, which can be changed in place
         rest, step = max(1, overlap) if new_window else length - at, step or model.step
         for token in prompt[:, -rest:].unbind(1):
             logits, state = step(token, state)
