@@ -29,6 +29,7 @@ from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, settings_contents
 
+VALIDATIONS = 10  # of a run, if --validate-every does not say it
 MANY_PASSES = 10  # over a text: from there on a model may have learned it by heart
 
 
@@ -194,18 +195,23 @@ def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence
 
 
 def with_steps(settings: Settings, documents: Sequence, start: Start) -> Settings:
-    """The Settings with --epochs turned into --steps, each of which reads batch x horizon segments of the documents."""
+    """The Settings with --epochs turned into --steps, each of which reads batch x horizon segments of the documents.
+
+    --validate-every -1 becomes a tenth of the steps.
+    """
     training, config, resumed = settings.training, settings.model_config, start.resumed
-    if not training.epochs:
-        return settings
-    segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
-    steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
-    passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
-    if resumed and steps <= resumed["step"]:
-        raise InputError(f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {resumed['step']}; give more")
-    if process.rank() == 0:
-        print(f"{passes}: {counted(steps, 'step')}")
-    return settings._replace(training=replace(training, steps=steps, epochs=0.0))
+    if training.epochs:
+        segments = sum(count_windows(size + 1, config.segment, overlap_of(config)) for size in lengths_of(documents).tolist())
+        steps = max(1, math.ceil(round(training.epochs * segments / (training.batch * training.horizon), 6)))
+        passes = f"--epochs {training.epochs:g} of {counted(segments, 'segment')} in {training.batch} x {training.horizon} a step"
+        if resumed and steps <= resumed["step"]:
+            raise InputError(f"{passes} are {counted(steps, 'step')}, and {start.folder} is at step {resumed['step']}; give more")
+        if process.rank() == 0:
+            print(f"{passes}: {counted(steps, 'step')}")
+        training = replace(training, steps=steps, epochs=0.0)
+    if training.validate_every < 0:
+        training = replace(training, validate_every=math.ceil(training.steps / VALIDATIONS))
+    return settings._replace(training=training)
 
 
 def take_weights(model: torch.nn.Module, start: Start) -> torch.nn.Module | None:

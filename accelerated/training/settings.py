@@ -26,8 +26,8 @@ CHOICES = {
     "compile": COMPILERS,
 }
 POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
-NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validate_every", "validation_segments")
-NOT_NEGATIVE += ("sample", "epochs")
+NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validation_segments", "sample", "epochs")
+LEAST = dict.fromkeys(POSITIVE, 1) | dict.fromkeys(NOT_NEGATIVE, 0) | {"validate_every": -1}
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
 EARLIER = {"compile": {"eager": "none", "aot_eager": "none"}, "device": {"mps": "auto"}}  # {field: {value it had: one it has}}
 
@@ -61,7 +61,7 @@ class TrainingConfig:
             cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon 1 or --backprop memory_replay)
         save_every: iterations between checkpoints; one is always written at the end
         keep: number of last checkpoints to keep; the best one is kept too
-        validate_every: iterations between validations, which choose the best checkpoint; 0 validates only at the end
+        validate_every: iterations between validations, which choose the best checkpoint; 0: only at the end, -1: ten in all
         validation_segments: segments in each lane to validate on, taken from all over the split, 0 for the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
         sample: tokens of sample text to print at the end
@@ -90,15 +90,15 @@ class TrainingConfig:
     compile: str = "none"
     save_every: int = 200
     keep: int = 2
-    validate_every: int = 0
+    validate_every: int = -1
     validation_segments: int = 0
     log_every: int = 10
     sample: int = 200
 
     def __post_init__(self):
-        for name in POSITIVE + NOT_NEGATIVE:
-            if not int(name in POSITIVE) <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {int(name in POSITIVE)}")
+        for name, least in LEAST.items():
+            if not least <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate is {self.learning_rate}; it must be positive and finite")
         if self.optimizer == "adam" and self.weight_decay:
@@ -175,7 +175,8 @@ def settings_from(contents: dict, path: Any) -> Settings:
     if contents["model"] not in NAMES:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}")
     try:
-        training = {name: EARLIER.get(name, {}).get(value, value) for name, value in contents["training_config"].items()}
+        held = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
+        training = {name: EARLIER.get(name, {}).get(value, value) for name, value in held.items()}
         data = dict(contents["data_config"])
         given, gone = {"training": training, "recall": data.pop("recall"), "tasks": data.pop("tasks", {}), "data": data}, []
         classes = config_classes(contents["model"])

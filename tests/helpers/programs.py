@@ -35,28 +35,29 @@ from accelerated.training.options import parse as parse_training
 
 ROOT = Path(__file__).parents[2]
 
+AT_THE_END = ("--validation-segments", 0, "--validate-every", 0)  # the whole split, once
 TINY = [
     *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
-    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, "--validation-segments", 0),
+    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, *AT_THE_END),
 ]
 COMPRESSIVE = [
     *("--model", "compressive", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
     *("--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2, "--batch", 3, "--warmup", 2),
-    *("--sample", 0, "--validation-segments", 0),
+    *("--sample", 0, *AT_THE_END),
 ]
 MEMFORMER = [
     *("--model", "memformer", "--width", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2, "--head-width", 8),
     *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
-    *("--validation-segments", 0),
+    *AT_THE_END,
 ]
 MEMORIZING = [
     *("--model", "memorizing", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
     *("--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
-    *("--validation-segments", 0),
+    *AT_THE_END,
 ]
 WINDOWED = [
     *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
-    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, "--validation-segments", 0),
+    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, *AT_THE_END),
 ]
 
 

@@ -13,6 +13,7 @@ from accelerated.models import NAMES, model_class
 from accelerated.program.errors import InputError
 from accelerated.training import folder, opening
 from accelerated.training.options import parse
+from accelerated.training.settings import preset_settings, settings_contents, settings_from
 from tests.helpers.programs import COMPRESSIVE, MEMFORMER, TINY, WINDOWED, saved, train
 from tests.helpers.texts import documents_of
 
@@ -141,3 +142,16 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
         assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
         with pytest.raises(InputError, match=f"{said} are {steps} steps?, and run is at step 4; give more"):
             opening.with_steps(settings, documents, resumed)
+
+
+def test_a_run_validates_ten_times_unless_it_is_said_otherwise():
+    """At most, and after its last step; what a preset, an option or an early run has is kept."""
+    book = preset_settings("memformer", "tiny")
+    for steps, asked, every in ((700, -1, 70), (701, -1, 71), (4, -1, 1), (0, -1, 0), (700, 0, 0), (700, 9, 9)):
+        training = dataclasses.replace(book.training, steps=steps, validate_every=asked)
+        found = opening.with_steps(book._replace(training=training), [], SimpleNamespace(resumed=None))
+        assert found.training.validate_every == every, (steps, asked)
+    contents = settings_contents(book)
+    assert book.training.validate_every == -1 and settings_from(contents, "run") == book
+    del contents["training_config"]["validate_every"]
+    assert settings_from(contents, "run").training.validate_every == 0, "as an early release did"
