@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -29,6 +30,11 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
+def percent(share: float) -> str:
+    """A share in percent, with three digits however small it is: 56.6%, 0.00123%."""
+    return f"{100 * share:.3g}%"
+
+
 def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
     """Raise an error that names the nearest choice, unless value is one of choices."""
     if value not in choices:
@@ -53,7 +59,10 @@ def begin_program(name: str, options: str) -> Any:
     """
     signal.signal(signal.SIGINT, lambda *_: end_interrupted(name))
     with errors_in_one_line(name):
-        return importlib.import_module(options).parse(sys.argv[1:])
+        given = importlib.import_module(options).parse(sys.argv[1:])
+        if importlib.util.find_spec("torch") is None:
+            raise ModuleNotFoundError(name="torch")
+        return given
 
 
 def run_program(name: str, main: Callable, *given: Any) -> None:
@@ -76,8 +85,12 @@ def errors_in_one_line(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         end(name, str(error))
-    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError, for a GPU a subclass of it
-        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("out of memory", "can't allocate")):
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("accelerated"):
+            raise
+        end(name, f"the package {error.name} is missing; install what {name} needs: pip install torch==2.13.0 -e .")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         end(name, OUT_OF_MEMORY)
     except KeyboardInterrupt as interrupt:
@@ -89,6 +102,12 @@ def errors_in_one_line(name: str) -> Iterator[None]:
         if isinstance(error, BrokenPipeError):  # the output was closed, as in: python eval.py RUN | head
             sys.exit(1)
         end(name, f"cannot write the output: {error.strerror}; send it elsewhere")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory cannot be allocated: torch raises RuntimeError, for a GPU a subclass of it."""
+    words = ("out of memory", "can't allocate", "overflow")
+    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
 
 
 def end(name: str, message: str) -> None:

@@ -7,6 +7,7 @@ Everything that reads or writes a run uses this file.
 import contextlib
 import itertools
 import json
+import shlex
 from pathlib import Path
 
 from accelerated.program.errors import InputError
@@ -45,7 +46,7 @@ def new_folder(out: str | None, stem: str) -> Path:
         names = (f"runs/{stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
     if checkpoint_path(out).exists():
-        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {out} to continue it")
+        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {shlex.quote(out)}")
     return Path(out)
 
 

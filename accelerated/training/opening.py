@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +18,12 @@ from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import model_class
-from accelerated.program.errors import InputError, counted
+from accelerated.program.errors import InputError, counted, is_out_of_memory, option_name, percent
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import check_resumable, check_tokenizer, load_parameters
-from accelerated.training.folder import LOCK, checkpoint_path, remove_new_run, write_settings
+from accelerated.training.folder import LOCK, checkpoint_path, new_folder, remove_new_run, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
 from accelerated.training.options import Start
@@ -40,7 +41,7 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
     Raises InputError if training cannot begin; the checks that need no data come first.
     """
     device = check_machine(settings, start)
-    new = not start.folder.exists()
+    new = start.numbered or not start.folder.exists()
     with process.connected(device), own_folder(start):
         try:
             tokenizer, corpus = load_data(settings, start)
@@ -79,13 +80,25 @@ def own_folder(start: Start) -> Iterator[None]:
         yield
         return
     with disk_errors(start.folder, "give another --out"):
-        start.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(start)
     busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
     with locked(start.folder / LOCK, busy):
         remove_unfinished(start.folder)
         if start.resumed and checkpoint_path(start.folder).stat().st_mtime != start.written:
             raise InputError(f"another process has continued {start.folder} meanwhile; give the command again")
         yield
+
+
+def make_folder(start: Start) -> None:
+    """Make the run's folder; the next number is taken if another run that began at the same time has this one."""
+    numbered = start.numbered and process.world_size() == 1  # several processes have agreed on the number
+    try:
+        start.folder.mkdir(parents=True, exist_ok=not numbered)
+    except FileExistsError:
+        if not numbered:
+            raise
+        start.folder = new_folder(None, start.folder.name.rpartition("-")[0])
+        make_folder(start)
 
 
 def choose_tokenizer(settings: Settings, start: Start) -> object:
@@ -137,11 +150,13 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     reader = MultiTask(lanes, settings.tasks, getattr(config, "special", None), training.seed)
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
-    model = model_class(settings.model)(config, training.seed).to(device)
+    own_lanes = process.own_lanes(training.batch)
+    with sizes_named(config):
+        model = model_class(settings.model)(config, training.seed).to(device)
+        with computing_in(model, getattr(torch, training.dtype)):
+            state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
     plain = take_weights(model, start)
-    optimizer, own_lanes = make_optimizer(model, training), process.own_lanes(training.batch)
-    with computing_in(model, getattr(torch, training.dtype)):
-        state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
+    optimizer = make_optimizer(model, training)
     saved, first = start.resumed or {}, process.rank() == 0
     if saved:
         check_resumable(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
@@ -177,6 +192,24 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         run.save()
     start.resumed = start.initial = None  # frees their tensors
     return run
+
+
+@contextlib.contextmanager
+def sizes_named(config: Any) -> Iterator[None]:
+    """Inside, InputError that names the largest size is raised if a model of this config, or its state, takes too much memory."""
+    layers = getattr(config, "layers", None) or config.decoder_layers
+    drawn = 12 * config.width * (config.vocabulary + 2 * layers * config.feed_forward)  # bytes at least, in float64 and float32
+    try:
+        if hasattr(os, "sysconf") and drawn > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+            raise MemoryError
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sizes = [field for field in fields(config) if field.type is int and field.name != "vocabulary"]
+        name = max(sizes, key=lambda field: getattr(config, field.name) / (field.default or 1)).name
+        largest = f"the largest, beside its default, is {option_name(name)} {getattr(config, name)}"
+        raise InputError(f"a model of these sizes does not fit into memory; {largest}; give a smaller one") from None
 
 
 def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence]:
@@ -248,7 +281,9 @@ def introduce(run: Run, start: Start) -> None:
     if run.settings.data.data != "recall" and run.settings.training.steps:
         print(how_much_is_read(run))
     if run.validation_share < 1:
-        print(f"validation reads {run.validation_share:.1%} of its split, from all over it; --validation-segments 0 reads all")
+        print(
+            f"validation reads {percent(run.validation_share)} of its split, from all over it; --validation-segments 0 reads all"
+        )
 
 
 def passes(run: Run) -> float:
@@ -266,7 +301,7 @@ def how_much_is_read(run: Run) -> str:
         of_bytes = f" of {size:,} bytes" if size else ""
         sizes.append(f"{split} {lengths_of(documents).sum():,}{of_bytes}")
     read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
-    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {passes(run):.2g} passes"
+    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {passes(run):.3g} passes"
 
 
 def warn(run: Run) -> None:
@@ -275,9 +310,9 @@ def warn(run: Run) -> None:
     if training.warmup > training.steps > 0:
         reached = learning_rate(training.steps, training) / training.learning_rate
         what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
-        print(f"warning: {what}: the learning rate ends at {reached:.0%} of --learning-rate", file=sys.stderr)
+        print(f"warning: {what}: the learning rate ends at {percent(reached)} of --learning-rate", file=sys.stderr)
     if run.settings.data.data != "recall" and passes(run) > MANY_PASSES and not training.validate_every:
-        what = f"the training split is read {passes(run):.2g} times and no validation chooses a checkpoint"
+        what = f"the training split is read {passes(run):.3g} times and no validation chooses a checkpoint"
         print(f"warning: {what}; give --validate-every, and best.pt is the best of them", file=sys.stderr)
     if training.horizon > 1 and not gradient_passes(run.model):
         what = f"--horizon {training.horizon} only takes memory: no gradient passes between segments through this model's state"

@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,7 @@ class Start:
 
     folder: Path
     data_dir: Path
+    numbered: bool = False  # whether the folder was not asked for, but is the first free one
     resumed: dict | None = None  # contents of the run's own checkpoint
     written: float = 0.0  # when that checkpoint was
     init: str | None = None  # another run, or a GPT-2
@@ -58,6 +60,8 @@ class OptionParser(argparse.ArgumentParser):
             if not misspelt and (place := place_of(option)):
                 self.error(f"{option} is an option of {place}; leave it out or choose that")
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
+            if "--data" in known and not option.startswith("-"):  # a file alone
+                nearest = f"--data {shlex.quote(option)}"
             self.error(f"unknown option {option}; did you mean {nearest}? --help lists all")
         return options
 
@@ -236,9 +240,7 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    if (
-        first.resume or first.init or first.like
-    ):  # a misspelt option is refused before their checkpoint is read, which takes seconds
+    if first.resume or first.init or first.like:  # before their checkpoint is read, which takes seconds
         misspelt = [word for word in argv if word.startswith("--") and not place_of(word.partition("=")[0])]
         all_parsers()[0].parse(misspelt)
     defaults, saved, written = choose_defaults(first)
@@ -262,7 +264,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if first.resume:
         return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
+    return settings, Start(folder, options["data_dir"], not first.out, init=first.init, initial=saved)
 
 
 def vocabulary_of(data: DataConfig) -> int:

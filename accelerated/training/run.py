@@ -14,7 +14,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
 from accelerated.data.tasks import MultiTask
 from accelerated.data.windows import lengths_of
-from accelerated.program.errors import counted
+from accelerated.program.errors import counted, percent
 from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in
 from accelerated.training import process
@@ -132,7 +132,7 @@ class Run:
 
     def last_lines(self, carried: Any, cleared: Any) -> str:
         """What is printed of the last Score, and of the one with the memory cleared, None if there is no memory."""
-        share = f" ({self.validation_share:.1%} of the split)" if self.validation_share < 1 else ""
+        share = f" ({percent(self.validation_share)} of the split)" if self.validation_share < 1 else ""
         what, bits = f"validation on {counted(carried.tokens, 'token')}{share}", f"{carried.bits_per_byte:.3f}"
         if not cleared:
             return f"{what}: {bits} bits per byte; this model carries no memory"

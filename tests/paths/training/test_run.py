@@ -66,7 +66,7 @@ def test_many_passes_without_validation_are_warned_of(capsys):
         settings = parse([str(option) for option in options])[0]
         model = model_class(settings.model)(settings.model_config, 0)
         opening.warn(SimpleNamespace(settings=settings, model=model, corpus=SimpleNamespace(splits={"train": split})))
-        said = "warning: the training split is read 10 times and no validation chooses a checkpoint; give --validate-every"
+        said = "warning: the training split is read 10.2 times and no validation chooses a checkpoint; give --validate-every"
         assert (said in capsys.readouterr().err) == warns, steps
 
 
@@ -76,6 +76,38 @@ def test_it_is_said_how_much_a_run_reads():
     splits = {"train": documents_of([41, 41, 1]), "valid": documents_of([11]), "test": documents_of([6, 6])}
     said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=SimpleNamespace(splits=splits)))
     assert said == "tokens: train 80, valid 10, test 10; 4 steps read 192, 2.4 passes"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "--width 10000000",  # by counting: it would be drawn for minutes
+        "--head-width 1000000000000000000",  # torch counts too far
+        "--states 10000000000",
+        "--model compressive --memory 1000000000000",
+        "--model memformer --slots 100000000000",
+        "--model pretrained_recurrence --max-positions 100000000000",
+    ],
+)
+def test_a_size_that_cannot_be_allocated_is_named(text, tmp_path, sizes):
+    with pytest.raises(InputError) as caught:
+        train(*sizes.split(), "--data", text, "--batch", 1, "--segment", 16, "--out", tmp_path / "run")
+    *_, option, size = sizes.split()
+    assert f"not fit into memory; the largest, beside its default, is {option} {size}; give a smaller one" in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_that_start_at_once_take_two_numbers(text, tmp_path, monkeypatch):
+    """Both have read their options before either makes its folder. One that was asked for is not renamed."""
+    monkeypatch.chdir(tmp_path)
+    starts = [parse(["--data", str(text)])[1] for _ in range(2)]
+    with opening.own_folder(starts[0]), opening.own_folder(starts[1]):
+        assert [start.folder.name for start in starts] == ["block_recurrent-book-1", "block_recurrent-book-2"]
+        assert all((start.folder / ".lock").exists() for start in starts)
+    named = parse(["--data", str(text), "--out", "runs/mine"])[1]
+    for _ in range(2):
+        with opening.own_folder(named):
+            assert named.folder.name == "mine"
 
 
 def refused(monkeypatch, *argv):
