@@ -20,7 +20,7 @@ from accelerated.data.config import CORPORA, DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
-from accelerated.evaluation.score import TrainedRun, carries_nothing
+from accelerated.evaluation.score import NAN, TrainedRun, carries_nothing
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
@@ -110,6 +110,13 @@ def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
     return record, [run.model.describe(), *lines, title]
 
 
+def has_nan(value: object) -> bool:
+    """Whether a report's record holds a NaN of the model: rates of what has no scored token are no numbers either."""
+    if isinstance(value, dict):
+        return value.get("tokens") != 0 and any(map(has_nan, value.values()))
+    return any(map(has_nan, value)) if isinstance(value, list) else value != value
+
+
 def main(name: str, options: argparse.Namespace) -> None:
     """Print the report of that name."""
     report, runs = REPORTS[name], list(dict.fromkeys(options.runs))  # each once
@@ -124,6 +131,8 @@ def main(name: str, options: argparse.Namespace) -> None:
         for run in () if exact else runs:
             stack.enter_context(computing_in(run.model, getattr(torch, run.settings.training.dtype)))
         record, lines = function(runs if report.several else runs[0], options)
+    if has_nan(record):
+        raise InputError(NAN)
     if report.splits and not report.several:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines

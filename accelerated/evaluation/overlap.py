@@ -84,7 +84,7 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
     for split in run.splits:
         score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
         words = run.words(split)[0]
-        splits[split] = {"word_perplexity": score.perplexity(words), "words": words}
+        splits[split] = {"word_perplexity": score.perplexity(words) if words else None, "words": words}
         splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}
     notes = differences(config, run.settings.model_config)
     notes += ["memory cleared"] if options.clear_memory else []

@@ -180,7 +180,9 @@ def test_a_checkpoint_whose_numbers_are_no_use_is_refused(runs, tmp_path, capsys
     for parameter in contents["parameters"].values():
         parameter.fill_(3e38)  # products of two are infinite
     save_checkpoint(path, contents)
-    for argv in (["score", run], ["overlap", run, "--split", "test"], ["dynamic", run, "--learning-rate", 1e-4]):
+    page = ["view", run, "--out", tmp_path / "page.html"]
+    scored = (["score", run], ["overlap", run, "--split", "test"], ["dynamic", run, "--learning-rate", 1e-4])
+    for argv in (*scored, ["positions", run], ["frequency", run], ["range", run, "--segments", 2], page):
         assert "the model's predictions are NaN: its numbers overflow" in refused(capsys, *argv)
     assert "prediction of token 1 of the continuation is NaN or infinite" in refused(capsys, "sample", run)
 
