@@ -48,12 +48,10 @@ class Progress(tqdm):
     def paused(self) -> Iterator[None]:
         """Leave the time inside the block out of the rate and of the time left."""
         began = time.time()
-        try:
-            yield
-        finally:
-            if not self.disable:
-                elapsed = time.time() - began
-                self.start_t, self.last_print_t = self.start_t + elapsed, self.last_print_t + elapsed
+        yield
+        if not self.disable:
+            elapsed = time.time() - began
+            self.start_t, self.last_print_t = self.start_t + elapsed, self.last_print_t + elapsed
 
     @staticmethod
     def say(text: str) -> None:

@@ -89,6 +89,15 @@ def test_an_interrupt_ends_with_one_line_from_the_beginning_to_the_end(tmp_path,
     assert program(body) == (130, "before\n", "\neval.py: interrupted\n")
 
 
+@pytest.mark.parametrize("script", ["train.py", "eval.py"])
+def test_without_torch_a_program_says_what_to_install(script):
+    """Whether it is not found or its import fails, as --resume finds out before the script itself."""
+    body = f"import types\nsys.modules['some'] = types.SimpleNamespace(parse=tuple)\nsys.argv = ['{script}']\n"
+    said = f"{script}: the package torch is missing; install what {script} needs: pip install torch==2.13.0 -e .\n"
+    assert program(f"{body}importlib.util.find_spec = lambda name: None\nbegin_program('{script}', 'some')") == (2, "", said)
+    assert program(f"{body}sys.modules['torch'] = None\nrun_program('{script}', lambda: __import__('torch'))") == (2, "", said)
+
+
 def test_an_interrupt_can_say_how_to_continue_and_waits_for_no_thread():
     body = "import threading, time\nthreading.Thread(target=lambda: time.sleep(600)).start()\n"
     body += "def main(): raise KeyboardInterrupt('the model is saved')\nrun_program('train.py', main)"

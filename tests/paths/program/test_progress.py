@@ -1,8 +1,14 @@
 """Progress: a bar in a terminal, plain lines elsewhere, nothing for quick work, and no harm by an output that is gone."""
 
+import fcntl
 import io
+import os
+import pty
 import re
+import struct
+import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -10,6 +16,8 @@ import pytest
 
 from accelerated.program import progress
 from accelerated.program.progress import Progress
+
+ROOT = Path(__file__).parents[3]
 
 
 class Screen(io.StringIO):
@@ -117,9 +125,8 @@ def test_a_pause_takes_no_time_and_what_is_said_is_a_line_of_stdout_above_the_ba
     shown = screen(terminal)
     monkeypatch.setattr(sys, "stdout", said := io.StringIO())
     with Progress("training", 4, "step") as bar:
-        with pytest.raises(ZeroDivisionError), bar.paused():
+        with bar.paused():
             clock.sleep(1000.0)
-            raise ZeroDivisionError
         for _ in range(3):
             clock.sleep(6.0)
             bar.update()
@@ -131,6 +138,26 @@ def test_a_pause_takes_no_time_and_what_is_said_is_a_line_of_stdout_above_the_ba
     )
     assert re.search(last, before) and said.getvalue() == "step 3: the best so far\n"
     assert re.fullmatch(r"\r +\r\rtraining:  75%.+", after) if terminal else not after
+
+
+IN_A_TERMINAL = """
+import time
+from accelerated.program.progress import Progress
+for _ in Progress("training", 2, "step", over=range(2)):
+    for _ in Progress("evaluating", 2, "segment", over=range(2)):
+        time.sleep(0.1)
+print("next")
+"""
+
+
+def test_in_a_real_terminal_the_next_line_begins_at_the_left_edge():
+    """Of a bar in a bar, in a pty: the last thing written before it wipes the bar and returns to the left."""
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    subprocess.run([sys.executable, "-c", IN_A_TERMINAL], stdout=end, stderr=end, cwd=ROOT, check=True)
+    os.close(end)
+    shown = os.read(terminal, 1 << 16).decode()
+    assert "\rtraining:  " in shown and "\revaluating:  " in shown and re.search(r"\r {70,}\rnext\r\n$", shown), shown
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError(32, "Broken pipe")])

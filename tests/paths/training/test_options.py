@@ -62,6 +62,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--init x --model memformer": "no checkpoint at x/checkpoint.pt",
     "--data nowhere": "no such file or folder",
     "--resume nowhere": "no checkpoint at nowhere/checkpoint.pt",
+    "'my book.txt' --steps 3": "unknown option my book.txt; did you mean --data 'my book.txt'? --help lists all",
     "--resume nowhere --stepz 3": "unknown option --stepz; did you mean --steps",
     **{f"--{name.replace('_', '-')} 0": "0; it must be at least 1" for name in POSITIVE},
     **{f"--{name.replace('_', '-')} -1": "; it must be at least 0" for name in NOT_NEGATIVE},
