@@ -20,7 +20,7 @@ from accelerated.data.config import CORPORA, DataConfig, check_carry_over
 from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
-from accelerated.evaluation.score import NAN, TrainedRun, carries_nothing
+from accelerated.evaluation.score import TrainedRun, carries_nothing
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
@@ -132,7 +132,7 @@ def main(name: str, options: argparse.Namespace) -> None:
             stack.enter_context(computing_in(run.model, getattr(torch, run.settings.training.dtype)))
         record, lines = function(runs if report.several else runs[0], options)
     if has_nan(record):
-        raise InputError(NAN)
+        raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
     if report.splits and not report.several:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines

@@ -19,8 +19,6 @@ from accelerated.protocol import keep_lanes, replace_lanes
 from accelerated.replay import logits_in_chunks, targets_of
 from accelerated.training.settings import Settings
 
-NAN = "the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again"
-
 
 class TrainedRun(NamedTuple):
     """A run that eval.py has opened, and the documents to read."""
@@ -196,7 +194,7 @@ def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, 
 def check_score(score: Score) -> Score:
     """Return the score; raises InputError if it is NaN."""
     if math.isnan(score.nats):
-        raise InputError(NAN)
+        raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
     return score
 
 

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-OUT_OF_MEMORY = (
-    "out of memory; give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
-)
+OUT_OF_MEMORY = "out of memory; give a smaller --batch or --horizon, a larger --accumulate, or --backprop memory_replay"
 
 
 class InputError(Exception):
@@ -106,8 +104,8 @@ def errors_in_one_line(name: str) -> Iterator[None]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory cannot be allocated: torch raises RuntimeError, for a GPU a subclass of it."""
-    words = ("out of memory", "can't allocate", "overflow")
-    return isinstance(error, MemoryError) or any(word in str(error).lower() for word in words)
+    words = ("out of memory", "can't allocate", "Storage size calculation overflowed")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def end(name: str, message: str) -> None:

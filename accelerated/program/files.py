@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,20 +69,19 @@ def remove_unfinished(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def file_checksum(path: Path, told: Callable[[int], object] = bool) -> str:
-    """The SHA-256 of a file, in hexadecimal; `told` is called with the size of each piece read."""
+def file_checksum(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
-        return checksum_of(file, told=told)
+        return checksum_of(file)
 
 
-def checksum_of(file: BinaryIO, end: int = 0, told: Callable[[int], object] = bool) -> str:
+def checksum_of(file: BinaryIO, end: int = 0) -> str:
     """The SHA-256 of an open file without its last `end` bytes."""
     state, left = hashlib.sha256(), file.seek(0, os.SEEK_END) - end
     file.seek(0)
     while left > 0 and (piece := file.read(min(READ_SIZE, left))):
         state.update(piece)
         left -= len(piece)
-        told(len(piece))
     return state.hexdigest()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -136,7 +137,7 @@ def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
     if start.resumed and start.resumed["corpus"] not in ("", corpus.digest):
         raise InputError(
             f"--data {data.data} does not have the tokens that {start.folder} was trained on; restore them, or begin a new "
-            f"run with --init {start.folder}"
+            f"run with --init {shlex.quote(str(start.folder))}"
         )
     return tokenizer, corpus
 

@@ -5,8 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -457,7 +455,7 @@ def test_recall_reports_right_answers(tmp_path, capsys):
     train(*COMPRESSIVE, *options, "--out", tmp_path / "brief")
     printed = capsys.readouterr().out
     assert re.search(r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)", printed)
-    assert re.search(r"validation on 16 tokens \(1\.6% of the split\)", printed), "one document of 64"
+    assert re.search(r"validation on 16 tokens \(1\.56% of the split\)", printed), "one document of 64"
     train(*WINDOWED, *options, "--vectors", 0, "--horizon", 1, "--validation-segments", 0, "--out", tmp_path / "plain")
     assert re.search(
         r"validation on 1,024 tokens: \d\.\d{3} bits per byte; this model carries no memory", capsys.readouterr().out
@@ -470,11 +468,6 @@ def test_documents_without_tokens_are_passed_over(texts, tmp_path, capsys):
         path.write_text("")
     train(*WINDOWED, "--data", texts, "--steps", 1, "--sample", 3, "--out", tmp_path / "run")
     assert "how the model continues it:\ntext number" in capsys.readouterr().out
-
-
-def test_scripts_exit_with_2_and_one_line():
-    done = subprocess.run([sys.executable, "train.py", "--data", "nowhere"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("train.py: "), done.stderr
 
 
 def test_readme_commands_pin_torch_and_make_their_environment():

@@ -13,9 +13,7 @@ import torch
 from accelerated.program.errors import InputError, begin_program, check_choice, option_name, optional_package, run_program
 
 ROOT = Path(__file__).parents[3]
-OUT_OF_MEMORY = (
-    "out of memory; give a smaller --batch, or in training a smaller --horizon, a larger --accumulate or --backprop memory_replay"
-)
+OUT_OF_MEMORY = "out of memory; give a smaller --batch or --horizon, a larger --accumulate, or --backprop memory_replay"
 FULL = "cannot write the output: No space left on device; send it elsewhere"
 
 
