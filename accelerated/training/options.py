@@ -196,7 +196,7 @@ def settings_of_run(run: str) -> Settings:
 
     held = settings_from(load_weights(run), run)
     if not held.data.data:
-        raise InputError(f"--like {run} is a GPT-2, which has no settings of a training; give a run, or --init {shlex.quote(run)}")
+        raise InputError(f"--like {run} is a GPT-2 and has no settings of a training; give a run, or --init {shlex.quote(run)}")
     return held
 
 
