@@ -56,6 +56,18 @@ def write_settings(run: Path, settings: dict, advice: str = "give another --out"
         path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
+def read_settings(run: Path) -> dict:
+    """What a folder's config.json holds, with tuples, which JSON has as lists; {} if it is no such file."""
+
+    def with_tuples(values: dict) -> dict:
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+    try:
+        return dict(json.loads((run / SETTINGS).read_text(), object_hook=with_tuples))
+    except (OSError, TypeError, ValueError, RecursionError):
+        return {}
+
+
 def remove_new_run(run: Path) -> None:
     """Remove the folder of a run that could not begin, unless something else was put there."""
     for path in (run / LOCK, run / SETTINGS, run / METRICS, *run.glob("tokenizer.*")):

@@ -161,10 +161,8 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     saved, first = start.resumed or {}, process.rank() == 0
     if saved:
         check_resumable(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
-        optimizer.load_state_dict(saved["optimizer"])
-        torch.set_rng_state(saved["random"].cpu())
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
-        reader.seek(saved["lanes"])
+        restore(saved, optimizer, reader)
     step = saved.get("step", 0)
     run = Run(
         settings=settings,
@@ -193,6 +191,13 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         run.save()
     start.resumed = start.initial = None  # frees their tensors
     return run
+
+
+def restore(saved: dict, optimizer: torch.optim.Optimizer, reader: MultiTask) -> None:
+    """Put the optimiser, the random numbers and the reader where the checkpoint left them."""
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["random"].cpu())
+    reader.seek(saved["lanes"])
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import checkpoint_path, new_folder
+from accelerated.training.folder import SETTINGS, checkpoint_path, new_folder, read_settings
 from accelerated.training.log import is_finished
 from accelerated.training.settings import PREFIXES, Settings, TrainingConfig, by_config, preset_settings, settings_from
 
@@ -156,7 +156,8 @@ def place_of(option: str) -> str:
 def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, float]:
     """Return (Settings before options change them, the checkpoint of --resume or --init, or None, and when it was written)."""
     if first.like:
-        return settings_of_run(first.like), None, 0.0
+        held = settings_of_run(first.like)
+        return (held._replace(data=DataConfig(RECALL)) if first.data == RECALL else held), None, 0.0
     run, saved = first.resume or first.init, None
     written = path.stat().st_mtime if (path := checkpoint_path(run or "")).is_file() else 0.0
     if run:
@@ -191,13 +192,13 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, f
 
 
 def settings_of_run(run: str) -> Settings:
-    """The Settings that a run or an export was trained with; raises InputError if there are none."""
-    from accelerated.training.checkpoint import load_weights  # here: it imports torch
-
-    held = settings_from(load_weights(run), run)
-    if not held.data.data:
-        raise InputError(f"--like {run} is a GPT-2 and has no settings of a training; give a run, or --init {shlex.quote(run)}")
-    return held
+    """The Settings of a run, finished or not, or of an export; raises InputError if there is neither."""
+    contents = read_settings(Path(run))
+    if "model_config" not in contents:
+        raise InputError(
+            f"--like {run}: no settings of a run in its {SETTINGS}; give a folder that train.py or eval.py export wrote"
+        )
+    return settings_from(contents, run)
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -240,7 +241,7 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    if first.resume or first.init or first.like:  # before their checkpoint is read, which takes seconds
+    if first.resume or first.init:  # before their checkpoint is read, which takes seconds
         misspelt = [word for word in argv if word.startswith("--") and not place_of(word.partition("=")[0])]
         all_parsers()[0].parse(misspelt)
     defaults, saved, written = choose_defaults(first)
@@ -252,7 +253,8 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if not saved:
         data = changed(defaults.data, asked["data"])
         asked["model_config"]["vocabulary"] = vocabulary_of(data)
-        if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:  # a preset's are those of its words
+        other_tokens = not first.like or first.data == RECALL or asked["data"].keys() & {*OF_A_TOKENIZER}
+        if getattr(defaults.model_config, "cutoffs", ()) and other_tokens and not data.train_words:  # those of a preset's words
             asked["model_config"].setdefault("cutoffs", ())
     settings = Settings(defaults.model, *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()))
     if first.resume:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -246,7 +247,7 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert "already holds a run" in refused(f"--data recall --out {start.folder}")
 
 
-def test_a_run_like_another_has_its_settings_except_what_is_given(text, tmp_path, capsys):
+def test_a_run_like_another_has_its_settings_except_what_is_given(text, tmp_path):
     """The same seed gives the same run to the bit, another seed another one; what says other settings is refused."""
     train(*COMPRESSIVE, "--data", text, "--steps", 2, "--out", tmp_path / "one")
     train("--like", tmp_path / "one", "--out", tmp_path / "same")
@@ -255,8 +256,24 @@ def test_a_run_like_another_has_its_settings_except_what_is_given(text, tmp_path
     assert equal(one["parameters"], same["parameters"]) and not equal(one["parameters"], other["parameters"])
     changed = {name for name in one["training_config"] if one["training_config"][name] != other["training_config"][name]}
     assert changed == {"seed"} and one["model_config"] == other["model_config"] and one["data_config"] == other["data_config"]
-    for option, value in (("--model", "compressive"), ("--preset", "tiny"), ("--resume", "r"), ("--init", "r")):
-        with pytest.raises(InputError, match=f"--like takes model and settings of its run, and {option} says others"):
-            train("--like", tmp_path / "one", option, value)
-    with pytest.raises(InputError, match="no checkpoint at"):
-        train("--like", tmp_path)
+    for option in ("--model compressive", "--preset tiny", "--resume r", "--init r"):
+        said = f"--like takes model and settings of its run, and {option.split()[0]} says others"
+        assert said in refused(f"--like {tmp_path / 'one'} {option}")
+    (tmp_path / "config.json").write_text('{"n_layer": 2}')
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert "no settings of a run in its config.json; give a folder that" in refused(f"--like {folder}")
+
+
+def test_a_run_that_has_saved_nothing_yet_can_be_followed(tmp_path):
+    """Its tokens and what belongs to them stay, unless others are asked for."""
+    held = chosen("--model compressive --train-bpe 300 --cutoffs 40")
+    tmp_path.joinpath("config.json").write_text(json.dumps(settings_contents(held)))
+    for more, data, cutoffs in (
+        ("", held.data, (40,)),
+        ("--tokenizer bytes", DataConfig(), ()),
+        ("--data recall", DataConfig("recall"), ()),
+        (f"--data {tmp_path}", DataConfig(str(tmp_path), train_bpe=300), (40,)),
+    ):
+        given = chosen(f"--like {tmp_path} {more}")
+        assert (given.data, given.model_config.cutoffs) == (data, cutoffs), more
+    assert chosen(f"--like {tmp_path}") == held
