@@ -203,8 +203,9 @@ def restore(saved: dict, optimizer: torch.optim.Optimizer, reader: MultiTask) ->
 @contextlib.contextmanager
 def sizes_named(config: Any) -> Iterator[None]:
     """Inside, InputError that names the largest size is raised if a model of this config, or its state, takes too much memory."""
-    layers = getattr(config, "layers", None) or config.decoder_layers
-    drawn = 12 * config.width * (config.vocabulary + 2 * layers * config.feed_forward)  # bytes at least, in float64 and float32
+    layers, width, hidden = (getattr(config, name, 1) for name in ("layers", "width", "feed_forward"))
+    layers = getattr(config, "decoder_layers", layers)
+    drawn = 12 * width * (config.vocabulary + 2 * layers * hidden)  # bytes at least, in float64 and float32
     try:
         if hasattr(os, "sysconf") and drawn > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
             raise MemoryError
