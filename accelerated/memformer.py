@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
+from accelerated.attention.relative_shift import columns_of_query
 from accelerated.attention.signed_distance import far_to_near, signed_sinusoids, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
@@ -351,7 +352,7 @@ class Memformer(Model):
         """The final hidden state (B, 1, D) of a token (B,) with the number `place` (1,) among those that the decoder reads."""
         distances = self.decoder.distances
         unread = distances.mask.index_select(0, place)  # (1, N')
-        columns = torch.arange(distances.length - 1, 2 * distances.length - 1, device=place.device) - place  # (N',)
+        columns = columns_of_query(place, distances.length, distances.length)  # (N',)
         x = functional.embedding(token[:, None], self.embedding)
         for number, layer in enumerate(self.decoder.layers):
             x = x + self._attend(number, x, place, columns, unread, rows)

@@ -40,6 +40,11 @@ def by_query_and_key(by_distance: Tensor, queries: int) -> Tensor:
     return by_distance.unfold(-1, by_distance.shape[-1] + 1 - queries, 1).flip(-2)
 
 
+def columns_of_query(position: Tensor, queries: int, keys: int) -> Tensor:
+    """Where row `position` (1,) of by_query_and_key(by_distance, queries) stands in by_distance, (keys,)."""
+    return torch.arange(queries - 1, queries - 1 + keys, device=position.device) - position
+
+
 def relative_unshift(by_key: Tensor) -> Tensor:
     """Turn weights by key into weights by distance, both (..., N, K); weights under the causal mask must be zero."""
     *batch, n, k = by_key.shape

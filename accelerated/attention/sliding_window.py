@@ -9,6 +9,7 @@ from torch.nn import functional
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import at_least_float32, on_plain_cpu
 from accelerated.attention.on_a_cpu import SlidingAttention
+from accelerated.attention.relative_shift import columns_of_query
 
 
 def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
@@ -42,8 +43,7 @@ def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: 
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:
     """Row `position` (1,) of by_query_and_key(by_distance, W), (..., 1, 2W) of (..., 3W - 1)."""
     window = (by_distance.shape[-1] + 1) // 3
-    columns = torch.arange(window - 1, 3 * window - 1, device=position.device) - position
-    return by_distance.index_select(-1, columns)[..., None, :]
+    return by_distance.index_select(-1, columns_of_query(position, window, 2 * window))[..., None, :]
 
 
 def sliding_attention_plain(query: Tensor, keys: Tensor, values: Tensor, offset: Tensor, dropout: float = 0.0) -> Tensor:

@@ -254,15 +254,15 @@ class Lanes:
     def fits(self, position: dict) -> bool:
         """Whether seek can take this value, as a position() over these documents and lanes."""
         passes, dealt, reading = (position.get(name) for name in ("passes", "dealt", "reading"))
-        counts = [count_windows(int(size) + 1, self.length, self.overlap) for size in self.lengths]
 
         def stands(place):
             index, segment = place
-            return index in range(len(counts)) and segment in range(counts[index])
+            known = index in range(len(self.lengths))
+            return known and segment in range(count_windows(int(self.lengths[index]) + 1, self.length, self.overlap))
 
         try:
             places = len(reading) == len(self.reading) and all(place is None or stands(place) for place in reading)
-            return places and passes >= 0 and dealt in range(len(counts) + 1)
+            return places and passes >= 0 and dealt in range(len(self.lengths) + 1)
         except (TypeError, ValueError):  # of no such form
             return False
 

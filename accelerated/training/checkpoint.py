@@ -3,7 +3,6 @@
 A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all before it.
 """
 
-import json
 import math
 import os
 import pickle
@@ -18,7 +17,15 @@ from accelerated.data.tokenizers import run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
-from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, chosen_checkpoint, numbered_checkpoints
+from accelerated.training.folder import (
+    EXPORT,
+    SETTINGS,
+    WEIGHTS,
+    checkpoint_path,
+    chosen_checkpoint,
+    numbered_checkpoints,
+    read_settings,
+)
 from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
@@ -98,16 +105,8 @@ def load_checkpoint(path: str | Path) -> dict:
 
 def load_exported(folder: str | Path) -> dict | None:
     """The contents, as of a checkpoint, of a folder that eval.py export wrote, or None; raises InputError if it is damaged."""
-
-    def with_tuples(values: dict) -> dict:  # JSON has none
-        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-
-    config, weights = Path(folder) / SETTINGS, Path(folder) / WEIGHTS
-    try:
-        described = json.loads(config.read_text(), object_hook=with_tuples)
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(described, dict) or described.get("format") != EXPORT:
+    config, weights, described = Path(folder) / SETTINGS, Path(folder) / WEIGHTS, read_settings(Path(folder))
+    if described.get("format") != EXPORT:
         return None
     safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
     if not weights.is_file() or file_checksum(weights) != described.get("sha256"):

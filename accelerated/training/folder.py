@@ -63,9 +63,10 @@ def read_settings(run: Path) -> dict:
         return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
     try:
-        return dict(json.loads((run / SETTINGS).read_text(), object_hook=with_tuples))
-    except (OSError, TypeError, ValueError, RecursionError):
+        held = json.loads((run / SETTINGS).read_text(), object_hook=with_tuples)
+    except (OSError, ValueError, RecursionError):
         return {}
+    return held if isinstance(held, dict) else {}
 
 
 def remove_new_run(run: Path) -> None:

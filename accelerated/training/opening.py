@@ -293,22 +293,26 @@ def introduce(run: Run, start: Start) -> None:
         )
 
 
-def passes(run: Run) -> float:
-    """How often the run reads its training split, padding included."""
-    training = run.settings.training
-    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
-    return read / int(lengths_of(run.corpus.splits["train"]).sum())
+def tokens_read(settings: Settings) -> int:
+    """How many tokens a run reads, padding included."""
+    training = settings.training
+    return training.steps * training.batch * training.horizon * settings.model_config.segment
+
+
+def count_passes(run: Run) -> float:
+    """How often the run reads its training split."""
+    return tokens_read(run.settings) / int(lengths_of(run.corpus.splits["train"]).sum())
 
 
 def how_much_is_read(run: Run) -> str:
     """The tokens and bytes of each split, and how often the run reads those of training."""
-    training, sizes = run.settings.training, []
+    sizes = []
     for split, documents in run.corpus.splits.items():
         size = int(np.sum(getattr(documents, "bytes", 0)))
         of_bytes = f" of {size:,} bytes" if size else ""
         sizes.append(f"{split} {lengths_of(documents).sum():,}{of_bytes}")
-    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment
-    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {passes(run):.3g} passes"
+    steps, read = counted(run.settings.training.steps, "step"), tokens_read(run.settings)
+    return f"tokens: {', '.join(sizes)}; {steps} read {read:,}, {count_passes(run):.3g} passes"
 
 
 def warn(run: Run) -> None:
@@ -318,8 +322,8 @@ def warn(run: Run) -> None:
         reached = learning_rate(training.steps, training) / training.learning_rate
         what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
         print(f"warning: {what}: the learning rate ends at {percent(reached)} of --learning-rate", file=sys.stderr)
-    if run.settings.data.data != "recall" and passes(run) > MANY_PASSES and not training.validate_every:
-        what = f"the training split is read {passes(run):.3g} times and no validation chooses a checkpoint"
+    if run.settings.data.data != "recall" and count_passes(run) > MANY_PASSES and not training.validate_every:
+        what = f"the training split is read {count_passes(run):.3g} times and no validation chooses a checkpoint"
         print(f"warning: {what}; give --validate-every, and best.pt is the best of them", file=sys.stderr)
     if training.horizon > 1 and not gradient_passes(run.model):
         what = f"--horizon {training.horizon} only takes memory: no gradient passes between segments through this model's state"

@@ -266,7 +266,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if first.resume:
         return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    return settings, Start(folder, options["data_dir"], not first.out, init=first.init, initial=saved)
+    return settings, Start(folder, options["data_dir"], numbered=not first.out, init=first.init, initial=saved)
 
 
 def vocabulary_of(data: DataConfig) -> int:

@@ -13,9 +13,9 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, String
 
 from docs.book.record import Function
+from docs.excerpts import EXCERPT
 
 DOCS = Path(__file__).parents[1]
-EXCERPT = re.compile(r"<!-- excerpt: ([^\n]+) -->")
 INLINE_MATH = re.compile(r"\$`(.+?)`\$", re.S)
 CLASSES = {Comment: "c", Keyword: "k", String: "s", Number: "m", Name.Function: "n", Name.Class: "n"}
 
@@ -91,7 +91,7 @@ class Chapter:
         if token.info == "math":
             return f'<div class="formula">{mathml(token.content, "block")}</div>'
         code = code_html(token.content, functions=self.functions) if token.info == "python" else html.escape(token.content)
-        names = at and EXCERPT.match(tokens[at - 1].content.strip())
+        names = at and EXCERPT.match(tokens[at - 1].content)
         if not names:
             return f"<pre>{code}</pre>"
         links = " · ".join(self.link_to(name.strip().partition(":")[0]) for name in names[1].split(","))
