@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from accelerated.models import NAMES
 from docs.excerpts import definitions
@@ -27,9 +29,14 @@ methods = pytest.mark.parametrize("method", NAMES)
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
     """The folder of the whole book, built as a reader would."""
-    folder = tmp_path_factory.mktemp("book")
-    command = [sys.executable, "-m", "docs.book", "--out", folder]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350)
+    together = "PYTEST_XDIST_WORKER" in os.environ  # all workers read the one that the first of them builds
+    folder = tmp_path_factory.getbasetemp().parent / "book" if together else tmp_path_factory.mktemp("book")
+    built = folder.with_suffix(".built")
+    with FileLock(folder.with_suffix(".lock")):
+        if not built.exists():
+            command = [sys.executable, "-m", "docs.book", "--out", folder]
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=350)
+            built.touch()
     return folder
 
 

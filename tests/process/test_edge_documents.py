@@ -1,4 +1,4 @@
-"""Documents at the edge: of one token, of two, of 100,000; restarts of all lanes at once."""
+"""Documents at the edge: of one token, of two, of 100,000; restarts of all lanes at once; rollouts with nothing to score."""
 
 import dataclasses
 import subprocess
@@ -12,13 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated import replay
-from accelerated.data.windows import cut, overlap_of
+from accelerated.data.lanes import Lanes
+from accelerated.data.windows import Document, cut, overlap_of
 from accelerated.evaluation.score import evaluate, token_nats
 from accelerated.protocol import require_gradient
 from tests.conftest import examples
 from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.programs import ROOT
-from tests.helpers.rollouts import back_propagated, both_sides, random_rows, starting, torch_segments
+from tests.helpers.rollouts import (
+    agreed,
+    back_propagated,
+    both_sides,
+    random_rows,
+    starting,
+    torch_segments,
+)
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
@@ -63,6 +71,32 @@ def test_documents_of_no_one_and_two_tokens_are_scored_beside_others_as_alone(pa
     assert score.tokens == sum(len(nats) for nats in expected.values())
     assert_agree(expected, {str(i): nats for i, nats in enumerate(actual)}, LADDER)
     assert score.nats == pytest.approx(sum(nats.sum() for nats in expected.values()), rel=LADDER)
+
+
+@over([*ONE_OF_EACH, ("compressive", "conv-attention_reconstruction"), ("compressive", "dilated_conv-auto_encoding")])
+def test_a_rollout_with_nothing_scored_has_no_loss_and_gives_no_gradient(paper, name, monkeypatch):
+    """Exactly zero, by all methods and both ways of leaving out rows; an auxiliary loss trains only what is its own."""
+    config, rng, _, _, model, _ = both_sides(paper, name)
+    rows, auxiliary = unscored(random_rows(config, rng)), {id(p) for p in model.auxiliary_parameters()}
+    own = {n for n, p in model.named_parameters() if id(p) in auxiliary}
+    for host in (True, False):
+        monkeypatch.setattr(replay, "on_host", lambda tensor, host=host: host)
+        found = agreed(paper, config, rows, starting(0, 2))
+        assert found["loss"] == 0 and {n for n, _ in model.named_parameters() if found[n].any()} == own
+
+
+@over(ONE_OF_EACH)
+@examples(6)
+@given(lengths=st.lists(st.integers(2, 20), min_size=1, max_size=4), lanes=st.integers(1, 3), seed=st.integers(0, 99))
+def test_a_horizon_longer_than_its_documents_is_equal_on_both_sides(paper, name, lengths, lanes, seed):
+    """Six segments of documents of one to three, as training deals them: starts are anywhere, windows may overlap."""
+    config, rng = variant(paper, name), np.random.default_rng(seed)
+    texts = [rng.integers(config.vocabulary, size=length) for length in lengths]
+    documents = [Document(str(i), text[:-1], text[1:], np.ones(len(text) - 1, bool)) for i, text in enumerate(texts)]
+    dealt = Lanes(documents, lanes, config.segment, seed, overlap_of(config))
+    segments = [next(dealt) for _ in range(6)]
+    rows = [tuple(field.numpy() for field in (s.tokens, s.targets, s.scored)) for s in segments]
+    agreed(paper, config, rows, [s.starts.numpy() for s in segments], methods=("memory_replay",), together=True)
 
 
 # All lanes at once
