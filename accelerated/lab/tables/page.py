@@ -1,6 +1,6 @@
-"""The page of a measured table: its numbers, the orderings judged seed by seed, what it cost, and every row's options.
+"""The page of a measured table: its numbers, the orderings judged by their intervals, what it cost, and every row's options.
 
-Runs of one seed read the same text in the same order, so an ordering is compared seed by seed.
+Runs of one seed read the same text in the same order, so an ordering is judged by the differences of the same seeds.
 """
 
 import itertools
@@ -14,6 +14,9 @@ from accelerated.lab.tables.notes import NOTES, WIDTH, mean_of, values_of, wrapp
 from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import SEEDS, settled, words_of
 from accelerated.models import NAMES
+
+
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # {values - 1: within how many standard errors the mean is, 95 times in 100}
 
 
 def mean_and_spread(values: list[float | None], form: str) -> str:
@@ -66,7 +69,7 @@ def numbers(table: Table, record: dict) -> str:
 
 
 def verdicts(table: Table, record: dict) -> str:
-    """Each ordering, of the paper or expected, the differences seed by seed, and whether it holds."""
+    """Each ordering, of the paper or expected: the differences by seed, their mean with its interval, and what these say."""
     if not table.orderings:
         return ""
     forms, lines = {m.title: m.form for m in table.measures}, []
@@ -76,13 +79,16 @@ def verdicts(table: Table, record: dict) -> str:
         better, worse = ordering.split(" < ")
         row, _, title = better.partition(" @ ")
         claim = f"{row} < {worse}" if title and worse.endswith(f" @ {title}") else ordering
-        lines.append([claim, ", ".join(f"{value:+{form}}" for value in by_seed), verdict(by_seed)])
+        mean, half = mean_and_interval(by_seed)
+        interval = f"{mean:+{form}} ± {half:{form}}" if math.isfinite(half) else ""
+        lines.append([claim, ", ".join(f"{value:+{form}}" for value in by_seed), interval, verdict(by_seed)])
     whose = "The paper's" if record["name"].partition("-")[0] in NAMES else "Expected"
     text = """What is left of < is expected to be lower. Differences are right minus left, so a positive one agrees. An ordering
-    holds if all seeds agree, and mostly if most of them and the mean do; in brackets, how many agree."""
-    if any(line[-1].startswith("no") for line in lines):
+    holds, or does not, if all of the 95% interval of the mean difference (Student's t, the same seeds) is on one side of zero;
+    otherwise these seeds cannot tell."""
+    if any(line[-1] == "does not hold" for line in lines):
         text += " What was tried for those that do not hold is in the [log](log.md)."
-    head = [f"{whose.lower()} ordering", "difference by seed", "holds here"]
+    head = [f"{whose.lower()} ordering", "difference by seed", "mean, 95% interval", "here"]
     return f"## {whose} orderings\n\n{wrapped(text)}\n\n{markdown_table(head, *lines)}"
 
 
@@ -92,13 +98,20 @@ def differences(record: dict, ordering: str) -> list[float]:
     return [worse - better for better, worse in zip(*sides, strict=True)]
 
 
+def mean_and_interval(differences: list[float]) -> tuple[float, float]:
+    """The mean of differences, and half the width of its 95% interval, infinite of one value and NaN if a run diverged."""
+    if len(differences) == 1 or not all(map(math.isfinite, differences)):
+        return statistics.fmean(differences), math.inf if len(differences) == 1 else math.nan
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return statistics.fmean(differences), STUDENT[len(differences) - 1] * error
+
+
 def verdict(differences: list[float]) -> str:
-    """Whether worse - better, seed by seed, agrees with an ordering."""
-    agree, seeds = sum(value > 0 for value in differences), len(differences)
-    if agree in (0, seeds):
-        return "yes" if agree else "no"
-    holds = 2 * agree > seeds and statistics.mean(differences) > 0
-    return f"{'mostly' if holds else 'no'} ({agree} of {seeds})"
+    """What worse - better of each seed says of an ordering."""
+    mean, half = mean_and_interval(differences)
+    if mean - half > 0 or min(differences) == math.inf:
+        return "holds"
+    return "does not hold" if mean + half < 0 or max(differences) == -math.inf else "cannot be told"
 
 
 def names_and_rows(record: dict) -> list[tuple[str, dict]]:
