@@ -33,7 +33,7 @@ def values_of(record: dict, side: str) -> list:
     columns = [rows[name][title or next(iter(rows[name]))] for name in names.split(" - ")]
     if len(columns) == 1:
         return columns[0]
-    return [None if None in pair else pair[0] - pair[1] for pair in zip(*columns, strict=True)]
+    return [None if None in pair else pair[0] - pair[1] for pair in zip(*columns, strict=False)]
 
 
 def pareto(record: dict) -> str:

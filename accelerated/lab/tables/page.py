@@ -12,11 +12,10 @@ import textwrap
 from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
 from accelerated.lab.tables.notes import NOTES, WIDTH, mean_of, values_of, wrapped
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import SEEDS, settled, words_of
+from accelerated.lab.trials import SEEDS, join, settled, words_of
 from accelerated.models import NAMES
 
-
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # {values - 1: within how many standard errors the mean is, 95 times in 100}
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # {values - 1: standard errors within which the mean is, 95 times in 100}
 
 
 def mean_and_spread(values: list[float | None], form: str) -> str:
@@ -31,12 +30,20 @@ def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown."""
     name = record["name"]
     measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, {record["jobs"]} runs at a time.
-    Mean (least .. most) of seeds {", ".join(map(str, SEEDS))}. {onward(name)}"""
+    Mean (least .. most) of seeds {", ".join(map(str, SEEDS))}{more_seeds(record)}. {onward(name)}"""
     command = f"```bash\npython -m accelerated.lab.tables {name}\n```"
     parts = [f"# {table.title}", wrapped(table.about), command, wrapped(measured)]
     parts += [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
     parts += [NOTES[table.notes](record) if table.notes else "", verdicts(table, record), cost(record), settings_part(record)]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def more_seeds(record: dict) -> str:
+    """Which rows have more seeds than the others."""
+    rows = {row["name"]: len(next(iter(row["measured"].values()))) for row in record["rows"]}
+    most = max(rows.values())
+    more = [name for name, seeds in rows.items() if seeds == most > len(SEEDS)]
+    return f"; 0 to {most - 1} of {'; '.join(more)}" if more else ""
 
 
 def onward(name: str) -> str:
@@ -63,9 +70,20 @@ def numbers(table: Table, record: dict) -> str:
             body = ([b, *(cells.get(f"{a}: {b}", {title: ""})[title] for a in names)] for b in lines)
             tables.append(markdown_table([title, *names], *body))
         return "\n\n".join(tables)
+    closed = {title: share_of_gap(record, table.gap) for title in ["of the gap"] if table.gap}
+    for row in record["rows"]:
+        cells[row["name"]] |= {title: share[row["name"]] for title, share in closed.items()}
     paper = ["the paper"] if any(row["paper"] for row in record["rows"]) else []
     body = ([row["name"], *cells[row["name"]].values(), *([row["paper"]] if paper else [])] for row in record["rows"])
-    return markdown_table(["", *forms, *paper], *body)
+    return markdown_table(["", *forms, *closed, *paper], *body)
+
+
+def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
+    """{row: how much of the way from floor to ceiling it goes, in the mean over the seeds that all three have}."""
+    floor, ceiling = gap
+    whole = statistics.mean(differences(record, f"{ceiling} < {floor}"))
+    names = [row["name"] for row in record["rows"]]
+    return {name: f"{statistics.mean(differences(record, f'{name} < {floor}')) / whole:.0%}" for name in names}
 
 
 def verdicts(table: Table, record: dict) -> str:
@@ -95,7 +113,7 @@ def verdicts(table: Table, record: dict) -> str:
 def differences(record: dict, ordering: str) -> list[float]:
     """worse - better of an ordering "better < worse" for each seed; a run that diverged is infinitely bad."""
     sides = ([math.inf if value is None else value for value in values_of(record, side)] for side in ordering.split(" < "))
-    return [worse - better for better, worse in zip(*sides, strict=True)]
+    return [worse - better for better, worse in zip(*sides, strict=False)]  # of the seeds that both have
 
 
 def mean_and_interval(differences: list[float]) -> tuple[float, float]:
@@ -141,7 +159,12 @@ def cost(record: dict) -> str:
         row's, median (least..most)."""
         seconds = [row["step_seconds"] for _, row in rows]  # for 1,000 tokens
         columns["tokens/s in training"] = [f"{1000 / statistics.median(of_row):,.0f}" for of_row in seconds]
-        columns["time for a token"] = [spread(paired_ratios(of_row, seconds[0]), ".2f") for of_row in seconds]
+        ratios = [paired_ratios(of_row, seconds[0]) for of_row in seconds]
+        columns["time for a token"] = [spread(of_row, ".2f") for of_row in ratios]
+        passes = [settled(join(record["options"], row["options"])).get("--epochs") for _, row in rows]
+        if None not in passes and len(set(map(tuple, passes))) > 1:
+            times = [float(n) / float(passes[0][0]) * statistics.median(r) for [n], r in zip(passes, ratios, strict=True)]
+            columns["of a training"] = [f"{time:.2f}" for time in times]
     return f"## Cost\n\n{wrapped(text)}\n\n{markdown_table([*columns], *zip(*columns.values(), strict=True))}"
 
 

@@ -18,6 +18,9 @@ SHARED = {  # keys that all files have
     "carried": "test, bits per byte | score --split test | bits_per_byte",
     "cleared": "cleared | score --split test --clear-memory | bits_per_byte",
     "measures": "${carried}\n${cleared}",
+    # One pass, in updates of 4,096 tokens; a BPE of 1,024, so that a segment is a sentence or two and not a word
+    "epoch": "--data stdlib --train-bpe 1024 --width 64 --heads 4 --feed-forward 256 --dropout 0 --epochs 1 --validate-every 0"
+    " --validation-segments 0",
     "grid": "--learning-rate {0.006;0.018;0.054}",  # far apart: the best ones differ that much
     "tuned_by": "validation | its last validation",
 }
@@ -78,6 +81,8 @@ class Table(NamedTuple):
     rows: dict[str, Row]
     measures: list[Measure]
     orderings: list[str]  # "better < worse"; a side is "row @ measure", or of the first one "row" or "measure"; or "row - row"
+    headline: list[str]  # rows that are trained with five seeds, the others with three
+    gap: list[str]  # [floor, ceiling]: rows between which the share of the gap is said
     grid: list[str]  # the choices of options among which every row is tuned, on seed 0
     first: str  # options of a run that rows begin from, with --init FIRST
     tuned_by: list[str]  # a name of LOG_NUMBERS, and in words
@@ -103,21 +108,27 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")]
 
 
+def names(text: str) -> list[str]:
+    """What stands between semicolons."""
+    return [name.strip() for name in text.split(";") if name.strip()]
+
+
 def panel(line: str) -> Panel:
     """The panel of a line, whose sides differ in a group {a;b;c}."""
-    title, xlabel, sides, names, *others = cells(line)
+    title, xlabel, sides, lines, *others = cells(line)
     places = re.findall(r"{(.*?)}", sides)[0].split(";")
-    return Panel(title, xlabel, dict(zip(places, lines_of(sides), strict=True)), cells(names.replace(";", "|")), *others)
+    return Panel(title, xlabel, dict(zip(places, lines_of(sides), strict=True)), names(lines), *others)
 
 
 def table_of(section: SectionProxy) -> Table:
     """The table of a section."""
-    orderings = ";".join(lines_of(section.get("orderings", "")))
     return Table(
         **{key: " ".join(section.get(key, "").split()) for key in ("title", "about", "options", "first", "prepare", "notes")},
         rows={name: Row(*others) for name, *others in map(cells, lines_of(section["rows"]))},
         measures=[Measure(*cells(line)) for line in lines_of(section["measures"])],
-        orderings=[part.strip() for part in orderings.split(";") if part],
+        orderings=names(";".join(lines_of(section.get("orderings", "")))),
+        headline=names(section.get("headline", "")),
+        gap=names(section.get("gap", "")),
         grid=lines_of(section["grid"]) or [""],
         tuned_by=cells(section["tuned_by"]),
         timed=section.getboolean("timed", True),

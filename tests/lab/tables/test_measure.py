@@ -60,6 +60,8 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
         assert own.endswith(best(tuning[name])), "of a tie the earlier one"
         assert trials[name] == [Trial(name, f"--init {first} --width 8 {own}", seed) for seed in (0, 1, 2)]
         assert all(shop.folder(trial).exists() for trial in trials[name])
+    trials = train_rows(table._replace(headline=["b"]), shop)[1]
+    assert {name: len(of_row) for name, of_row in trials.items()} == {"a": 3, "b": 5, "c": 3}
     tuning, _ = train_rows(table._replace(tuned_by=["last tenth", "the end of training"]), shop)
     assert best(tuning["a"]) == "--rate 1" and tuning["b"]["--rate 3"] == -0.25, "a table's own score chooses"
 

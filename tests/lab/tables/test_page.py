@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accelerated.lab.tables.notes import NOTES, draw, mean_of, sign_test, values_of
-from accelerated.lab.tables.page import differences, mean_and_interval, mean_and_spread, page, verdict
+from accelerated.lab.tables.page import differences, mean_and_interval, mean_and_spread, page, share_of_gap, verdict
 from accelerated.lab.tables.table import TABLES, Panel
 from tests.helpers.programs import CARRIED, TWO, record_of
 
@@ -54,6 +54,30 @@ def test_differences_are_worse_minus_better_seed_by_seed():
     assert differences(record, "other < b") == [-7.5, -5.75, -5.0], "of the first row"
     record["rows"][0]["measured"][first][1] = None
     assert values_of(record, "b - a") == [0.5, None, -1.0]
+
+
+def test_rows_with_more_seeds_are_compared_on_those_that_both_have():
+    record = record_of(TWO, a=[1.0, 2.0, 3.0, 4.0, 5.0], b=[1.5, 2.5, 3.5])
+    assert differences(record, "a < b") == [0.5, 0.5, 0.5]
+    text = page(TWO, record)
+    assert "Mean (least .. most) of seeds 0, 1, 2; 0 to 4 of a." in " ".join(text.split())
+    assert "| a | 3.000 (1.000 .. 5.000) | 1.5 |" in text
+
+
+def test_the_share_of_the_gap_is_how_far_a_row_goes_from_the_floor_to_the_ceiling():
+    record = record_of(TWO, a=[3.0, 4.0, 5.0], b=[1.0, 2.0, 3.0])  # the gap is 2
+    half = record["rows"][0] | {"name": "c", "measured": {CARRIED.title: [2.5, 3.0, 3.5]}}
+    record["rows"].append(half)
+    assert share_of_gap(record, ["a", "b"]) == {"a": "0%", "b": "100%", "c": "50%"}
+    assert "| c | 3.000 (2.500 .. 3.500) | 50% |" in page(TWO._replace(gap=["a", "b"]), record)
+
+
+def test_the_time_of_a_training_is_that_of_its_tokens():
+    record = record_of(TWO, a=[1.0, 2.0, 3.0], b=[1.5, 2.5, 3.5])
+    for row, passes in zip(record["rows"], ("1", "1.5"), strict=True):
+        row["options"] += f" --epochs {passes}"
+    assert "| 2,000 | 1.00 (1.00..1.00) | 1.00 |" in page(TWO, record)
+    assert "| 500 | 4.00 (3.00..5.00) | 6.00 |" in page(TWO, record)
 
 
 def test_a_page_says_how_it_was_measured_and_tuned():
