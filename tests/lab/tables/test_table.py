@@ -55,7 +55,9 @@ def test_rows_can_be_trained_and_read_as_many_tokens(name):
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
         training, model = settings.training, settings.model_config
-        tokens[label] = training.batch * training.horizon * training.update_every * model.segment
+        tokens[label] = training.batch * training.horizon * model.segment
+        if name.endswith("-claim"):  # rows with short segments add up several before they update
+            tokens[label] *= training.update_every
         same = ("optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
         alike.add((settings.data, *(getattr(training, field) for field in same)))
         steps_of.append((training.steps, training.steps * (model.segment - getattr(model, "overlap", 0))))
