@@ -4,7 +4,6 @@ Every model is trained as its paper describes it and with one thing changed, at 
 The same command continues after an interruption; only the model that was being trained begins anew.
 """
 
-import copy
 import itertools
 import math
 import shlex
@@ -19,8 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 from accelerated import block_recurrent, compressive, replay
-from accelerated.attention.content import content_attention, scaled_attention
-from accelerated.attention.heads import merge_heads, split_heads, unit_norm
+from accelerated.attention.content import content_attention
+from accelerated.attention.heads import split_heads
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
@@ -61,50 +60,10 @@ class PlainDots(block_recurrent.Layer):
         return key, query * self.config.head_width**-0.5, None, value
 
 
-class ThirdGate(block_recurrent.Recurrence):
-    """A cell of configuration dual whose states attend to themselves, pass a gate, attend to the tokens, and pass another.
-
-    Each gate begins with half of the weights of the published gate, at the variance that the shorter sum asks for.
-    """
-
-    def __init__(self, cell: block_recurrent.Recurrence):
-        super().__init__(cell.config)
-        self.load_state_dict(cell.state_dict())
-        self.cross_norm = copy.deepcopy(self.norm)
-        self.attention_gate, self.cross_gate = (halved(cell.attention_gate, half) for half in (0, 1))
-
-    def update(self, states: torch.Tensor, projected: tuple, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The states after a block, from its own and the previous block's keys and values (B, H, 2W, E)."""
-        state_key, query, _, state_value = projected
-        states = self.attention_gate(states, merge_heads(scaled_attention(query, state_key, state_value, self.scale)))
-        rows = functional.linear(self.cross_norm(states) + self.ids, self.cross_query)
-        [cross_query] = split_heads(rows, self.config.heads, 1)
-        attended = scaled_attention(unit_norm(cross_query), keys, values, self.cross_scale)
-        states = self.cross_gate(states, merge_heads(attended))
-        return self.mlp_gate(states, torch.relu(functional.linear(self.mlp_norm(states), self.mlp_hidden)))
-
-
-class WithoutConstants(block_recurrent.LSTMGate):
-    """A gate of Eq. 4 without the constants -1 and +1, which its biases begin at instead."""
-
-    def forward(self, carry: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The states (B, S, D) after a gate that reads `hidden` (B, S, I)."""
-        z = functional.linear(hidden, self.weight_z, self.bias_z)
-        i = functional.linear(hidden, self.weight_i, self.bias_i)
-        f = functional.linear(hidden, self.weight_f, self.bias_f)
-        return carry * torch.sigmoid(f) + torch.tanh(z) * torch.sigmoid(i)
-
-
 def with_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
     """A module with other weights."""
     module.load_state_dict(weights)
     return module
-
-
-def halved(gate: nn.Module, half: int) -> nn.Module:
-    """A gate of one half of what this gate reads."""
-    weights = {name: 2**0.5 * w.chunk(2, 1)[half] if w.dim() == 2 else w for name, w in gate.state_dict().items()}
-    return with_weights(type(gate)(*weights["weight_z"].shape), weights)
 
 
 def mix_losses(model: nn.Module) -> None:
@@ -117,22 +76,6 @@ def drop_normalization(model: nn.Module) -> None:
     for number, layer in enumerate(model.layers, start=1):
         weights = layer.state_dict() | {"scale": torch.ones_like(layer.scale)}
         model.layers[number - 1] = with_weights(PlainDots(model.config, number), weights)
-
-
-def add_gate(model: nn.Module) -> None:
-    """Give the states' two attentions a gate each, one after the other."""
-    for layer in model.layers:
-        layer.state = None if layer.state is None else ThirdGate(layer.state)
-
-
-def drop_constants(model: nn.Module) -> None:
-    """Let the gates' biases begin at -1 and +1 instead of adding these: the same function, but Adafactor's steps are larger."""
-    for cell in (layer.state for layer in model.layers if layer.state is not None):
-        for name, gate in [*cell.named_children()]:
-            if isinstance(gate, block_recurrent.LSTMGate):
-                weights = gate.state_dict()
-                weights |= {"bias_i": weights["bias_i"] - 1, "bias_f": weights["bias_f"] + 1}
-                setattr(cell, name, with_weights(WithoutConstants(*gate.weight_z.shape), weights))
 
 
 class Ablation(NamedTuple):
@@ -164,19 +107,6 @@ ABLATIONS = {
         Transformers, 3.3)""",
         options_of("block_recurrent-1", "XL:W"),
         *("unit length", "as projected", (0.002, 0.006, 0.018, 0.054), drop_normalization),
-    ),
-    "third-gate": Ablation(
-        """"Doing them sequentially ... would introduce a third gate in the horizontal direction, which reduced model accuracy"
-        (Block-Recurrent Transformers, 3.2)""",
-        options_of("block_recurrent-1", "Rec:fixed:dual"),
-        *("in parallel", "one after the other", (0.006, 0.018), add_gate),
-    ),
-    "gates": Ablation(
-        """"training stability is quite sensitive to how the gates are initialized ... If a bias term is initialized to 1 ... the
-        initial updates will be large" (Block-Recurrent Transformers, 3.5)""",
-        options_of("block_recurrent-1", "Rec:lstm:single")
-        + " --optimizer adafactor",  # it multiplies rates by a parameter's scale
-        *("constants of -1 and +1 beside small biases", "biases that begin at -1 and +1", (0.02, 0.06, 0.18), drop_constants),
     ),
     "clipping": Ablation(
         """"We clipped the gradients to have a norm of at most 0.1, which was crucial to successful optimisation" (Compressive
