@@ -87,7 +87,7 @@ def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
 
 
 def verdicts(table: Table, record: dict) -> str:
-    """Each ordering, of the paper or expected: the differences by seed, their mean with its interval, and what these say."""
+    """Each ordering, of the paper or expected: the mean difference with its interval, and what it says."""
     if not table.orderings:
         return ""
     forms, lines = {m.title: m.form for m in table.measures}, []
@@ -98,15 +98,14 @@ def verdicts(table: Table, record: dict) -> str:
         row, _, title = better.partition(" @ ")
         claim = f"{row} < {worse}" if title and worse.endswith(f" @ {title}") else ordering
         mean, half = mean_and_interval(by_seed)
-        interval = f"{mean:+{form}} ± {half:{form}}" if math.isfinite(half) else ""
-        lines.append([claim, ", ".join(f"{value:+{form}}" for value in by_seed), interval, verdict(by_seed)])
+        lines.append([claim, f"{mean:+{form}}" + (f" ± {half:{form}}" if math.isfinite(half) else ""), verdict(by_seed)])
     whose = "The paper's" if record["name"].partition("-")[0] in NAMES else "Expected"
-    text = """What is left of < is expected to be lower. Differences are right minus left, so a positive one agrees. An ordering
+    text = f"""What is left of < is expected to be lower. Differences are right minus left, so a positive one agrees. An ordering
     holds, or does not, if all of the 95% interval of the mean difference (Student's t, the same seeds) is on one side of zero;
-    otherwise these seeds cannot tell."""
+    otherwise these seeds cannot tell. The numbers of each seed are in the [record]({record["name"]}.json)."""
     if any(line[-1] == "does not hold" for line in lines):
         text += " What was tried for those that do not hold is in the [log](log.md)."
-    head = [f"{whose.lower()} ordering", "difference by seed", "mean, 95% interval", "here"]
+    head = [f"{whose.lower()} ordering", "mean difference, 95% interval", "here"]
     return f"## {whose} orderings\n\n{wrapped(text)}\n\n{markdown_table(head, *lines)}"
 
 
