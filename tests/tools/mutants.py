@@ -23,10 +23,10 @@ OTHER = {  # {operator: what stands in its place}
 PAIRS = """max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
 OTHER_FUNCTION = {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
-COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose".split()
+COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
 TAKES_AXIS = """all any amax amin argmax argmin argsort cat concatenate cumsum expand_dims flatten flip gather index_copy_
     index_select log_softmax max mean min movedim permute put_along_axis repeat roll scatter scatter_add_ size softmax sort split
-    squeeze stack sum swapaxes take_along_axis transpose unbind unflatten unfold unsqueeze""".split()
+    squeeze stack sum swapaxes take_along_axis transpose unbind unflatten unfold unsqueeze"""
 REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_lines", "score_record")
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
 
@@ -128,7 +128,7 @@ def functions(node):
 
 def arguments(node):
     """Two arguments, or the two sides of a matrix product, in place of each other."""
-    if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE:
+    if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
         for at, pair in enumerate(pairwise(node.args)):
             unlike = ast.unparse(pair[0]) != ast.unparse(pair[1])
             if unlike and not any(isinstance(a, ast.Starred | ast.GeneratorExp) or number(a) is not None for a in pair):
@@ -198,7 +198,7 @@ def axes_of(node):
     if not isinstance(node, ast.Call):
         return
     given = [word.value for word in node.keywords if word.arg in ("axis", "dim")]
-    if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS:
+    if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split():
         given += node.args
     for value in given:
         parts = value.elts if isinstance(value, ast.Tuple) else [value]

@@ -4,8 +4,8 @@ A fault (mutants.py) is put into functions that are already imported, in a child
 collected the tests. So a fault costs only the tests that reach its function, the fastest first, until one fails. mutmut,
 cosmic-ray and poodle know no dropped terms, swapped arguments or lost detach, and the last two import torch for each fault.
 
-Faults that change nothing stand with the reason in equivalent_mutants.txt: a file, the statement before and after, the reason. They
-are not planted. Survivors make the exit code 1. It needs Linux.
+Faults that change nothing stand in equivalent_mutants.txt: a file, the statement before and after, the reason. They are not
+planted. Survivors make the exit code 1. It needs Linux.
 """
 
 import argparse
