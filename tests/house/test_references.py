@@ -16,22 +16,6 @@ PAPERS = [name for name in SOURCES if name != "roberta"]  # which has no chapter
 SECTIONS = ["configuration", "the method", "the model", "through segments", "demonstration"]  # a first reading's, in this order
 SECTIONS += ["what every Transformer has", "variants", "starting values", "checks"]
 FIRST = 250  # lines, in which the whole idea stands
-LINES = {
-    "block_recurrent": 811,
-    "compressive": 894,
-    "memformer": 967,
-    "memorizing": 590,
-    "pretrained_recurrence": 732,
-    "roberta": 487,
-}
-FORMULAS = {  # backward functions with their mathematics above them
-    "block_recurrent": 18,
-    "compressive": 23,
-    "memformer": 13,
-    "memorizing": 13,
-    "pretrained_recurrence": 13,
-    "roberta": 7,
-}
 OBVIOUS = {"forward", "backward", "layer", "model", "dropout", "norm", "mlp", "gelu_mlp", "initial_state", "token_projection"}
 
 
@@ -79,7 +63,6 @@ def test_a_reference_has_the_idea_first(name):
     assert defined[called.value.func.id].lineno > sections["checks"][0]
     *_, last = TREES[name].body
     assert isinstance(last, ast.If) and "__main__" in ast.unparse(last.test)
-    assert len(SOURCES[name].splitlines()) <= LINES[name]
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -106,7 +89,7 @@ def test_the_backward_of_an_operation_follows_it_with_its_mathematics_above(name
     explained = {own for above, own in backwards if re.match("# .+: .*d", above)}
     operations = re.findall(r"\ndef ([a-z_0-9]+)_backward\(", "\n".join(SOURCES[name].splitlines()[start:end]))
     assert len(operations) > 3 or name not in PAPERS
-    assert set(operations) - explained <= OBVIOUS and len(explained) >= FORMULAS[name]
+    assert set(operations) - explained <= OBVIOUS
 
 
 @pytest.mark.parametrize("name", SOURCES)

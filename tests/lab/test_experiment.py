@@ -2,11 +2,13 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from accelerated.lab import experiment
+from accelerated.lab import ablations, experiment
+from accelerated.lab.systems import agent, questions
 from accelerated.program.errors import InputError
 
 
@@ -93,3 +95,20 @@ def test_two_commands_do_not_write_one_record(conduct, tmp_path):
     assert not conduct.trained
     conduct("--seeds 0")
     assert len(conduct.trained) == 3
+
+
+KEPT = {  # page: (its program, the settings of its record)
+    "ablations": (ablations, {name: own.options for name, own in ablations.ABLATIONS.items()}),
+    "compressive-figure-5": (agent, agent.SETTINGS),
+    "pretrained_recurrence-3": (questions, questions.SMALL),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_kept_page_is_that_of_its_record(name):
+    """Of today's settings, and of all rows in their order, except that not all rates of an ablation were trained."""
+    program, settings = KEPT[name]
+    page = Path(__file__).parents[2] / "docs" / "results" / f"{name}.md"
+    record = json.loads(page.with_suffix(".json").read_text())
+    assert page.read_text() == program.page(record) and record["settings"] == settings
+    assert list(record["runs"]) == [row for row in program.ROWS if row in record["runs"] or program is not ablations]

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 
-import pytest
 import torch
 
 from accelerated.program.errors import InputError
@@ -40,14 +39,6 @@ def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
     line = process.peak_memory(torch.device("cuda", 1))
     assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
     assert process.peak_memory(torch.device("cpu")) is None
-
-
-def test_lanes_are_divided_evenly_or_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("RANK", "1")
-    assert process.own_lanes(6) == slice(2, 4)
-    with pytest.raises(InputError, match="--batch 4 cannot be divided by 3 processes; give a multiple of 3"):
-        process.own_lanes(4)
 
 
 def average(rank, port, results):

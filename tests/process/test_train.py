@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import time
 
 import pytest
 import torch
@@ -291,20 +290,6 @@ def test_two_processes_begin_a_run_with_a_learned_tokenizer(text, tmp_path):
     printed = (tmp_path / "printed").read_text()
     assert "2 processes" in printed and printed.count("saved in") == 1
     assert saved(tmp_path / "run")["model_config"]["vocabulary"] == 300
-
-
-def test_a_signal_saves_and_exits_cleanly(text, tmp_path):
-    run = tmp_path / "run"
-    argv = ["--data", text, *TINY, "--steps", 100_000, "--save-every", 100_000, "--out", run]
-    [child] = started = start(argv, tmp_path / "errors", tmp_path / "printed")
-    deadline = time.monotonic() + 60
-    while not losses(run):
-        assert time.monotonic() < deadline and child.is_alive()
-        time.sleep(0.05)
-    os.kill(child.pid, signal.SIGINT)
-    assert ended(started) == [0] and "Traceback" not in (tmp_path / "errors").read_text()
-    said = f"stopped by SIGINT and saved; continue with: python train.py --resume {run}\n"
-    assert said in (tmp_path / "printed").read_text() and saved(run)["step"] >= max(losses(run))
 
 
 def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch, capsys):

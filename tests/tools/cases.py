@@ -19,89 +19,23 @@ def cases_of(small: object, variants: dict, tasks: dict | None = None) -> dict:
     return {name: Case(dataclasses.replace(small, **change), (tasks or {}).get(name, ())) for name, change in variants.items()}
 
 
-BLOCK_RECURRENT = block_recurrent.Config(
-    vocabulary=7,
-    width=4,
-    layers=2,
-    heads=2,
-    head_width=3,
-    feed_forward=5,
-    window=4,
-    segment=8,
-    recurrent_layers=(1,),
-    states=5,
-    buckets=4,
-    max_distance=6,
-    attention_scale=3.0,
-    dropout=0.0,
-)
-COMPRESSIVE = compressive.Config(
-    vocabulary=7,
-    width=4,
-    layers=2,
-    heads=2,
-    head_width=3,
-    feed_forward=5,
-    segment=4,
-    memory=6,
-    compressed_memory=3,
-    compression_rate=2,
-)
+SMALL = {"vocabulary": 7, "width": 4, "heads": 2, "feed_forward": 5}
+LAYERS = SMALL | {"layers": 2, "head_width": 3}
+BUCKETS = {"buckets": 4, "max_distance": 6, "attention_scale": 3.0, "dropout": 0.0}
+BLOCK_RECURRENT = block_recurrent.Config(**LAYERS, **BUCKETS, window=4, segment=8, recurrent_layers=(1,), states=5)
+COMPRESSIVE = compressive.Config(**LAYERS, segment=4, memory=6, compressed_memory=3, compression_rate=2)
 MEMFORMER = memformer.Config(
-    vocabulary=7,
-    width=4,
-    encoder_layers=1,
-    decoder_layers=1,
-    heads=2,
-    head_width=3,
-    feed_forward=5,
-    segment=6,
-    slots=5,
-    max_distance=3,
-    retention=0.5,
+    **SMALL, encoder_layers=1, decoder_layers=1, head_width=3, segment=6, slots=5, max_distance=3, retention=0.5
 )
-MEMORIZING = memorizing.Config(
-    vocabulary=7,
-    width=4,
-    layers=2,
-    heads=2,
-    head_width=3,
-    feed_forward=5,
-    segment=4,
-    memory_layer=2,
-    memory=9,
-    retrieved=3,
-    buckets=4,
-    max_distance=6,
-    attention_scale=3.0,
-    dropout=0.0,
-)
+MEMORIZING = memorizing.Config(**LAYERS, **BUCKETS, segment=4, memory_layer=2, memory=9, retrieved=3)
 PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
-    vocabulary=7, width=6, layers=2, heads=2, feed_forward=5, max_positions=9, segment=8, insertion_layers=(1,), module_width=4
+    **(SMALL | {"width": 6}), layers=2, max_positions=9, segment=8, insertion_layers=(1,), module_width=4
 )
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
-ADAPTIVE = {  # small, as the next
-    "cutoffs": (3, 5),
-    "div_value": 2,
-    "layers": 1,
-    "head_width": 2,
-    "feed_forward": 2,
-    "memory": 3,
-    "compressed_memory": 2,
-    "compression": "mean_pooling",
-}
-SIMPLIFIED = {  # small, because all files together may have 3,150,000 bytes
-    "positions": "simplified",
-    "max_distance": 5,
-    "vocabulary": 3,
-    "width": 3,
-    "layers": 1,
-    "head_width": 2,
-    "feed_forward": 2,
-    "memory": 3,
-    "compressed_memory": 2,
-    "compression": "mean_pooling",
-}
+# Little, because all files together may have 3,150,000 bytes
+LITTLE = {"layers": 1, "head_width": 2, "feed_forward": 2, "memory": 3, "compressed_memory": 2, "compression": "mean_pooling"}
+ADAPTIVE = LITTLE | {"cutoffs": (3, 5), "div_value": 2}
+SIMPLIFIED = LITTLE | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3}
 CASES = {
     "block_recurrent": cases_of(
         BLOCK_RECURRENT,
@@ -179,15 +113,8 @@ EVERY_CASE = [(paper, case) for paper in CASES for case in CASES[paper]]
 # Values inside a layer, in the order of computation: of the first call that matches (functions, each called by the one before it
 # or further down; [1] is the second call) in the first segment, {local variable: name}. "return" is what the function returns.
 SELF = ("encoder_layer_forward[0]", "self_attention_forward")
-WRITER = {
-    "normal": "normed_slots",
-    "source": "normed_encodings",
-    "query": "slot_query",
-    "self_key": "slot_self_key",
-    "key": "slot_key",
-    "value": "slot_value",
-    "scores": "slot_scores",
-}
+WRITER = {"normal": "normed_slots", "source": "normed_encodings"}
+WRITER |= {name: f"slot_{name}" for name in ("query", "self_key", "key", "value", "scores")}
 BLOCK_RECURRENT_INNER = [
     (("layer_forward[0]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
     (("layer_forward[0]",), {"keys": "keys", "values": "values"}),

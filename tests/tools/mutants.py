@@ -1,9 +1,11 @@
-"""Small faults in source text, each a few characters of one expression or statement; tests/tools/mutate.py plants them.
+"""Small faults in source code, each another node of one expression or statement; tests/tools/mutate.py plants them.
 
 Not in docstrings, messages, annotations, defaults of arguments, decorators, class variables, demonstrations.
 """
 
 import ast
+import copy
+import functools
 import random
 import re
 from collections import defaultdict
@@ -12,17 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# {operator: (as it is written, what is written instead)}
-OTHER = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*")}
-OTHER |= {ast.Mod: ("%", "//"), ast.Pow: ("**", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"), ast.And: ("and", "or")}
-OTHER |= {ast.Or: ("or", "and"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
-OTHER |= {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
-OTHER |= {ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
+OTHER = {  # {operator: what stands in its place}
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv},
+    **{ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And},
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
+    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+}
 PAIRS = """max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
 OTHER_FUNCTION = {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
-COMMUTATIVE = {"add", "getattr", "isinstance", "max", "maximum", "min", "minimum", "mul"}
-COMMUTATIVE |= {"promote_types", "swapaxes", "transpose"}
+COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
 TAKES_AXIS = """all any amax amin argmax argmin argsort cat concatenate cumsum expand_dims flatten flip gather index_copy_
     index_select log_softmax max mean min movedim permute put_along_axis repeat roll scatter scatter_add_ size softmax sort split
     squeeze stack sum swapaxes take_along_axis transpose unbind unflatten unfold unsqueeze"""
@@ -30,74 +31,156 @@ REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_
 SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
 
 
-class Edit(NamedTuple):
-    """A replacement of bytes start..stop - 1 of a source by text."""
-
-    start: int
-    stop: int
-    text: str
-
-
 class Mutant(NamedTuple):
-    """A fault: an Edit of a file, and the lines that it changes, joined to one, before and after."""
+    """A fault: `new` in place of the node `old` of a file's tree; the statement, or its head, before and after."""
 
     file: str
     line: int
     kind: str
     before: str
     after: str
-    edit: Edit
+    tree: ast.Module
+    old: ast.AST
+    new: ast.AST
 
 
-class Source:
-    """A file's bytes, and where the nodes of its tree stand in them."""
-
-    def __init__(self, data: bytes):
-        self.data = data
-        self.lines = [0]
-        for line in data.splitlines(keepends=True):
-            self.lines.append(self.lines[-1] + len(line))
-
-    def span(self, node: ast.AST) -> tuple[int, int]:
-        """Where a node begins and ends."""
-        return self.lines[node.lineno - 1] + node.col_offset, self.lines[node.end_lineno - 1] + node.end_col_offset
-
-    def text(self, node: ast.AST) -> str:
-        return self.data[slice(*self.span(node))].decode()
-
-    def put(self, node: ast.AST, text: str) -> Edit:
-        """The Edit that puts text in place of a node; the number of lines stays, so that functions keep their first lines."""
-        lost = node.end_lineno - node.lineno - text.count("\n")
-        text = f"{text[:-1]}{chr(10) * lost})" if text.endswith(")") else text + "\n" * lost
-        return Edit(*self.span(node), text)
-
-    def between(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Edit:
-        """The Edit that replaces an operator between two nodes."""
-        at = self.data.index(old.encode(), self.span(left)[1], self.span(right)[0])
-        return Edit(at, at + len(old), new)
+# Each kind yields (node, what stands in its place)
 
 
-def operators(source, node):
+def operators(node):
     """Another operator, sign or comparison; no minus and no `not`."""
-    if isinstance(node, ast.BinOp) and type(node.op) in OTHER and not joins(node):
-        yield source.between(node.left, node.right, *OTHER[type(node.op)])
-    if isinstance(node, ast.AugAssign) and type(node.op) in OTHER:
-        yield source.between(node.target, node.value, *OTHER[type(node.op)])
+    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OTHER and not joins(node):
+        yield node, changed(node, op=OTHER[type(node.op)]())
     if isinstance(node, ast.BoolOp):
-        yield from (source.between(left, right, *OTHER[type(node.op)]) for left, right in pairwise(node.values))
+        yield node, changed(node, op=OTHER[type(node.op)]())
     if isinstance(node, ast.Compare):
-        for (left, right), op in zip(pairwise([node.left, *node.comparators]), node.ops, strict=True):
-            yield source.between(left, right, *OTHER[type(op)])
+        for at, op in enumerate(node.ops):
+            yield node, changed(node, ops=[*node.ops[:at], OTHER[type(op)](), *node.ops[at + 1 :]])
     if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
-        operand = source.text(node.operand)
-        yield source.put(node, operand if isinstance(node.op, ast.USub) else f"({operand})")
+        yield node, node.operand
 
 
-def indices(source, node):
+def indices(node):
     """Places in a row, and ends of ranges, off by one."""
-    yield from (off_by_one(source, place) for place in places_of(node))
+    yield from ((place, off_by_one(place)) for place in places_of(node))
     if isinstance(node, ast.Call) and called(node) in ("range", "slice", "arange"):
-        yield from (off_by_one(source, end) for end in node.args[:2] if all(isinstance(a, SIMPLE) for a in node.args[:2]))
+        yield from ((end, off_by_one(end)) for end in node.args[:2] if all(isinstance(a, SIMPLE) for a in node.args[:2]))
+
+
+def dropped_terms(node):
+    """One of two terms or factors, of two conditions, of a concatenation's parts."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult | ast.BitAnd | ast.BitOr):
+        yield from ((node, kept) for kept in (node.left, node.right))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div | ast.Pow):
+        yield node, node.left
+    if isinstance(node, ast.BoolOp) and len(node.values) == 2:
+        yield from ((node, kept) for kept in node.values)
+
+
+def axes(node):
+    if isinstance(node, ast.Attribute) and node.attr == "T":
+        yield node, node.value
+    if isinstance(node, ast.Call) and called(node) == "einsum":
+        inputs, out = node.args[0].value.split("->")
+        yield node.args[0], ast.Constant(f"{inputs}->{out[:-2]}{out[:-3:-1]}")
+    for axis in axes_of(node):
+        value = number(axis)
+        yield axis, literal((value - 1 if value else 1) if value != -2 else -1)
+
+
+def detachments(node):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) == "detach":
+        yield node, node.func.value
+    if isinstance(node, ast.Call) and ast.unparse(node) == "torch.no_grad()":
+        yield node, changed(node, func=changed(node.func, attr="enable_grad"))
+
+
+def constants(node):
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node, literal(not node.value)
+    elif (value := number(node)) is not None:
+        yield node, literal(value + 1 if isinstance(value, int) else (value * 2 or 1.0))
+
+
+def removed_lines(node):
+    """What changes something and binds no name for the first time."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not ast.unparse(node).startswith("super()"):
+        yield node, ast.Pass()
+    if isinstance(node, ast.AugAssign):
+        yield node, ast.Pass()
+    if isinstance(node, ast.Assign):
+        read = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+        targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
+        if all(isinstance(t, ast.Attribute | ast.Subscript) or (isinstance(t, ast.Name) and t.id in read) for t in targets):
+            yield node, ast.Pass()
+
+
+def functions(node):
+    """A function in place of its counterpart; a sequence not reversed."""
+    if isinstance(node, ast.Call) and called(node) in OTHER_FUNCTION:
+        if isinstance(node.func, ast.Attribute):
+            yield node.func, changed(node.func, attr=OTHER_FUNCTION[called(node)])
+        elif called(node) in ("max", "min", "any", "all"):
+            yield node.func, changed(node.func, id=OTHER_FUNCTION[called(node)])
+    if isinstance(node, ast.Call) and called(node) == "reversed":
+        yield node, node.args[0]
+
+
+def arguments(node):
+    """Two arguments, or the two sides of a matrix product, in place of each other."""
+    if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
+        for at, pair in enumerate(pairwise(node.args)):
+            unlike = ast.unparse(pair[0]) != ast.unparse(pair[1])
+            if unlike and not any(isinstance(a, ast.Starred | ast.GeneratorExp) or number(a) is not None for a in pair):
+                yield node, changed(node, args=[*node.args[:at], *reversed(pair), *node.args[at + 2 :]])
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and ast.dump(node.left) != ast.dump(node.right):
+        yield node, changed(node, left=node.right, right=node.left)
+
+
+def conditions(node):
+    """A condition turned around."""
+    tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
+    tests += [test for part in getattr(node, "generators", []) for test in part.ifs]
+    yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in tests)
+
+
+KINDS = (operators, indices, dropped_terms, axes, detachments, constants, removed_lines, functions, arguments, conditions)
+
+
+def changed(node, **fields):
+    """A copy of a node with other fields."""
+    other = copy.copy(node)
+    vars(other).update(fields)
+    return other
+
+
+def literal(value):
+    """The node of a number or a boolean, as Python parses it."""
+    return ast.parse(repr(value), mode="eval").body
+
+
+def called(call):
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+
+
+def joins(node):
+    """Whether an operator joins or repeats sequences; what is added to a name in place is taken for a number."""
+    sequences = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
+    sides = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
+    return any(isinstance(side, sequences) or isinstance(getattr(side, "value", None), str) for side in sides)
+
+
+def number(node):
+    """A literal's value, with its sign, or None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value
+    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
+
+
+def off_by_one(node):
+    if (value := number(node)) is not None:
+        return literal(value + 1 if value >= 0 else value - 1)
+    return ast.BinOp(node, ast.Add(), ast.Constant(1))
 
 
 def places_of(node):
@@ -110,27 +193,6 @@ def places_of(node):
                 yield part
 
 
-def dropped_terms(source, node):
-    """One of two terms or factors, of two conditions, of a concatenation's parts."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult | ast.BitAnd | ast.BitOr):
-        yield from (source.put(node, f"({source.text(kept)})") for kept in (node.left, node.right))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div | ast.Pow):
-        yield source.put(node, f"({source.text(node.left)})")
-    if isinstance(node, ast.BoolOp) and len(node.values) == 2:
-        yield from (source.put(node, f"({source.text(kept)})") for kept in node.values)
-
-
-def axes(source, node):
-    if isinstance(node, ast.Attribute) and node.attr == "T":
-        yield source.put(node, source.text(node.value))
-    if isinstance(node, ast.Call) and called(node) == "einsum":
-        inputs, out = ast.literal_eval(node.args[0]).split("->")
-        yield source.put(node.args[0], f'"{inputs}->{out[:-2]}{out[:-3:-1]}"')
-    for axis in axes_of(node):
-        value = number(axis)
-        yield source.put(axis, str(value - 1 if value else 1) if value != -2 else "-1")
-
-
 def axes_of(node):
     """The nodes of a call's axes."""
     if not isinstance(node, ast.Call):
@@ -139,127 +201,35 @@ def axes_of(node):
     if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split():
         given += node.args
     for value in given:
-        for part in value.elts if isinstance(value, ast.Tuple) else [value]:
-            if isinstance(number(part), int):
-                yield part
+        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+        yield from (part for part in parts if isinstance(number(part), int))
 
 
-def detachments(source, node):
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) == "detach":
-        yield source.put(node, source.text(node.func.value))
-    if isinstance(node, ast.Call) and ast.unparse(node) == "torch.no_grad()":
-        yield source.put(node, "torch.enable_grad()")
-
-
-def constants(source, node):
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield source.put(node, str(not node.value))
-    elif (value := number(node)) is not None:
-        other = value + 1 if isinstance(value, int) else (value * 2 or 1.0)
-        yield source.put(node, repr(other) if other >= 0 else f"({other!r})")
-
-
-def removed_lines(source, node):
-    """What changes something and binds no name for the first time."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and not ast.unparse(node).startswith("super()"):
-        yield source.put(node, "pass")
-    if isinstance(node, ast.AugAssign):
-        yield source.put(node, "pass")
-    if isinstance(node, ast.Assign):
-        read = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
-        targets = [part for target in node.targets for part in getattr(target, "elts", [target])]
-        if all(isinstance(t, ast.Attribute | ast.Subscript) or (isinstance(t, ast.Name) and t.id in read) for t in targets):
-            yield source.put(node, "pass")
-
-
-def functions(source, node):
-    """A function in place of its counterpart; a sequence not reversed."""
-    if isinstance(node, ast.Call) and called(node) in OTHER_FUNCTION:
-        if isinstance(node.func, ast.Attribute):
-            stop = source.span(node.func)[1]
-            yield Edit(stop - len(node.func.attr), stop, OTHER_FUNCTION[node.func.attr])
-        elif called(node) in ("max", "min", "any", "all"):
-            yield source.put(node.func, OTHER_FUNCTION[called(node)])
-    if isinstance(node, ast.Call) and called(node) == "reversed":
-        yield source.put(node.func, "")
-
-
-def arguments(source, node):
-    """Two arguments, or the two sides of a matrix product, in place of each other."""
-    if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE:
-        for pair in pairwise(node.args):
-            if not any(isinstance(a, ast.Starred | ast.GeneratorExp) or number(a) is not None for a in pair):
-                yield from swapped(source, *pair)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        yield from swapped(source, node.left, node.right, "({})")
-
-
-def conditions(source, node):
-    """A condition turned around."""
-    tests = [node.test] if isinstance(node, ast.If | ast.IfExp | ast.While) else []
-    tests += [test for part in getattr(node, "generators", []) for test in part.ifs]
-    yield from (source.put(test, f"(not ({source.text(test)}))") for test in tests)
-
-
-KINDS = (operators, indices, dropped_terms, axes, detachments, constants, removed_lines, functions, arguments, conditions)
-
-
-def called(call):
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
-
-
-def joins(node):
-    """Whether an operator joins or repeats sequences."""
-    sequences = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
-    return any(isinstance(side, sequences) or isinstance(getattr(side, "value", None), str) for side in (node.left, node.right))
-
-
-def number(node):
-    """A literal's value, with its sign, or None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value
-    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
-
-
-def off_by_one(source, node):
-    if (value := number(node)) is not None:
-        return source.put(node, str(value + 1 if value >= 0 else value - 1))
-    text = source.text(node)
-    return source.put(node, f"({text if isinstance(node, SIMPLE) else f'({text})'} + 1)")
-
-
-def swapped(source, left, right, form="{}"):
-    """The Edit that swaps two nodes, each in form; nothing if they are the same text."""
-    a, b = form.format(source.text(left)), form.format(source.text(right))
-    if a != b:
-        (start, end), (begin, stop) = source.span(left), source.span(right)
-        yield Edit(start, stop, b + source.data[end:begin].decode() + a)
-
-
-def planted_in(tree: ast.Module, skipped: range) -> Iterator[ast.AST]:
-    """The nodes of a module in which faults are planted: what does not begin in the skipped lines."""
+def planted_in(tree: ast.Module, skipped: range) -> Iterator[tuple[ast.AST, ast.stmt]]:
+    """The nodes of a module in which faults are planted, each with its statement: what does not begin in the skipped lines."""
     for node in tree.body:
         constant = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not isinstance(node.value, ast.Call)
         if node.lineno not in skipped and (constant or isinstance(node, ast.FunctionDef | ast.ClassDef)):
-            yield from below(node)
+            yield from below(node, node)
 
 
-def demonstration_of(data: bytes) -> range:
+def demonstration_of(text: str) -> range:
     """The lines of a reference's demonstration: from its heading to that of the next section."""
-    found = re.search(rb"(?ms)^# demonstration.*?(?=^# ---|\Z)", data)
-    return range(*(data.count(b"\n", 0, at) + 1 for at in found.span())) if found else range(0)
+    found = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
+    return range(*(text.count("\n", 0, at) + 1 for at in found.span())) if found else range(0)
 
 
-def below(node, known=frozenset()):
+def below(node, statement, known=frozenset()):
     """A node and what is below it, without what is only said or declared, and without `known`: an axis is no constant too."""
     if id(node) in known or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
         return
+    statement = node if isinstance(node, ast.stmt) else statement
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         for part in node.body:
             if isinstance(node, ast.FunctionDef) or isinstance(part, ast.FunctionDef):
-                yield from below(part)
+                yield from below(part, part)
         return
-    yield node
+    yield node, statement
     skipped = [*axes_of(node), *(place for place in places_of(node) if number(place) is not None)]
     if number(node) is not None:
         skipped += ast.iter_child_nodes(node)
@@ -271,7 +241,7 @@ def below(node, known=frozenset()):
         skipped += [word for word in node.keywords if word.arg == "strict"]
     known |= {id(part) for part in skipped}
     for part in ast.iter_child_nodes(node):
-        yield from below(part, known)
+        yield from below(part, statement, known)
 
 
 def is_said(node):
@@ -283,23 +253,41 @@ def is_said(node):
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Every fault of a file below root, in the order of its lines."""
-    data = (root / file).read_bytes()
-    source, found = Source(data), {}
-    for node in planted_in(ast.parse(data), demonstration_of(data)):
+    text = (root / file).read_text()
+    tree, found = ast.parse(text), {}
+    for node, statement in planted_in(tree, demonstration_of(text)):
+        head = head_of(statement)
         for make in KINDS:
-            for edit in make(source, node):
-                line, last = (data.count(b"\n", 0, end) + 1 for end in edit[:2])
-                head, tail = data[source.lines[line - 1] : edit.start].decode(), data[edit.stop : source.lines[last]].decode()
-                before, after = (head + middle + tail for middle in (data[edit.start : edit.stop].decode(), edit.text))
-                mutant = Mutant(file, line, make.__name__, " ".join(before.split()), " ".join(after.split()), edit)
-                found.setdefault(edit, mutant)
-    return sorted(found.values(), key=lambda mutant: mutant.edit)
+            for old, new in make(node):
+                before, after = first_line(head), first_line(replaced(head, old, new))
+                place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
+                found.setdefault((place, after), Mutant(file, old.lineno, make.__name__, before, after, tree, old, new))
+    return [found[key] for key in sorted(found)]
 
 
-def changed(root: Path, mutant: Mutant) -> str:
-    """The text of a mutant's file with its fault."""
-    data = (root / mutant.file).read_bytes()
-    return (data[: mutant.edit.start] + mutant.edit.text.encode() + data[mutant.edit.stop :]).decode()
+@functools.cache
+def head_of(statement):
+    """A statement without the statements in it."""
+    return changed(statement, body=[ast.Pass()], orelse=[]) if hasattr(statement, "body") else statement
+
+
+@functools.cache
+def first_line(head):
+    return ast.unparse(head).partition("\n")[0]
+
+
+def replaced(node, old, new):
+    """A node, or a field of one, with `new` in place of `old`; all others keep their lines."""
+    if node is old:
+        return new
+    if isinstance(node, list):
+        return [replaced(part, old, new) for part in node]
+    return changed(node, **{n: replaced(part, old, new) for n, part in vars(node).items()}) if isinstance(node, ast.AST) else node
+
+
+def planted(mutant: Mutant) -> ast.Module:
+    """The tree of a mutant's file with its fault."""
+    return ast.fix_missing_locations(replaced(mutant.tree, mutant.old, ast.copy_location(changed(mutant.new), mutant.old)))
 
 
 def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
@@ -310,4 +298,4 @@ def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     rows = [rng.sample(group, len(group)) for group in groups.values()]
     rng.shuffle(rows)
     turns = [row[turn] for turn in range(max(map(len, rows), default=0)) for row in rows if turn < len(row)]
-    return sorted(turns[:count], key=lambda mutant: (mutant.file, mutant.edit))
+    return sorted(turns[:count], key=lambda mutant: (mutant.file, mutant.line))

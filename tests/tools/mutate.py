@@ -4,8 +4,8 @@ A fault (mutants.py) is put into functions that are already imported, in a child
 collected the tests. So a fault costs only the tests that reach its function, the fastest first, until one fails. mutmut,
 cosmic-ray and poodle know no dropped terms, swapped arguments or lost detach, and the last two import torch for each fault.
 
-Faults that change nothing stand with the reason in equivalent_mutants.txt: a file, the line before and after, the reason. They
-are not planted. Survivors make the exit code 1. It needs Linux.
+Faults that change nothing stand in equivalent_mutants.txt: a file, the statement before and after, the reason. They are not
+planted. Survivors make the exit code 1. It needs Linux.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.tools.mutants import Mutant, changed, mutants_of, sample
+from tests.tools.mutants import Mutant, mutants_of, planted, sample
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
@@ -172,14 +172,13 @@ def codes_in(code: CodeType) -> Iterator[CodeType]:
 
 def install(mutant: Mutant, functions: dict[str, list[FunctionType]]) -> str | None:
     """Plant a fault in the functions; return the changed one's name. None: it is a module's constant, changed wherever it is."""
-    path, text = str(ROOT / mutant.file), changed(ROOT, mutant)
-    name = None
-    for code in codes_in(compile(text, path, "exec")):
+    path, tree, name = str(ROOT / mutant.file), planted(mutant), None
+    for code in codes_in(compile(tree, path, "exec")):
         for function in functions.get(name_of(code), ()):
             if function.__code__ != code:
                 function.__code__, name = code, name_of(code)
     if name is None:
-        node = next(node for node in ast.parse(text).body if node.lineno <= mutant.line <= node.end_lineno)
+        node = next(node for node in tree.body if node.lineno <= mutant.line <= node.end_lineno)
         constant, modules = node.targets[0].id, [*sys.modules.values()]
         own = next(vars(module) for module in modules if getattr(module, "__file__", None) == path)
         value, old = eval(compile(ast.Expression(node.value), path, "eval"), own), own[constant]
@@ -225,7 +224,7 @@ def in_child(work: Callable, task: object, path: Path) -> None:
 
 
 def read_equivalent(path: Path) -> dict[tuple[str, str, str], str]:
-    """{(file, line before, line after): why it changes nothing}."""
+    """{(file, statement before, and after): why it changes nothing}."""
     blocks = path.read_text().strip().split("\n\n") if path.exists() else []
     rows = [block.split("\n", 3) for block in blocks if block]
     return {(file, before[2:], after[2:]): why for file, before, after, why in rows}

@@ -6,9 +6,11 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
+from accelerated.data.windows import cut, overlap_of
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
@@ -31,16 +33,12 @@ def model_of(kind, tokenizer=BYTES, **changes):
 
 
 def windows_of(document, config):
-    """Yield lists (tokens, targets, scored) of a document's windows, each padded to a segment."""
-    length, overlap, size = config.segment, getattr(config, "overlap", 0), len(document.inputs)
-    starts = [0] if size else []
-    while starts and starts[-1] + length < size:
-        starts.append(starts[-1] + length - overlap)
-    for start in starts:
-        places = range(start, start + length)
-        new = [place < size and (start == 0 or place >= start + overlap) for place in places]
-        tokens, targets = ([int(field[p]) if p < size else 0 for p in places] for field in (document.inputs, document.targets))
-        yield tokens, targets, [own and bool(document.scored[place]) for own, place in zip(new, places, strict=True)]
+    """Yield (tokens of a document's window, padded to a segment, {place in it: target} of what it scores)."""
+    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
+        own = range(window.first - 1, window.stop)
+        tokens = [int(token) for token in document.inputs[window.start : window.stop]]
+        scored = {place - window.start: int(document.targets[place]) for place in own if document.scored[place]}
+        yield [*tokens, *[0] * (config.segment - len(tokens))], scored
 
 
 def step_by_hand(model, objective, clip):
@@ -62,17 +60,15 @@ def by_hand(model, documents, clip):
     model, total, right = model.eval(), 0.0, 0
     for document in sorted(documents, key=lambda document: -len(document.inputs)):
         state = model.initial_state(1)
-        for number, (tokens, targets, scored) in enumerate(windows_of(document, model.config)):
-            scored = [place for place, own in enumerate(scored) if own]
-            state = [field.detach() for field in (state if number else model.initial_state(1))]
-            incoming = type(model.initial_state(1))(*state) if number else model.initial_state(1)
-            logits, state, auxiliary = model(torch.tensor([tokens]), incoming)
-            logs = logits[0].log_softmax(-1)
-            wanted = [targets[place] for place in scored]
-            total -= logs[scored, wanted].sum().item()
-            right += sum(best == target for best, target in zip(logs[scored].argmax(-1).tolist(), wanted, strict=True))
+        for number, (tokens, scored) in enumerate(windows_of(document, model.config)):
+            state = type(state)(*(field.detach() for field in state)) if number else model.initial_state(1)
+            logits, state, auxiliary = model(torch.tensor([tokens]), state)
+            places, targets = [*scored], torch.tensor([*scored.values()], dtype=torch.long)
+            losses = functional.cross_entropy(logits[0, places], targets, reduction="none")
+            total += losses.sum().item()
+            right += (logits[0, places].argmax(-1) == targets).sum().item()
             if scored:
-                step_by_hand(model, -logs[scored, wanted].sum() / len(scored) + sum(auxiliary.values()), clip)
+                step_by_hand(model, losses.mean() + sum(auxiliary.values()), clip)
     return total, right
 
 

@@ -1,8 +1,6 @@
 """The agent: V-trace is the paper's sum, losses and gradients are those of definitions, what acts is what learns."""
 
 import copy
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from accelerated.lab.systems.agent import ACTIONS, OUTPUTS
 from accelerated.program.errors import InputError
 
 FEW = agent.SETTINGS | {"lanes": 3, "updates": 3}
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 EQUAL = {"memory": (2, 6, 32), "compressed": (2, 6, 32)}  # {field: its shape without the lanes}
 STATES = {f"rate-{rate}": EQUAL for rate in (1, 2, 3, 4, 6)} | {
     "block_recurrent": {"states": (1, 8, 32), "keys": (2, 2, 6, 16), "values": (2, 2, 6, 16)},
@@ -194,10 +191,3 @@ def test_a_point_of_a_curve_is_a_mean_of_ten_updates(monkeypatch):
     [(core, seed, settings, _)] = calls
     assert core.config.compression_rate == 3 and settings is agent.SETTINGS and seed == 7
     assert torch.equal(agent.make_core("rate-3", 7).embedding, core.embedding)
-
-
-def test_the_kept_page_is_that_of_its_record():
-    record = json.loads((RESULTS / "compressive-figure-5.json").read_text())
-    assert (RESULTS / "compressive-figure-5.md").read_text() == agent.page(record)
-    assert record["settings"] == agent.SETTINGS and record["runs"].keys() == agent.ROWS.keys()
-    assert {len(run["successes"]) for runs in record["runs"].values() for run in runs.values()} == {50}

@@ -1,8 +1,6 @@
 """The command of Table 3 trains each row on one task from the same weights, and says what came out."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab import experiment
 from accelerated.lab.systems import questions, reader, two_hops
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
 BPE = tokenizer_of_ranks("bpe", {bytes([byte]): byte for byte in range(256)})
 SMALLEST = {"width": 8, "layers": 2, "heads": 2, "feed_forward": 8, "segment": 24, "module_width": 8, "dropout": 0.0}
 
@@ -97,9 +94,3 @@ def test_a_text_of_the_task_has_so_many_windows_and_no_others(monkeypatch):
     lengths = [len(example.tokens) for example in questions.task_examples(20, ["A.", "Two."], BPE, 1)]
     assert {*lengths} == {least, least + 1, most}
     assert lengths == [length for length in every if least <= length <= most][:20]
-
-
-def test_the_kept_page_is_that_of_its_record():
-    record = json.loads((RESULTS / "pretrained_recurrence-3.json").read_text())
-    assert (RESULTS / "pretrained_recurrence-3.md").read_text() == questions.page(record)
-    assert list(record["runs"]) == list(questions.ROWS) and record["settings"] == questions.SMALL
