@@ -4,6 +4,7 @@ import argparse
 import re
 from collections import Counter, namedtuple
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -83,7 +84,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
-    training = load_corpus(run.settings.data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
+    data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)  # a GPT-2 names none
+    training = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     documents = run.splits[run.split]
     counts = word_counts(training, distinct_words(documents, run.tokenizer), run.tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
