@@ -109,9 +109,9 @@ def compare(expected: dict, actual: dict, inner: list) -> list[Row]:
     return rows
 
 
-def report(title: str, rows: list[Row], unknown: list, whole: bool) -> bool:
-    """Print the verdict, the first wrong tensor, and a table, whole or of failures only; returns whether all agree."""
-    wrong = [row for row in rows if not row.passes]
+def report(title: str, rows: list[Row], unknown: list, whole: bool) -> str:
+    """Print the verdict, the first wrong tensor, and a table, whole or of failures only; returns that tensor's name, if any."""
+    first, wrong = None, [row for row in rows if not row.passes]
     missing = [row for row in wrong if row.words.startswith("missing")]
     print(f"{title}: {len(rows) - len(wrong)} of {len(rows)} tensors agree, {len(missing)} missing")
     if wrong:
@@ -119,15 +119,17 @@ def report(title: str, rows: list[Row], unknown: list, whole: bool) -> bool:
         print(f"  begin with {first.name}, the first that is {'missing' if first in missing else 'wrong'}: {first.words}")
     if wrong and all(row.name.startswith(INNER) for row in wrong):
         print(f"  only {INNER} values are wrong: all that is asked for agrees")
+    if wrong and all(row.name.startswith("adamw/") for row in wrong):
+        print("  only adamw/ is wrong: gradients are right; see AdamW's line in docs/porting.md")
     for row in rows if whole else wrong:
         print(f"  {row.name:<52} {row.words}{'' if row.passes else '  FAIL'}")
     if unknown:
         print(f"  not in the vectors: {', '.join(unknown[:5])}{' and more' if len(unknown) > 5 else ''}")
-    return not wrong
+    return first.name if first else ""
 
 
-def check(vectors: Path, theirs: Path, whole: bool) -> bool:
-    """Compare one file with another and report; returns whether all tensors agree."""
+def check(vectors: Path, theirs: Path, whole: bool) -> str:
+    """Compare one file with another and report; returns the name of the first wrong tensor, if any."""
     (expected, metadata), (actual, _) = load(vectors), load(theirs)
     if "paper" not in metadata:
         raise CheckError(f"{vectors} is no file of docs/vectors: it has no metadata; give VECTORS before THEIRS")
@@ -138,13 +140,20 @@ def check(vectors: Path, theirs: Path, whole: bool) -> bool:
 def check_all(vectors: Path, theirs: Path) -> bool:
     """Compare a file with another, or the files of one name in two folders; returns whether all tensors agree."""
     if not vectors.is_dir():
-        return check(vectors, theirs, whole=True)
-    names = sorted(path.name for path in vectors.glob("*.safetensors"))
-    agreed = [check(vectors / name, theirs / name, whole=False) for name in names if (theirs / name).is_file()]
-    if not agreed:
-        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(names[:3])} ...")
-    print(f"{sum(agreed)} of {len(agreed)} cases agree; {len(names) - len(agreed)} are not in {theirs}")
-    return all(agreed)
+        return not check(vectors, theirs, whole=True)
+    paths = sorted(vectors.glob("*.safetensors"))
+    if not paths:
+        raise CheckError(f"{vectors} has no vectors; give a paper's folder, such as docs/vectors/compressive")
+    wrong = {path.name: check(path, theirs / path.name, whole=False) for path in paths if (theirs / path.name).is_file()}
+    if not wrong:
+        raise CheckError(f"{theirs} has none of the files of {vectors}: {', '.join(path.name for path in paths[:3])} ...")
+    failed = {name: tensor for name, tensor in wrong.items() if tensor}
+    print(f"{len(wrong) - len(failed)} of {len(wrong)} cases agree; {len(paths) - len(wrong)} are not in {theirs}")
+    if failed:  # the earliest in a layer that has the most of these values
+        order = max((json.loads(load(path)[1]["inner"]) for path in paths), key=len)
+        name = min(failed, key=lambda name: order.index(failed[name]) if failed[name] in order else len(order))
+        print(f"begin with {name}, {failed[name]}")
+    return not failed
 
 
 def exit_code(name: str, work: Callable[[], bool]) -> int:

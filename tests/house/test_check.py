@@ -188,7 +188,26 @@ def test_unknown_names_are_said_and_folders_are_compared(tmp_path, capsys):
     assert out.count("FAIL") == 1 and out.count("  0/") == 1, "of a folder, failures only"
 
 
-@pytest.mark.parametrize("kind", ["missing", "text", "folder", "swapped"])
+def test_of_a_folder_the_case_with_the_earliest_wrong_value_is_named(tmp_path, capsys):
+    """Not the first by its name, of which only the logits are wrong."""
+    for name, wrong in {"attention": "0/logits", "max": "inner/mixed", "mean": "inner/weights"}.items():
+        rows, _ = check.load(FOLDER / "pretrained_recurrence" / f"{name}.safetensors")
+        save_file(rows | {wrong: rows[wrong] + 1}, tmp_path / f"{name}.safetensors")
+    assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "begin with mean.safetensors, inner/weights"
+
+
+def test_wrong_steps_of_adamw_alone_are_told_apart(tmp_path, capsys):
+    path = FOLDER / "pretrained_recurrence" / "mean.safetensors"
+    rows, _ = check.load(path)
+    wrong = {name: row + 1e-6 for name, row in rows.items() if name.startswith("adamw/")}
+    for also, said in (({}, True), ({"grad/embedding": rows["grad/embedding"] * 1.01}, False)):
+        save_file(rows | wrong | also, tmp_path / "mine")
+        assert check.main([str(path), str(tmp_path / "mine")]) == 1
+        assert ("only adamw/ is wrong: gradients are right" in capsys.readouterr().out) == said
+
+
+@pytest.mark.parametrize("kind", ["missing", "text", "folder", "swapped", "of all papers"])
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(kind, tmp_path, capsys):
     path, mine = FOLDER / "compressive" / "conv-bptt.safetensors", tmp_path / "mine"
     if kind == "text":
@@ -197,10 +216,11 @@ def test_what_cannot_be_compared_is_one_line_and_exit_code_2(kind, tmp_path, cap
         save_file({"0/logits": np.zeros(3)}, mine)
     if kind == "folder":
         mine.mkdir()
-    files = {"folder": (path.parent, mine), "swapped": (mine, path)}.get(kind, (path, mine))
+    files = {"folder": (path.parent, mine), "swapped": (mine, path), "of all papers": (FOLDER, tmp_path)}.get(kind, (path, mine))
     assert check.main([*map(str, files)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("reference.check: ")
+    assert ("give a paper's folder" in error) == (kind == "of all papers")
 
 
 def test_gradients_are_checked_with_numpy_alone():

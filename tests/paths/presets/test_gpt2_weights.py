@@ -150,7 +150,9 @@ def test_a_folder_as_it_is_downloaded_is_scored_and_sampled(published, tmp_path,
     record = as_json(capsys, "overlap", folder, "--data", book, "--overlaps", "0,10", "--split", "test")
     assert [row["config"]["overlap"] for row in record["rows"]] == [0, 10]
     counted = as_json(capsys, "frequency", folder, "--data", book, "--split", "test")["by_frequency"][-1]
-    assert counted["tokens"] == record["rows"][0]["splits"]["test"]["tokens"], "its words are counted in the book's own training split"
+    assert counted["tokens"] == record["rows"][0]["splits"]["test"]["tokens"], (
+        "its words are counted in the book's own training split"
+    )
     continuation = accelerated.generate(model, tokenizer, "a", tokens=6)
     printed = as_json(capsys, "sample", folder, "--prompt", "a", "--tokens", 6)
     assert printed["continuation"] == continuation == "".join(accelerated.generate(model, tokenizer, "a", tokens=6, stream=True))
