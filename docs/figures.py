@@ -285,14 +285,14 @@ def learning():
 
 
 def memformer_flow():
-    """What the encoder reads and writes and what the decoder predicts, over three segments, and the three tasks."""
+    """What the encoder reads and writes and what the decoder predicts, over three steps, and the three tasks."""
     figure, axes = new_figure(11.2, 5.0)
-    read = ("begin tokens", "segment 1", "segment 2")
+    read = ("begin tokens $s_{-1}$", "segment $s_0$", "segment $s_1$")
     for t in range(3):
         x = 4.2 * t
         box(axes, x, 0, 2.4, 0.6, read[t], TOKEN, size=9)
         box(axes, x, 1.3, 2.4, 0.8, "encoder: reads\ntokens and memory", TOKEN, size=9)
-        box(axes, x, 3.0, 2.4, 0.8, f"decoder predicts\nsegment {t + 1}", GATE, size=9)
+        box(axes, x, 3.0, 2.4, 0.8, f"step {t}: decoder\npredicts $s_{t}$", GATE, size=9)
         box(axes, x + 2.9, 1.3, 0.8, 0.8, f"$M_{t + 1}$", STATE, size=11)
         arrow(axes, (x + 1.2, 0.65), (x + 1.2, 1.25))
         arrow(axes, (x + 1.2, 2.15), (x + 1.2, 2.95))
@@ -327,10 +327,10 @@ def memformer_slots(slots=4, tokens=8):
             x = left + j + (0.5 if j >= own else 0)
             frame(axes, x, slots - 1 - i, 0.94, 0.94, (STATE if j < own else TOKEN) if seen else HIDDEN)
         label(axes, left + own / 2, slots + 0.4, "slots" if own > 1 else "itself", STATE, 9)
-        label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of the segment", TOKEN, 9)
+        label(axes, left + own + 0.5 + tokens / 2, slots + 0.4, "encodings of $s_{t-1}$", TOKEN, 9)
         label(axes, left + (own + tokens) / 2, -0.7, title, size=10)
         for i in range(slots):
-            label(axes, left - 0.25, slots - 0.5 - i, f"slot {i + 1}", FAINT, 9, ha="right")
+            label(axes, left - 0.25, slots - 0.5 - i, f"slot {i}", FAINT, 9, ha="right")
     axes.set_xlim(-2.2, 24.6)
     axes.set_ylim(-1.3, slots + 0.9)
     axes.set_aspect("equal")
@@ -338,13 +338,13 @@ def memformer_slots(slots=4, tokens=8):
 
 
 def memformer_replay():
-    """Memory replay over three segments, step by step: what is computed, what is kept, where gradients go."""
+    """Memory replay over three steps: what is computed, what is kept, where gradients go."""
     figure, axes = new_figure(11.4, 6.4)
     rows = [
-        ("1  memory path alone,\n    no gradient", None),
-        ("2  segment 3: recompute,\n    one backward call", 2),
-        ("3  segment 2", 1),
-        ("4  segment 1", 0),
+        ("first pass: memory path\nalone, no gradient", None),
+        ("back through step 2:\ncomputed again", 2),
+        ("back through step 1", 1),
+        ("back through step 0", 0),
     ]
     for row, (name, replayed) in enumerate(rows):
         y = 5.4 - 1.8 * row
@@ -356,7 +356,7 @@ def memformer_replay():
             if kept or gradient or (replayed == 2 and t == 3):
                 box(axes, x, y, 0.8, 0.6, f"$M_{t}$", STATE if not gradient or t == 3 else FAINT, size=10)
             if gradient and t < 3:
-                label(axes, x + 0.4, y - 0.28, f"$\\nabla M_{t}$", STATE, 10)
+                label(axes, x + 0.4, y - 0.28, f"$dM_{t}$", STATE, 10)
         if replayed is None:
             for t in range(2):
                 box(axes, 3.4 * t + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
@@ -365,18 +365,18 @@ def memformer_replay():
             continue
         x = 3.4 * replayed
         box(axes, x + 1.2, y, 1.6, 0.6, "encoder, writer", TOKEN, size=8)
-        box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, loss {replayed + 1}", GATE, size=8)
+        box(axes, x + 1.2, y + 0.8, 1.6, 0.5, f"decoder, $\\ell_{replayed}$", GATE, size=8)
         arrow(axes, (x + 0.85, y + 0.4), (x + 1.15, y + 0.4))
         arrow(axes, (x + 2.85, y + 0.4), (x + 3.35, y + 0.4))
         arrow(axes, (x + 3.35, y + 0.12), (x + 2.85, y + 0.12), STATE, dashed=True)
         arrow(axes, (x + 1.15, y + 0.12), (x + 0.85, y + 0.12), STATE, dashed=True)
         arrow(axes, (x + 2.0, y + 0.77), (x + 2.0, y + 0.63), GATE, dashed=True)
-        label(axes, x + 0.4, y - 0.28, f"$\\nabla M_{replayed}$", STATE, 10)
+        label(axes, x + 0.4, y - 0.28, f"$dM_{replayed}$", STATE, 10)
     label(
         axes,
         5.2,
         -0.75,
-        "solid: computed; dashed: gradient. The graph of a segment is gone before the next one is built; "
+        "solid: computed; dashed: gradient. The graph of a step is gone before the next one is built; "
         "the orange boxes are all that is kept.",
         FAINT,
         9,

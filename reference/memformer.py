@@ -1,21 +1,21 @@
 """Memformer (Wu, Lan, Gu and Yu, 2020) and Memory Replay Back-Propagation, forward and backward in NumPy.
 
-The model reads a document segment by segment and carries S memory slots from each segment to the next. An encoder reads a
-segment together with the slots, then writes the slots anew: each slot attends to itself and to the encodings of the segment,
-never to another slot. A decoder predicts the next segment from the same encodings. Gradient passes from segment to segment
-through the slots alone. Memory Replay Back-Propagation stores only the slots of a rollout, which is several segments trained
-together, and computes each segment again on the way back. Without encoder layers the model is the decoder-only one of Figure 1b.
+The model carries S memory slots from segment to segment of a document. Step t, from 0, reads segment s_{t-1} and the slots M_t,
+predicts segment s_t and writes the slots M_{t+1}. (So does Algorithm 1; Eq. 5 says s_t, M_{t-1}, s_{t+1}, M_t.) An encoder reads;
+then each slot attends to itself and to the encodings of s_{t-1}, never to another slot. A decoder predicts s_t from the same
+encodings. Gradient passes from step to step through the slots alone. Memory Replay Back-Propagation stores only the slots of a
+rollout and computes each step again on the way back. Without encoder layers the model is Figure 1b, which reads s_t itself.
 
 `slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the whole model, from (tokens, state)
 to (logits, next state); `memory_replay` trains it. Each backward stands below its forward.
 
-Glossary: code symbol, meaning, paper symbol, shape
-    tokens             token ids of one segment of N tokens              s_{t+1}         (B, N)
-    segment            N, tokens in a segment                            L
+Glossary of step t: code symbol, meaning, symbol, shape
+    tokens             token ids of one segment of N tokens              s_t             (B, N)
+    segment            N, tokens in a segment; the paper's L
     slots              S, memory slots
-    state.memory       the slots; of every layer in the decoder-only     M_{t-1}         (B, 1 or L, S, D)
-    state.previous     the previous segment, which the encoder reads     s_t             (B, N)
-    reading            what the encoder reads, masked when infilling     s_t             (B, N)
+    state.memory       the slots; of every layer in the decoder-only     M_t             (B, 1 or L, S, D)
+    state.previous     the previous segment, which the encoder reads     s_{t-1}         (B, N)
+    reading            what the encoder reads, masked when infilling     s_{t-1}         (B, N)
     readable           where reading is no padding                                       (B, N) bool
     prompt             what the decoder reads after the task's token                     (B, N)
     encoded            the encoder's final hidden states                                 (B, N, D)
@@ -291,7 +291,7 @@ def advance(params, config, tokens, state, rng=None, task=None):
 
 
 def encoder_forward(params, config, reading, memory, readable, rng):
-    """Mt = Encoder(st, Mt-1) (Eq. 5): reading (B, N), memory (B, S, D) -> encoded (B, N, D), next memory (B, S, D)."""
+    """M_{t+1} = Encoder(s_{t-1}, M_t) (Eq. 5): reading (B, N), memory (B, S, D) -> encoded (B, N, D), next memory (B, S, D)."""
     p, x, caches = subtree(params, "encoder."), params["embedding"][reading], []
     for layer in range(config.encoder_layers):
         x, cache = encoder_layer_forward(subtree(p, f"layers.{layer}."), config, x, memory, readable, rng)
