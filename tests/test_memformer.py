@@ -181,12 +181,6 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert [segment.starts.all() for segment in segments] == [True] + [False] * 5
 
 
-# Rollouts
-
-
-# Behaviour
-
-
 def test_description():
     assert "4 memory slots (encoder-decoder)" in Memformer(SMALL).describe()
     assert "4 memory slots (decoder-only, in each of its layers)" in Memformer(variant("decoder-only")).describe()

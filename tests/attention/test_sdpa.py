@@ -13,7 +13,7 @@ from accelerated.attention import content, relative_shift, signed_distance, slid
 from accelerated.protocol import computing_in
 from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
+from tests.helpers.rollouts import check_rollout, dropout_from, filled, random_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 SDPA = functional.scaled_dot_product_attention
@@ -80,25 +80,6 @@ def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
     params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
     assert as_on_a_gpu or (paper, name) == ("memformer", "decoder-only"), "whose simplified positions need the weights"
-
-
-@over(
-    [
-        ("block_recurrent", "fixed-skip-feedback"),
-        ("compressive", "conv-bptt"),
-        ("memformer", "encoder-decoder-xl"),
-        ("memorizing", "ten-of-thirteen"),
-        ("pretrained_recurrence", "overlapping"),
-    ]
-)
-def test_back_propagation_agrees_with_dropout_in_sdpa(paper, name, as_on_a_gpu):
-    """Memory replay and checkpointing compute a segment twice, and both passes must drop the same weights."""
-    config, rng = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
-    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    segments = random_segments(paper, name, rng)
-    starts = [rng.random(2) < 0.4 for _ in segments]
-    check_back_propagation(model, torch_segments(paper, segments, starts), state)
 
 
 @over(ONE_OF_EACH)

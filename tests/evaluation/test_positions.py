@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
-from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions, position_lines
+from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions
 from accelerated.evaluation.score import TrainedRun, token_nats
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 from tests.helpers.variants import PAPERS, variant
@@ -80,16 +80,6 @@ FIRST, SECOND, LAST = (
     )
 )
 ROWS = [FIRST, SECOND]
-
-
-def test_the_table():
-    cleared = [row | {"bits_per_byte": row["bits_per_byte"] * 2} for row in ROWS]
-    assert position_lines({"carried": ROWS, "memory cleared": cleared}) == [
-        "bits per byte by the position of the predicted token in its document",
-        "             position  documents        tokens     carried   memory cleared",
-        "             0 to 511          3         1,024      1.0000           2.0000",
-        "           512 to 699          1             0           -                -",
-    ]
 
 
 def test_what_the_figure_shows(monkeypatch, tmp_path):

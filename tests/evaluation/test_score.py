@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
+from accelerated.data.lanes import Joined, joined_for_lanes
 from accelerated.data.windows import Document, count_words, cut
-from accelerated.evaluation.score import Score, carries_nothing, check_score, count_bytes, evaluate, token_nats
+from accelerated.evaluation.score import Score, check_score, evaluate, token_nats
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
 from tests.conftest import examples
-from tests.helpers.texts import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of, text_document
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, shaken, variant
 
 WINDOWED = dataclasses.replace(PAPERS["pretrained_recurrence"].small, vocabulary=264)  # as many as MERGED has
@@ -100,22 +100,10 @@ def test_a_batch_holds_what_there_is_to_read_and_progress_counts_it(change, leng
     assert sum(updates) == progress.call_args.args[1]
 
 
-def test_what_carries_nothing():
-    assert carries_nothing(model_of(dataclasses.replace(WINDOWED, vectors=0)))
-    assert not carries_nothing(model_of(WINDOWED)) and not carries_nothing(model_of(BLOCKS))
-
-
 def test_a_score_that_is_nan_is_refused():
     assert check_score(Score(2.0, 1)).nats == 2.0 and check_score(Score(math.inf, 1)).nats == math.inf
     with pytest.raises(InputError, match="predictions are NaN"):
         check_score(Score(math.nan, 1))
-
-
-def test_bytes_of_scored_tokens_are_counted():
-    documents = [document_from("the baa\n" * 6 + "é", MERGED), document_from("he", MERGED)]
-    segments = list(Lanes(documents, 2, 8))
-    expected = sum(int(MERGED.token_bytes[document.targets].sum()) for document in documents)
-    assert count_bytes(segments, MERGED) == expected > sum(segment.count_scored for segment in segments)
 
 
 @pytest.mark.parametrize("vocabulary,overlap", [(256, 0), (2, 15), (300, 7)])

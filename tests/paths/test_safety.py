@@ -6,8 +6,6 @@ import math
 import os
 import random
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
-from tests.helpers.programs import COMPRESSIVE, ROOT, differences, ended, evaluate, hanging, killed, saved, start, train
+from tests.helpers.programs import COMPRESSIVE, ROOT, differences, ended, evaluate, hanging, killed, refusal, saved, start, train
 
 QUICK = ["--sample", 0, "--validation-segments", 2, "--log-every", 1]
 SAFE = [*COMPRESSIVE, *QUICK, "--save-every", 1]
@@ -35,36 +33,11 @@ def trained(text, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """A disk of one megabyte, and a function that fills it but for so many bytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place]
-    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small disk needs mount -t tmpfs; run the tests as root of a Linux machine or container")
-
-    def fill(leaving):
-        with open(place / "filler", "wb") as file:
-            file.write(bytes(shutil.disk_usage(place).free - leaving))
-
-    yield place, fill
-    subprocess.run(["umount", place], check=True)
-
-
 def flip(path, bit):
     """Flip a bit of a file."""
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(data)
-
-
-def refusal(action, *argv):
-    """The line in which train.py or eval.py refuses these arguments."""
-    with pytest.raises(InputError) as caught:
-        action(*argv)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def refusals(run, *options):
@@ -173,26 +146,7 @@ def test_what_is_refused_leaves_a_run_as_it_was_and_its_settings_are_renewed_whe
     assert (settings()["steps"], settings()["learning_rate"], saved(trained)["step"]) == (3, 0.5, 3)
 
 
-# A full disk
-
-
-def test_a_full_disk_keeps_the_last_checkpoint(text, tmp_path, disk):
-    """A real one; the run continues when there is space again. Under the log it is one line, too."""
-    (place, fill), data_dir = disk, ["--data-dir", tmp_path / "data"]
-    run, options = place / "run", [*SAFE, "--data", text, *data_dir, "--keep", 1]
-    train(*options, "--steps", 2, "--out", run)
-    before = checkpoint_path(run).read_bytes()
-    fill(leaving=len(before) // 2)
-    line = refusal(train, "--resume", run, "--steps", 3, *data_dir)
-    assert f"cannot write {checkpoint_path(run)}: " in line and "free some space, or an earlier checkpoint there stays" in line
-    assert checkpoint_path(run).read_bytes() == before and not list(run.glob("*.writing"))
-    (place / "filler").unlink()
-    train("--resume", run, "--steps", 3, *data_dir)
-    train(*options, "--steps", 3, "--out", tmp_path / "whole")
-    assert saved(run)["step"] == 3 and losses(run) == losses(tmp_path / "whole")
-    fill(leaving=20_000)
-    line = refusal(train, "--resume", run, "--steps", 400, "--save-every", 1000, *data_dir)
-    assert line.startswith(f"cannot write {run / 'metrics.jsonl'}: No space left on device; free some space, or make")
+# What stops a run
 
 
 def test_a_full_output_is_answered_in_one_line_before_the_work(text, tmp_path):
@@ -281,31 +235,7 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     train("--resume", run, "--steps", 5)
 
 
-# Mistakes cost no time
-
-
-@pytest.mark.parametrize(
-    "argv,code,words",
-    [
-        ("--typo 3", 2, "train.py: unknown option --typo; did you mean"),
-        ("--help", 0, "--learning-rate"),
-        ("--model memformer --layers 1", 2, "train.py: --layers is an option of --model"),
-    ],
-)
-def test_mistakes_and_help_are_answered_without_torch(argv, code, words):
-    """In less than a second of computing, which a busy machine does not change."""
-    program = (
-        "import atexit, resource, runpy, sys\n"
-        f"sys.argv = ['train.py', *{argv.split()!r}]\n"
-        "slow = ('torch', 'tiktoken', 'tokenizers', 'datasets', 'matplotlib')\n"
-        "used = lambda: sum(resource.getrusage(resource.RUSAGE_SELF)[:2])\n"
-        "atexit.register(lambda: print(f'{used():.2f}', *(name for name in slow if name in sys.modules), file=sys.stderr))\n"
-        "runpy.run_path('train.py', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    *said, used = done.stderr.splitlines()
-    assert done.returncode == code and words in (said[0] if code else done.stdout) and len(said) == (code == 2)
-    assert float(used) < 1.0, "the seconds, and nothing slow"
+# A checkpoint that lies
 
 
 LIES = {  # {field: values of the right type that do not fit the run; a function makes one of the saved value}

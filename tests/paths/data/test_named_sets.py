@@ -21,7 +21,7 @@ from accelerated.data.sources import say_once, split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from tests.helpers.programs import serving
+from tests.helpers.programs import refusal, serving
 from tests.helpers.texts import as_zip, content
 
 ENWIK8 = bytes(i % 256 for i in range(1000))
@@ -36,14 +36,6 @@ BOOKS = {
     for i in range(n)
 }
 BOOKS |= {"/train/notes.md": b"no book"}
-
-
-def refusal(call, *arguments):
-    """The message of the InputError that a call raises."""
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.fixture
@@ -159,16 +151,6 @@ def test_what_is_wrong_with_a_set_is_one_line(server, tmp_path, monkeypatch, wro
     assert re.search(words.replace("FOLDER", str(folder)), refusal(read, name, tmp_path))
     assert wrong != "a server that refuses" or len(server.asked) == 1
     assert wrong == "too many books" or not list(folder.glob("*/*/[0-8].txt"))
-
-
-def test_official_sizes():
-    """The papers' numbers: a typing error would change them unnoticed."""
-    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
-    assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
-    assert named_sets.WIKITEXT_ARTICLES == {"train": 28_475, "valid": 60, "test": 60}
-    assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
-    wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-    assert [named_sets.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
 
 
 CONTENT = bytes(i % 251 for i in range(100_000))

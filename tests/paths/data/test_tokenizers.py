@@ -25,6 +25,7 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, open_tokenizer, run_tokenizer, train_words
 from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
+from tests.helpers.programs import refusal
 from tests.helpers.texts import small_encoding
 
 SMALL = BpeTokenizer("small", small_encoding())
@@ -36,14 +37,6 @@ DAMAGED = "it is damaged or missing; restore it from a copy of the run"
 def show_ranks(tokens):
     """The contents of a ranks file, for tokens in the order of their ranks."""
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
-def refusal(call, *arguments):
-    """The message of the InputError that a call raises."""
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def folder_of(path, **texts):
