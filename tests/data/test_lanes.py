@@ -188,6 +188,10 @@ def test_what_is_spread_comes_from_all_over(ns, tokens, longest):
     assert np.abs(error).max() <= longest, "no stretch of the text is read more than another, but for one piece"
 
 
+def test_a_single_book_is_read_at_its_beginning_middle_and_end():
+    assert spread(documents_of([101]), tokens=20, longest=5).spans == [(0, 10, 15), (0, 35, 40), (0, 60, 65), (0, 85, 90)]
+
+
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
 def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lanes, seed):
     """At a document's end the next one's first token is predicted, and not scored; values of the parts go back to documents."""

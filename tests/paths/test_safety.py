@@ -4,7 +4,6 @@ import base64
 import json
 import math
 import os
-import random
 import shutil
 
 import pytest
@@ -33,13 +32,6 @@ def trained(text, tmp_path):
     return tmp_path / "run"
 
 
-def flip(path, bit):
-    """Flip a bit of a file."""
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(data)
-
-
 def refusals(run, *options):
     """The lines in which a run is refused to be resumed, to be begun from and to be evaluated."""
     init = ["--init", run, "--steps", 1, "--out", run.parent / "begun"]
@@ -63,31 +55,24 @@ def losses(run):
 # Nothing damaged is used
 
 
-def test_a_flipped_bit_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path):
-    """In the checkpoint, the tokenizer and the tokens; so is the tokenizer of another run."""
+def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_path):
+    """The checkpoint or the tokens; the tokenizer of another run. Flipped bits of each: the tests of their modules."""
     run, data_dir = tmp_path / "run", ["--data-dir", tmp_path / "data"]
     options = [*SAFE, "--data", text, "--tokenizer", write_ranks(tmp_path / "ranks", b"th", b"he"), *data_dir]
     train(*options, "--steps", 2, "--out", run)
     checkpoint, ranks = checkpoint_path(run), run / "tokenizer.tiktoken"
     [tokens] = (path for path in (tmp_path / "data").rglob(TOKENS) if path.is_file())
-    for path, words in (
-        (checkpoint, f"{checkpoint}.* remove it and copy an earlier step-N.pt"),
-        (ranks, f"{ranks}.* restore it"),
-        (tokens, f"{tokens.parent} is damaged .*{tokens.name}.*; remove that folder"),
+    for path, damaged, words in (
+        (tokens, tokens.read_bytes()[:-1] + b"x", f"{tokens.parent} is damaged"),
+        (ranks, b"", f"{ranks}"),
+        (ranks, write_ranks(tmp_path / "other", b"th", b"an").read_bytes(), "is not the one that"),
+        (checkpoint, checkpoint.read_bytes()[:5_000], "copy an earlier step-N.pt"),
     ):
-        last = 8 * path.stat().st_size - 1
-        for bit in (0, last - 8 * 74, random.Random(path.name).randrange(last)):  # the checksum begins near a checkpoint's end
-            flip(path, bit)
-            lines = refusals(run, *data_dir) if path != tokens else [refusal(evaluate, "score", run, *data_dir)]
-            for line in lines:
-                assert words.partition(".*")[0] in line and words.rpartition(".*")[2].strip() in line, line
-            flip(path, bit)
-    kept = ranks.read_bytes()
-    shutil.copyfile(write_ranks(tmp_path / "other", b"th", b"an"), ranks)
-    for line in refusals(run, *data_dir):
-        assert str(ranks) in line and "is not the one that" in line and "was trained with" in line
-    ranks.write_bytes(kept)
-    flip(checkpoint, 5_000)
+        right = path.read_bytes()
+        path.write_bytes(damaged)
+        lines = refusals(run, *data_dir) if path != tokens else [refusal(evaluate, "score", run, *data_dir)]
+        assert all(words in line for line in lines), lines
+        path.write_bytes(right)
     checkpoint.unlink()
     shutil.copyfile(run / "step-1.pt", checkpoint)
     train("--resume", run, "--steps", 4, *data_dir)
