@@ -79,23 +79,6 @@ def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
     assert model.unused.grad is None
 
 
-def test_all_parameters_are_copied_by_one_operation():
-    """And so are their gradients."""
-    names = []
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            names.append(function.overloadpacket._qualified_op_name)
-            return function(*args, **(kwargs or {}))
-
-    model = PAPERS["block_recurrent"].model(PAPERS["block_recurrent"].small)
-    with Counting(), computing_in(model, torch.bfloat16):
-        copies = list(model.parameters())
-        torch.autograd.backward(copies, [torch.ones_like(copy) for copy in copies])
-    assert names.count("aten::_foreach_copy_") == 2 and "aten::_to_copy" not in names and "aten::copy_" not in names
-    assert all(p.grad.dtype == torch.float32 and (p.grad == 1).all() for p in model.parameters())
-
-
 def test_a_frequent_tokens_gradient_is_added_up_in_float32():
     """4,000 gradients of 1 in bfloat16 would stop at 256."""
     embedding = torch.zeros(3, 2, dtype=torch.bfloat16, requires_grad=True)

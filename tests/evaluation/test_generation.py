@@ -43,8 +43,7 @@ STREAMS = [
 
 def random_model(paper, name, **changes):
     """A model with weights so large that every token of a context has an effect."""
-    config, rng = dataclasses.replace(variant(paper, name), **changes), np.random.default_rng(3)
-    return PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
+    return PAPERS[paper].random_model(dataclasses.replace(variant(paper, name), **changes))
 
 
 @torch.no_grad()

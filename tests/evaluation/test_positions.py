@@ -103,8 +103,7 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
     config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
-    params = PAPERS["pretrained_recurrence"].random_params(config, np.random.default_rng(3))
-    model = PAPERS["pretrained_recurrence"].model_with(params, config).eval()
+    model = PAPERS["pretrained_recurrence"].random_model(config)
     documents = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
     record, lines = positions.report(run, SimpleNamespace(plot=None))

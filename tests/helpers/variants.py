@@ -43,6 +43,10 @@ class Paper(NamedTuple):
         model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
         return model
 
+    def random_model(self, config, seed=3):
+        """The accelerated model with random_params, in evaluation mode."""
+        return self.model_with(self.random_params(config, np.random.default_rng(seed)), config).eval()
+
     def to_torch(self, arrays):
         """Turn a reference's State or Task into the accelerated one."""
         kind = Task if type(arrays).__name__ == "Task" else self.module.State

@@ -23,6 +23,7 @@ from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
@@ -68,8 +69,7 @@ PARTS = {  # {part: its keys}, in the order of the keys of a softmax, and in how
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     """Averaged over layers and heads; a part without keys is left out."""
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
-    config, rng = variant(paper, name), np.random.default_rng(5)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    config, rng, params, state, model, torch_state = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
     softmaxes = watch(monkeypatch, PAPERS[paper].reference)
     PAPERS[paper].reference.forward(params, config, tokens, state)
@@ -79,7 +79,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     assert len(weights) == layers, "a softmax of the reference was not found"
     pieces = np.split(np.mean(weights, (0, 2)), np.cumsum([*parts.values()])[:-1], axis=-1)
     expected = np.stack([piece.sum(-1) for piece in pieces], -1)  # (B, N, P)
-    model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    model, given = model.eval(), (torch.tensor(tokens), torch_state)
     reading, group = read_watched(model, paper, *given)
     assert torch.equal(reading.hidden, model.read(*given).hidden)
     assert not any(module._forward_hooks for module in model.modules())
@@ -94,8 +94,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
 def run_of(paper, name, documents, tokenizer=BYTES, carry_over=False):
     """A TrainedRun of a model with random weights."""
     config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
-    params = PAPERS[paper].random_params(config, np.random.default_rng(3))
-    model = PAPERS[paper].model_with(params, config).eval()
+    model = PAPERS[paper].random_model(config)
     about = (SimpleNamespace(model=paper), {"step": 7}, tokenizer, 2, "some data", {"valid": documents}, carry_over)
     return TrainedRun("runs/some", model, *about)
 
