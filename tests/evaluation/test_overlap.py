@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.attention.content import content_attention_plain
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
-    differences,
     model_name,
     overlap_table,
     paper_flops,
@@ -45,15 +44,6 @@ def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_ever
     assert " ".join(line.split()) == f"{cells} (trained with overlap 0, memory cleared)" and without.split()[4] == "-"
     for vectors, name in ((0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")):
         assert model_name({"vectors": vectors, "segment": 6}) == name
-
-
-def test_differences_from_training():
-    other = dataclasses.replace(SMALL, segment=4, overlap=0, pool="advance")
-    assert differences(other, SMALL) == ["trained with segment 6", "trained with overlap 2", "trained with pool all"]
-    assert differences(SMALL, SMALL) == []
-    plain = dataclasses.replace(SMALL, vectors=0)
-    assert differences(dataclasses.replace(plain, overlap=0, pool="advance"), plain) == []
-    assert differences(dataclasses.replace(plain, segment=5), plain) == ["trained with segment 6"]
 
 
 TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}
