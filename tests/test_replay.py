@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -14,17 +13,15 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import detach
-from reference import rollout
 from tests.conftest import examples
-from tests.helpers.comparison import LADDER, assert_agree, named
+from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
     check_back_propagation,
-    filled,
     in_lane_1,
     random_segments,
-    reference_segments,
+    reference_gradients,
     setting,
     torch_segments,
 )
@@ -76,16 +73,8 @@ def test_through_time_is_the_references_back_propagation(paper, name):
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     segments = random_segments(paper, name, rng)
     starts = in_lane_1(segments)
-    actual = back_propagated("through_time", model, torch_segments(paper, segments, starts), torch_state)
-    rows, caches, after = rollout.rollout_forward(
-        PAPERS[paper].reference, params, config, reference_segments(segments, starts), state
-    )
-    grads, _ = rollout.rollout_backward(PAPERS[paper].reference, params, config, caches)
-    losses = {name: np.zeros(1) for name in actual if "auxiliary" in name}
-    for number in range(len(segments)):
-        losses = {name: mean + rows[f"{number}/{name}"] / len(segments) for name, mean in losses.items()}
-    loss = np.array([rows["objective"] - sum(losses.values(), np.zeros(1))[0]])
-    assert_agree({"loss": loss} | losses | grads | filled(named("state", after)), actual, LADDER)
+    expected = reference_gradients(paper, params, config, segments, starts, state)
+    assert_agree(expected, back_propagated("through_time", model, torch_segments(paper, segments, starts), torch_state), LADDER)
 
 
 RUN = replay.run_segment
