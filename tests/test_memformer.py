@@ -19,8 +19,7 @@ from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
 SMALL, variant = PAPER.small, PAPER.variant
-random_params, random_state = PAPER.random_params, PAPER.random_state
-to_torch = PAPER.to_torch
+random_params, to_torch = PAPER.random_params, PAPER.to_torch
 
 
 # Definitions

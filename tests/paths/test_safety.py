@@ -1,6 +1,5 @@
 """A night's work is safe: nothing damaged is used, one process writes a run, results are kept, data may move."""
 
-import base64
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
 from tests.helpers.programs import COMPRESSIVE, ROOT, differences, ended, evaluate, hanging, killed, refusal, saved, start, train
+from tests.helpers.texts import show_ranks
 
 QUICK = ["--sample", 0, "--validation-segments", 2, "--log-every", 1]
 SAFE = [*COMPRESSIVE, *QUICK, "--save-every", 1]
@@ -42,8 +42,7 @@ def refusals(run, *options):
 
 def write_ranks(path, *merged):
     """Write a tokenizer of the 256 bytes and some longer tokens, in tiktoken's format."""
-    tokens = [*(bytes([byte]) for byte in range(256)), *merged]
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
+    path.write_bytes(show_ranks([*(bytes([byte]) for byte in range(256)), *merged]))
     return path
 
 

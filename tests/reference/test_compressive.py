@@ -11,7 +11,7 @@ from reference import compressive as ref
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["compressive"]
-SMALL, variant = PAPER.small, PAPER.variant
+variant = PAPER.variant
 random_params, random_state = PAPER.random_params, PAPER.random_state
 
 
