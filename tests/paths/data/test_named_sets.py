@@ -149,6 +149,16 @@ def test_what_is_wrong_with_a_set_is_one_line(server, tmp_path, monkeypatch, wro
     assert wrong == "too many books" or not list(folder.glob("*/*/[0-8].txt"))
 
 
+def test_official_sizes():
+    """The papers' numbers: a typing error would change them unnoticed."""
+    assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
+    assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
+    assert named_sets.WIKITEXT_ARTICLES == {"train": 28_475, "valid": 60, "test": 60}
+    assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
+    assert [named_sets.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
+
+
 CONTENT = bytes(i % 251 for i in range(100_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 

@@ -123,6 +123,26 @@ def test_presets_in_bfloat16_fit_several_gpus():
         assert getattr(config, "head_width", config.width // config.heads) % 8 == 0, pair
 
 
+def test_the_recall_presets_ask_for_what_only_a_memory_can_reach():
+    """Where gradient must reach back to the facts, a rollout holds a document, and nearer questions teach first."""
+    for model in ("block_recurrent", "compressive", "memformer"):
+        settings = PRESETS[model, "recall-16"]
+        task, segment = settings.recall, settings.model_config.segment
+        assert (task.distance, task.pairs, task.values, segment % 16) == (256, 4, 10, 0), model
+        assert model == "compressive" or (task.vary_distance and settings.training.horizon * segment >= task.length)
+    for name in ("recall", "recall-16"):
+        task, config = PRESETS["compressive", name].recall, PRESETS["compressive", name].model_config
+        longer = PRESETS["compressive", f"{name}-xl"].model_config
+        assert task.distance >= longer.layers * (longer.memory + longer.segment), "Transformer-XL could reach back"
+        assert task.length <= config.memory + config.compression_rate * config.compressed_memory, "out of the model's reach"
+    for model in ("memformer", "pretrained_recurrence"):
+        settings = PRESETS[model, "recall"]
+        task, segment = settings.recall, settings.model_config.segment
+        assert settings.training.horizon * segment >= task.length, "a rollout holds a document"
+        asked = {(2 * task.pairs + task.distance + task.spacing * i + 1) // segment for i in range(task.questions)}
+        assert asked == {0, 1, 2, 3, 4} if model == "pretrained_recurrence" else task.distance >= 8 * segment
+
+
 def test_settings_survive_a_checkpoint_and_another_programs_are_refused():
     chosen = PRESETS["memformer", "wikitext-103"]
     chosen = chosen._replace(recall=RecallConfig(distance=7), data=DataConfig(data="a folder", documents="folders"))
