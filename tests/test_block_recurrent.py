@@ -18,7 +18,7 @@ from tests.helpers.rollouts import filled
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["block_recurrent"]
-SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+VARIANTS, variant = PAPER.variants, PAPER.variant
 random_state = PAPER.random_state
 
 

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated import replay
 from accelerated.protocol import require_gradient
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import torch_segments
+from tests.helpers.rollouts import both_sides, torch_segments
 from tests.helpers.variants import PAPERS, over, variant
 
 
@@ -24,8 +24,7 @@ from tests.helpers.variants import PAPERS, over, variant
 )
 def test_key_biases_have_exactly_no_gradient(paper, name):
     """They add the same to all scores of a query, and softmax cancels it, on both sides; what is inserted is among the keys."""
-    own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(5)
-    params, state = own.random_params(config, rng), own.random_state(config, rng, 2)
+    own, (config, rng, params, state, model, torch_state) = PAPERS[paper], both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
     logits, _, cache = own.reference.forward(params, config, tokens, state)
     grads, _ = own.reference.backward(params, config, cache, rng.standard_normal(logits.shape))
@@ -33,8 +32,7 @@ def test_key_biases_have_exactly_no_gradient(paper, name):
     assert len(biases) >= 3 and not any(grads[key].any() for key in biases)
     shifted, _, _ = own.reference.forward(params | {key: params[key] + 1.0 for key in biases}, config, tokens, state)
     assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-    model = own.model_with(params, config)
-    output = model(torch.tensor(tokens), own.to_torch(state))
+    output = model(torch.tensor(tokens), torch_state)
     (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
     assert all(p.grad is None for key, p in model.named_parameters() if key in biases)
 
@@ -105,7 +103,7 @@ LATER = [  # (paper, changes, in how many of 12 segments the first one's last to
 def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
     """After that, to the bit, it does not."""
     own, config, runs = PAPERS[paper], dataclasses.replace(PAPERS[paper].small, **changes), []
-    model = own.model_with(own.random_params(config, np.random.default_rng(3)), config).eval()
+    model = own.random_model(config)
     segments = torch.randint(11, (12, 1, model.config.segment))
     other = segments.clone()
     other[0, 0, -1] = (other[0, 0, -1] + 1) % 11

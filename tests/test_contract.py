@@ -68,14 +68,6 @@ def test_a_model_can_be_made_on_the_meta_device(paper, name):
     assert [f.shape for f in output.state] == [f.shape for f in state] == list(model.state_shapes(2))
 
 
-@over([each for each in ONE_OF_EACH if each[0] not in ("block_recurrent", "memorizing")])
-def test_the_biases_of_matrices_begin_at_zero(paper, name):
-    """The Block-Recurrent and the Memorizing Transformer's matrices have none."""
-    params = PAPERS[paper].reference.init_params(variant(paper, name), np.random.default_rng(0))
-    biases = [params[matrix + "_bias"] for matrix in params if matrix + "_bias" in params]
-    assert len(biases) >= 4 and not any(bias.any() for bias in biases)
-
-
 @over(EVERY_VARIANT)
 def test_accelerated_equals_reference(paper, name, monkeypatch):
     """Logits, states, losses and gradients over segments, with a document start in the second; then five steps.

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from accelerated import replay
 from accelerated.evaluation.generation import Sampling, draw
-from accelerated.evaluation.score import Score, evaluate, predictions, score_lines, score_record
+from accelerated.evaluation.score import Score, predictions, score_lines, score_record
 from tests.conftest import examples
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import agreed, back_propagated, both_sides, in_lane_1, random_rows, starting, torch_segments
-from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
 
@@ -150,17 +149,6 @@ def test_of_logits_of_ten_thousand_the_largest_is_drawn(sampling):
         assert draw(logits, sampling, torch.Generator().manual_seed(0)).tolist() == [1, 0]
 
 
-def test_a_perplexity_beyond_a_double_is_reported_as_infinite():
-    """Of a model that is sure of wrong tokens; its bits are finite."""
-    model = PAPERS["compressive"].model(dataclasses.replace(variant("compressive", "conv-bptt"), vocabulary=256))
-    with torch.no_grad():
-        model.embedding *= 1e6
-    score = evaluate(model, documents_of([30, 20]), BYTES, 2)
-    assert math.isfinite(score.bits_per_byte) and score.perplexity(score.tokens) == math.inf
-    assert score_record(score, (1, "words"))["word_perplexity"] == math.inf
-    assert "perplexity          inf" in score_lines(score, (1, "words"), 1)
-
-
 @pytest.mark.parametrize("nats,expected", [(math.inf, math.inf), (math.nan, math.nan), (1e308, math.inf), (709.0, math.inf)])
 def test_infinite_losses_are_reported_as_such(nats, expected):
     score = Score(nats, 1, 0, 1)
@@ -179,27 +167,3 @@ def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_
     params, rows = scaled(params, {"embedding": 10.0**exponent}), random_rows(config, np.random.default_rng(0), count=2)
     for dtype in (torch.float32, torch.bfloat16):
         assert all_finite(paper, config, params, rows, dtype), dtype
-
-
-# Queries that see no key (tests/data/test_tasks.py: no text that an encoder reads is empty)
-
-
-@over([("pretrained_recurrence", name) for name in ("overlapping", "several-vectors", "at-every-layer", "one-token")])
-def test_before_a_first_window_there_is_nothing_to_see(paper, name):
-    """Whatever the state holds there: nothing of it is read, and it gets no gradient; nor does the module."""
-    config, rng, params, _, model, _ = both_sides(paper, name)
-    ref, [(tokens, *_)], found = PAPERS[paper].reference, random_rows(config, rng, count=1), []
-    for value in (0.0, 1e30):
-        state = ref.State(np.full((2, config.width), value), np.zeros(2, bool))
-        logits, _, cache = ref.forward(params, config, tokens, state)
-        grads, dstate = ref.backward(params, config, cache, np.ones_like(logits))
-        own = PAPERS[paper].to_torch(state)
-        own.pooled.requires_grad_()
-        model.zero_grad()
-        read = model(torch.tensor(tokens), own).logits
-        read.sum().backward()
-        assert not dstate.pooled.any() and (own.pooled.grad is None or not own.pooled.grad.any())
-        modules = [grads[n] for n in grads if n.startswith("module.")] + [p.grad for p in model.module.parameters()]
-        assert not any(gradient.any() for gradient in modules if gradient is not None)
-        found.append((logits, read.detach()))
-    assert (found[0][0] == found[1][0]).all() and torch.equal(found[0][1], found[1][1])

@@ -12,7 +12,7 @@ from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluate, predictions, token_nats
 from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import back_propagated, gradients, setting
+from tests.helpers.rollouts import gradients, setting
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
@@ -41,16 +41,6 @@ def test_a_loss_in_chunks_is_that_of_all_logits(paper, name, on_host, monkeypatc
         nats = replay.summed_nats(hidden, model.output_matrix(), replay.targets_of(segment))
         (3 * nats).backward()
         assert_agree(expected, {"nats": nats[None]} | gradients(model), 1e-11, chunk)
-
-
-@over(ONE_OF_EACH)
-def test_rollouts_in_chunks_are_those_with_all_logits(paper, name, on_host, monkeypatch):
-    """By each method; with dropout, unscored tokens, tasks and a document start: loss, every gradient and the next state."""
-    model, segments, state = setting(paper, name)
-    expected = back_propagated("through_time", model, segments, state)
-    for method, chunk in zip(replay.BACKPROP, CHUNKS.values(), strict=True):
-        monkeypatch.setattr(replay, "CHUNK", chunk)
-        assert_agree(expected, back_propagated(method, model, segments, state), 1e-11, f"{method}, chunks of {chunk}")
 
 
 @pytest.mark.parametrize("chunk", [20, 10_000])
@@ -142,15 +132,3 @@ def test_predictions_are_those_of_the_logits(chunk, on_host, monkeypatch):
     np.testing.assert_allclose(found.nats, expected.numpy(), rtol=1e-12)
     right = (logits.argmax(-1) == targets) & scored
     assert (found.right == right.numpy()).all() and 0 < right.sum() < scored.sum() and found.nats.dtype == np.float64
-
-
-@over(ONE_OF_EACH)
-def test_scores_in_chunks_are_those_with_all_logits(paper, name, monkeypatch):
-    model = PAPERS[paper].model(dataclasses.replace(variant(paper, name), vocabulary=256))
-    documents = documents_of([40, 9, 31])
-    score, nats = evaluate(model, documents, BYTES, 2), token_nats(model, documents, 2)
-    monkeypatch.setattr(replay, "CHUNK", 800)
-    again = evaluate(model, documents, BYTES, 2)
-    assert again.nats == pytest.approx(score.nats, rel=1e-12) and again[1:] == score[1:]
-    for expected, actual in zip(nats, token_nats(model, documents, 2), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-11)

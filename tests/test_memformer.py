@@ -14,18 +14,12 @@ from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.memformer import Memformer
 from reference import memformer as ref
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
 SMALL, variant = PAPER.small, PAPER.variant
-random_params, random_state = PAPER.random_params, PAPER.random_state
-to_torch = PAPER.to_torch
-
-
-def both_models(name, seed=9):
-    config = variant(name)
-    params, model = ref.init_params(config, np.random.default_rng(seed)), Memformer(config, seed=seed).train()
-    return config, params, model
+random_params, to_torch = PAPER.random_params, PAPER.to_torch
 
 
 # Definitions
@@ -101,7 +95,7 @@ def test_the_model_is_equations_5_to_7():
 
 def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
     """In the encoder-decoder a segment's tokens change its own logits, and the memory one segment later."""
-    _, _, model = both_models("encoder-decoder")
+    model = Memformer(SMALL)
     tokens, state = torch.randint(11, (1, 6)), model.initial_state(1)
     other = (tokens + 1) % 11
     first, second = (model(t, state) for t in (tokens, other))
@@ -116,9 +110,8 @@ def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
 @pytest.mark.parametrize("kind", range(3))
 def test_task_tokens_and_rows(kind):
     """A special token starts the decoder; row i predicts token i + 1 in continuation and token i in other tasks."""
-    config, params, model = both_models("encoder-decoder")
-    rng = np.random.default_rng(0)
-    state, tokens, task = random_state(config, rng, 2), rng.integers(11, size=(2, 6)), random_task(config, rng, [kind, kind])
+    config, rng, params, state, model, torch_state = both_sides("memformer", "encoder-decoder")
+    tokens, task = rng.integers(11, size=(2, 6)), random_task(config, rng, [kind, kind])
     encoded, memory, _ = ref.encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, None)
     prompt = np.concatenate([np.full((2, 1), 11 + 2 + kind), task.prompt], axis=1)
     hidden, _ = ref.decoder_forward(params, config, prompt, encoded, task.readable, None)
@@ -126,7 +119,7 @@ def test_task_tokens_and_rows(kind):
     expected = {"logits": rows @ params["embedding"][:11].T / math.sqrt(10), "memory": memory[:, None]}
     logits, after, _ = ref.forward(params, config, tokens, state, None, task)
     assert_agree(expected, {"logits": logits, "memory": after.memory}, 1e-12)
-    output = model(torch.tensor(tokens), to_torch(state), to_torch(task))
+    output = model(torch.tensor(tokens), torch_state, to_torch(task))
     assert_agree(expected, {"logits": output.logits, "memory": output.state.memory}, 1e-11)
     assert (after.previous == tokens).all() and torch.equal(output.state.previous, torch.tensor(tokens))
 
@@ -134,9 +127,8 @@ def test_task_tokens_and_rows(kind):
 @pytest.mark.parametrize("place", [0, 5])
 def test_padding_is_never_read(place):
     """Other tokens in the encoder's padding change neither logits nor memory, bit for bit."""
-    config, params, model = both_models("encoder-decoder")
-    rng = np.random.default_rng(0)
-    state, tokens, task = random_state(config, rng, 2), rng.integers(11, size=(2, 6)), random_task(config, rng, [1, 1])
+    config, rng, params, state, model, torch_state = both_sides("memformer", "encoder-decoder")
+    tokens, task = rng.integers(11, size=(2, 6)), random_task(config, rng, [1, 1])
     readable = np.ones((2, 6), bool)
     readable[:, place] = False
     reading = task.reading.copy()
@@ -144,14 +136,14 @@ def test_padding_is_never_read(place):
     tasks = [task._replace(readable=readable), task._replace(readable=readable, reading=reading)]
     (a, after_a, _), (b, after_b, _) = (ref.forward(params, config, tokens, state, None, t) for t in tasks)
     assert (a == b).all() and (after_a.memory == after_b.memory).all()
-    first, second = (model(torch.tensor(tokens), to_torch(state), to_torch(t)) for t in tasks)
+    first, second = (model(torch.tensor(tokens), torch_state, to_torch(t)) for t in tasks)
     assert torch.equal(first.logits, second.logits) and torch.equal(first.state.memory, second.state.memory)
     shown = ref.forward(params, config, tokens, state, None, task._replace(readable=np.ones((2, 6), bool)))
     assert not (shown[0] == a).all() and not (shown[1].memory == after_a.memory).all()
 
 
 def test_the_decoder_only_model_refuses_tasks():
-    config, params, model = both_models("decoder-only")
+    config, _, params, _, model, _ = both_sides("memformer", "decoder-only")
     task = random_task(config, np.random.default_rng(0), [0])
     for read in (ref.forward, ref.advance):
         with pytest.raises(ValueError, match="no tasks but continuation"):
@@ -179,12 +171,6 @@ def test_the_references_tasks_are_the_lanes_tasks():
     asked = [document[:, 1:7], document[:, 0:6], document[:, 0:6], document[:, 19:25], document[:, 18:24], document[:, 18:24]]
     assert all((segment.targets == targets).all() for segment, targets in zip(segments, asked, strict=True))
     assert [segment.starts.all() for segment in segments] == [True] + [False] * 5
-
-
-# Rollouts
-
-
-# Behaviour
 
 
 def test_description():

@@ -16,7 +16,7 @@ from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["pretrained_recurrence"]
-SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+SMALL, variant = PAPER.small, PAPER.variant
 random_params, to_torch, model_with = PAPER.random_params, PAPER.to_torch, PAPER.model_with
 GREEDY = Sampling(temperature=0.0)
 RECURRENT = ["overlapping", "several-vectors", "at-every-layer", "at-the-last-layer", "fixed-key", "linear-module"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from accelerated.protocol import computing_in, memory_of_copies, put_lanes
+from accelerated.protocol import computing_in, detach, memory_of_copies, put_lanes, require_gradient
 
 
 class State(NamedTuple):
@@ -23,6 +23,13 @@ def test_some_lanes_are_replaced_in_place():
 def test_all_lanes_replace_the_state_and_leave_the_old_one_as_it_was():
     state, new = (State(torch.full((2, 3), value), torch.full((2,), value)) for value in (0.0, 1.0))
     assert put_lanes(state, slice(0, 2), new) is new and not state.rows.any()
+
+
+def test_a_state_that_requires_gradient_is_a_leaf_and_a_detached_one_has_no_graph():
+    state = State(2 * torch.ones(3, 1, requires_grad=True), torch.arange(3))
+    leaf = require_gradient(state)
+    assert leaf.rows.is_leaf and leaf.rows.requires_grad and not leaf.counts.requires_grad
+    assert not detach(state).rows.requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

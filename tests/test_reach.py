@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelerated.protocol import require_gradient
+from tests.helpers.rollouts import both_sides
 from tests.helpers.variants import PAPERS, over, random_task, variant
 from tests.tools.reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
 
@@ -92,10 +93,8 @@ def cells(paper, params, names):
 
 def measured(paper, name):
     """{subject: names of the parameters that are reached}, after checking that both sides reach the same ones."""
-    config, rng = variant(paper, name), np.random.default_rng(5)
-    own, params = PAPERS[paper], PAPERS[paper].random_params(config, rng)
-    model, found = own.model_with(params, config), {}
-    tokens, middle = rng.integers(config.vocabulary, size=(2, 2, config.segment)), own.random_state(config, rng, 2)
+    own, (config, rng, params, middle, model, _), found = PAPERS[paper], both_sides(paper, name), {}
+    tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))
     for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
         task = [random_task(config, rng, [kind, kind])] if kind else []
         for when in ("first", "later"):

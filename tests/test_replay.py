@@ -3,10 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from types import SimpleNamespace
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,18 +12,16 @@ from hypothesis import strategies as st
 from accelerated import replay
 from accelerated.data.lanes import Segment
 from accelerated.lab.speed.timing import peak_memory
-from accelerated.protocol import Model, Reading, detach, replace_lanes, require_gradient, state_from
-from reference import rollout
+from accelerated.protocol import detach
 from tests.conftest import examples
-from tests.helpers.comparison import LADDER, assert_agree, named
+from tests.helpers.comparison import LADDER, assert_agree
 from tests.helpers.rollouts import (
     back_propagated,
     both_sides,
     check_back_propagation,
-    filled,
     in_lane_1,
     random_segments,
-    reference_segments,
+    reference_gradients,
     setting,
     torch_segments,
 )
@@ -78,50 +73,8 @@ def test_through_time_is_the_references_back_propagation(paper, name):
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     segments = random_segments(paper, name, rng)
     starts = in_lane_1(segments)
-    actual = back_propagated("through_time", model, torch_segments(paper, segments, starts), torch_state)
-    rows, caches, after = rollout.rollout_forward(
-        PAPERS[paper].reference, params, config, reference_segments(segments, starts), state
-    )
-    grads, _ = rollout.rollout_backward(PAPERS[paper].reference, params, config, caches)
-    losses = {name: np.zeros(1) for name in actual if "auxiliary" in name}
-    for number in range(len(segments)):
-        losses = {name: mean + rows[f"{number}/{name}"] / len(segments) for name, mean in losses.items()}
-    loss = np.array([rows["objective"] - sum(losses.values(), np.zeros(1))[0]])
-    assert_agree({"loss": loss} | losses | grads | filled(named("state", after)), actual, LADDER)
-
-
-def dropping_in_the_first_pass_alone(model):
-    advance = model.advance
-
-    def advance_by_other_numbers(*read):
-        torch.rand(1)
-        return advance(*read)
-
-    model.advance = advance_by_other_numbers
-
-
-def losing_the_memorys_gradient(model):
-    read = model.read
-    model.read = lambda tokens, state, *task: read(tokens, detach(state), *task)
-
-
-def losing_a_task(model):
-    advance = model.advance
-    model.advance = lambda tokens, state, *task: advance(tokens, state)
-
-
-WITH_REPLAY = [("memformer", "encoder-decoder"), ("memformer", "decoder-only"), ("pretrained_recurrence", "several-vectors")]
-FAULTS = [(fault, *each) for fault in (dropping_in_the_first_pass_alone, losing_the_memorys_gradient) for each in WITH_REPLAY]
-
-
-@pytest.mark.parametrize("fault,paper,name", [*FAULTS, (losing_a_task, "memformer", "encoder-decoder")])
-def test_a_broken_replay_is_noticed(fault, paper, name):
-    """Other dropout in the first pass, no gradient into memory, or a first pass without the task."""
-    model, *given = setting(paper, name)
-    expected = check_back_propagation(model, *given)
-    fault(model)
-    with pytest.raises(AssertionError):
-        assert_agree(expected, back_propagated("memory_replay", model, *given), TOLERANCE)
+    expected = reference_gradients(paper, params, config, segments, starts, state)
+    assert_agree(expected, back_propagated("through_time", model, torch_segments(paper, segments, starts), torch_state), LADDER)
 
 
 RUN = replay.run_segment
@@ -240,94 +193,27 @@ def test_methods_take_only_seeds_from_the_global_generator(method):
     assert losses[0] != losses[1] == losses[2]
 
 
-# A model of two parameters
+# Groups of lanes, and document starts
 
 
-class CounterState(NamedTuple):
-    total: torch.Tensor  # (B, 1)
-    last: torch.Tensor  # (B,) token ids: a field without gradient
-
-
-class Counter(Model):
-    """A two-parameter model of the protocol with an auxiliary loss and an integer state field."""
-
-    def __init__(self):
-        super().__init__()
-        self.config = SimpleNamespace(vocabulary=4)
-        self.rate, self.start = torch.nn.Parameter(torch.tensor(0.5)), torch.nn.Parameter(torch.tensor(0.2))
-
-    def initial_state(self, batch):
-        return CounterState(self.start.expand(batch, 1), torch.zeros(batch, dtype=torch.long))
-
-    def output_matrix(self):
-        return torch.linspace(-0.1, 0.1, 4)[:, None]
-
-    def read(self, tokens, state):
-        total = state.total * self.rate + tokens.sum(1, keepdim=True) * self.rate + state.last[:, None]
-        hidden = total[:, :, None].expand(-1, tokens.shape[1], -1)  # (B, N, 1)
-        return Reading(hidden, CounterState(total, tokens[:, -1]), {"size": (total**2).mean(), "rate": self.rate**2})
-
-    def advance(self, tokens, state):
-        return self.read(tokens, state).state
-
-
-class Forgetful(Counter):
-    """It writes a state that it does not read."""
-
-    def read(self, tokens, state):
-        return super().read(tokens, CounterState(*(torch.zeros_like(field) for field in state)))
-
-
-def test_a_state_that_nothing_reads_passes_no_gradient_on():
-    model, segments = Forgetful(), random_rollout(dataclasses.replace(SMALL, vocabulary=4), 3)
-    segments = [segment._replace(starts=torch.zeros(3, dtype=torch.bool)) for segment in segments]
-    check_back_propagation(model, segments, model.initial_state(3))
-
-
-def test_auxiliary_losses_are_averaged_over_segments_beside_the_loss():
-    """And `scored` and `share` weigh the lanes of a group: the groups' gradients sum to those of all lanes."""
-    model, segments = Counter(), random_rollout(dataclasses.replace(SMALL, vocabulary=4), 3)
-    state = detach(model.initial_state(3))
-    rows = check_back_propagation(model, segments, state)
+@pytest.mark.parametrize("method", replay.BACKPROP)
+def test_groups_of_lanes_add_up_to_all_lanes(method):
+    """`scored` is the divisor of all lanes, `share` weighs a group's auxiliary losses: gradients and losses sum."""
+    model, segments, state = setting("compressive", "conv-attention_reconstruction", dropout=0.0)
+    expected = back_propagated(method, model, segments, state)
     model.zero_grad()
-    loss, auxiliary, carried, scored = 0.0, 0.0, state, sum(int(s.scored.sum()) for s in segments)
-    for segment in segments:
-        carried = replace_lanes(segment.starts, model.initial_state(3), carried)
-        logits, carried, extra = model(segment.tokens, carried)
-        loss = loss - logits.log_softmax(-1).gather(-1, segment.targets[..., None])[segment.scored].sum() / scored
-        auxiliary = auxiliary + extra["size"] / 3 + extra["rate"] / 3
-    (loss + auxiliary).backward()
-    expected = {"loss": loss[None].detach(), "rate": model.rate.grad.clone(), "start": model.start.grad.clone()}
-    assert_agree(expected, {name: rows[name] for name in expected}, TOLERANCE)
-    for method in replay.BACKPROP.values():
-        model.zero_grad()
-        parts = [
-            method(model, [s.keep_lanes(lanes) for s in segments], CounterState(*(f[lanes] for f in state)), scored, share)[0]
-            for lanes, share in ((slice(0, 2), 2 / 3), (slice(2, 3), 1 / 3))
-        ]
-        assert_agree(expected, {"loss": sum(parts)[None], "rate": model.rate.grad, "start": model.start.grad}, TOLERANCE)
-
-
-def test_replace_lanes_selects_and_routes_gradient():
-    initial = CounterState(torch.ones(3, 1, requires_grad=True), torch.tensor([9, 9, 9]))
-    old = CounterState(torch.zeros(3, 1, requires_grad=True), torch.tensor([1, 2, 3]))
-    state = replace_lanes(torch.tensor([True, False, True]), initial, old)
-    assert state.last.tolist() == [9, 2, 9] and state.total[:, 0].tolist() == [1, 0, 1]
-    state.total.sum().backward()
-    assert initial.total.grad[:, 0].tolist() == [1, 0, 1] and old.total.grad[:, 0].tolist() == [0, 1, 0]
+    parts = []
+    for lane in (slice(0, 1), slice(1, 2)):
+        own = [segment.keep_lanes(lane) for segment in segments]
+        given = type(state)(*(field[lane] for field in state))
+        parts.append(replay.BACKPROP[method](model, own, given, replay.count_scored(segments), 0.5)[:2])
+    losses = {"loss": sum(loss for loss, _ in parts)[None]}
+    losses |= {f"auxiliary.{name}": sum(auxiliary[name] for _, auxiliary in parts)[None] for name in parts[0][1]}
+    found = losses | {name: p.grad for name, p in model.named_parameters()}
+    assert len(losses) == 4
+    assert_agree({name: expected[name] for name in found}, found, TOLERANCE)
 
 
 def test_an_initial_state_is_made_only_if_a_lane_starts():
-    [segment], state = random_rollout(SMALL, 1), CounterState(torch.zeros(3, 1), torch.zeros(3))
+    [segment], state = random_rollout(SMALL, 1), PAPERS["block_recurrent"].model(SMALL).initial_state(3)
     assert replay.begin(None, segment._replace(starts=torch.zeros(3, dtype=torch.bool)), state) is state
-    starting = segment._replace(starts=torch.tensor([False, True, False]))
-    assert replay.begin(Counter(), starting, state).total[:, 0].tolist() == [0, pytest.approx(0.2), 0]
-
-
-def test_state_helpers():
-    state = CounterState(torch.ones(3, 1, requires_grad=True) * 2, torch.tensor([1, 2, 3]))
-    leaf = require_gradient(state)
-    assert leaf.total.is_leaf and leaf.total.requires_grad and not leaf.last.requires_grad
-    assert not detach(state).total.requires_grad
-    restored = state_from(state, (torch.zeros(3, 1), torch.zeros(3)))
-    assert isinstance(restored, CounterState) and not restored.total.any()

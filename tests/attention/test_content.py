@@ -55,15 +55,6 @@ def test_a_cpu_takes_sdpa_where_it_is_faster(dtype, needed, monkeypatch):
     assert bool(taken) == (dtype == torch.float32 and "query" in needed)
 
 
-def test_dropout_is_drawn_by_torchs_dropout(monkeypatch):
-    """So that a test can replace its random numbers."""
-    rates, rows = [], torch.randn(1, 2, 5, 4)
-    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, rate: rates.append(rate) or x)
-    content_attention(rows, rows, rows)
-    content_attention(rows, rows, rows, dropout=0.4)
-    assert rates == [0.4]
-
-
 def test_off_the_cpu_sdpa_is_taken_for_more_than_one_key_with_dropout_too(monkeypatch):
     for device, keys, fused in (("meta", 2, True), ("meta", 1, False), ("cpu", 2, False)):
         query, key = (torch.empty(1, 1, rows, 4, device=device) for rows in (3, keys))

@@ -229,11 +229,3 @@ def test_scaled_attention_by_sdpa(batch, heads, tiles, n, k, width):
     shape = lambda rows: (batch, heads, *middle, rows, width)  # noqa: E731
     inputs = drawn(query=shape(n), key=shape(k), value=shape(k), scale=(heads, *(1 for _ in middle)))
     assert_agree(gradients(content.scaled_attention_plain, inputs), gradients(content.scaled_attention_sdpa, inputs), 1e-12)
-
-
-def test_a_causal_mask_is_causal():
-    inputs = drawn(**dict.fromkeys(("query", "key", "value"), (2, 3, 6, 5)))
-    expected = gradients(content.content_attention_plain, inputs, mask=torch.ones(6, 6).triu(1).bool())
-    for options in ({"mask": content.causal_mask(6, 6)}, {"causal": True}):
-        assert_agree(expected, gradients(content.content_attention_plain, inputs, **options), 1e-15)
-        assert_agree(expected, gradients(content.content_attention, inputs, **options), 1e-12)

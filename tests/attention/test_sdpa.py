@@ -1,7 +1,5 @@
 """Attention by SDPA, a GPU's path, equals the plain path on a CPU: by operation, in whole models, with dropout; what it saves."""
 
-import dataclasses
-import math
 import sys
 
 import numpy as np
@@ -12,8 +10,8 @@ from torch.nn import functional
 from accelerated.attention import content, relative_shift, signed_distance, sliding_window
 from accelerated.protocol import computing_in
 from tests.attention.test_paths import relative_inputs, sliding_inputs
-from tests.helpers.comparison import LADDER, TOLERANCE, assert_agree, named
-from tests.helpers.rollouts import check_back_propagation, check_rollout, dropout_from, filled, random_segments, torch_segments
+from tests.helpers.comparison import TOLERANCE, assert_agree
+from tests.helpers.rollouts import both_sides, check_rollout, random_segments
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 SDPA = functional.scaled_dot_product_attention
@@ -44,61 +42,15 @@ def as_on_a_gpu(monkeypatch):
     return calls
 
 
-@over(THROUGH_SDPA)
-def test_dropout_acts_where_the_reference_has_it(paper, name, monkeypatch, as_on_a_gpu):
-    """With the reference's random numbers in SDPA too."""
-    config, rng, lanes = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5), 2
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, lanes)
-    ref, tokens = PAPERS[paper].reference, rng.integers(config.vocabulary, size=(lanes, config.segment))
-
-    def attend(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if causal:
-            offset = ~content.causal_mask(*scores.shape[-2:])
-        if offset is not None:
-            scores = scores.masked_fill(~offset, -math.inf) if offset.dtype == torch.bool else scores + offset
-        weights = scores.softmax(-1)
-        folded = len(weights) != lanes
-        weights = functional.dropout(content.unfold_tiles(weights, lanes) if folded else weights, dropout)
-        return (content.fold_tiles(weights) if folded else weights) @ value
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(functional, "dropout", dropout_from(np.random.default_rng(7)))
-    logits, after, _ = ref.forward(params, config, tokens, state, np.random.default_rng(7))
-    output = PAPERS[paper].model_with(params, config).train()(torch.tensor(tokens), PAPERS[paper].to_torch(state))
-    expected, actual = {"logits": logits} | named("state", after), {"logits": output.logits} | named("state", output.state)
-    assert_agree(filled(expected), filled(actual), LADDER)
-
-
 # Whole models
 
 
 @over(THROUGH_SDPA)
 def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
     """Logits, states, losses and gradients over segments, with a document start in the second; then five steps."""
-    config, rng = variant(paper, name), np.random.default_rng(5)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    config, rng, params, state, _, _ = both_sides(paper, name)
     check_rollout(paper, config, params, random_segments(paper, name, rng), state, name)
     assert as_on_a_gpu or (paper, name) == ("memformer", "decoder-only"), "whose simplified positions need the weights"
-
-
-@over(
-    [
-        ("block_recurrent", "fixed-skip-feedback"),
-        ("compressive", "conv-bptt"),
-        ("memformer", "encoder-decoder-xl"),
-        ("memorizing", "ten-of-thirteen"),
-        ("pretrained_recurrence", "overlapping"),
-    ]
-)
-def test_back_propagation_agrees_with_dropout_in_sdpa(paper, name, as_on_a_gpu):
-    """Memory replay and checkpointing compute a segment twice, and both passes must drop the same weights."""
-    config, rng = dataclasses.replace(variant(paper, name), dropout=0.3), np.random.default_rng(5)
-    model = PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config)
-    state = PAPERS[paper].to_torch(PAPERS[paper].random_state(config, rng, 2))
-    segments = random_segments(paper, name, rng)
-    starts = [rng.random(2) < 0.4 for _ in segments]
-    check_back_propagation(model, torch_segments(paper, segments, starts), state)
 
 
 @over(ONE_OF_EACH)

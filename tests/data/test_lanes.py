@@ -13,10 +13,8 @@ from accelerated.data.lanes import (
     Lanes,
     Parts,
     cut_for_lanes,
-    independent_windows,
     joined_for_lanes,
     longest_document,
-    one_pass,
     spread,
 )
 from accelerated.data.windows import cut
@@ -98,32 +96,6 @@ def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, size, se
     order, usable = dealt(ns, size, seed, count=20)
     for turn in range(0, len(order) - len(usable) + 1, len(usable)):
         assert sorted(order[turn : turn + len(usable)]) == usable
-
-
-@given(ns=lengths, size=sizes())
-def test_independent_windows_are_all_windows(ns, size):
-    (lanes, length, overlap), documents = size, masked(ns)
-    windows = [(number, window) for number, n in enumerate(ns) for window in cut(n, length, overlap)]
-    segments = all_of(independent_windows(documents, lanes, length, overlap))
-    assert len(segments) == -(-len(windows) // lanes)
-    rows = ((segment, row) for segment in segments for row in range(lanes))
-    for (segment, row), (number, window) in itertools.zip_longest(rows, windows, fillvalue=(-1, None)):
-        if window is None:  # padding
-            assert segment.place[row, 0] == -1 and not sum(field[row].sum() for field in segment[:4])
-            continue
-        assert segment.place[row].tolist() == [number, window.start] and segment.starts[row]
-        assert is_window(segment, row, documents[number], window)
-
-
-@given(ns=lengths, size=sizes())
-def test_one_pass_leaves_out_lanes_that_have_ended(ns, size):
-    """The remaining rows equal those of Lanes; `kept` names them by their row in the previous segment."""
-    (lanes, length, overlap), documents = size, documents_of(ns)
-    rows, whole = list(range(lanes)), all_of(Lanes(documents, lanes, length, overlap=overlap))
-    for (segment, kept), full in zip(all_of(one_pass(documents, lanes, length, overlap)), whole, strict=True):
-        rows = [rows[row] for row in kept]
-        assert rows == [lane for lane in range(lanes) if full.place[lane, 0] >= 0]
-        assert alike(segment, full.keep_lanes(rows)) and (segment.place == full.place[rows]).all()
 
 
 def test_shuffling_depends_on_seed_and_pass():

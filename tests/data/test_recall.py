@@ -17,7 +17,6 @@ from accelerated.data.recall import (
     recall_document,
 )
 from accelerated.data.windows import SPLITS
-from accelerated.training.settings import preset_settings
 
 MARKS = {ASK, *FILLER.tolist()}
 WIDTH = {"facts": 2, "copying": 1}  # tokens of what stands in the filler
@@ -145,13 +144,6 @@ def test_documents_are_those_that_published_numbers_were_measured_on(task, input
     config = RecallConfig(task=task, questions=4, distance=30, vary_distance=True)
     document = RecallDocuments(config, "train")[1]
     assert (bytes(document.inputs), bytes(document.targets[document.scored])) == (inputs, answers)
-
-
-def test_the_default_distance_is_beyond_reach_and_the_first_segment():
-    """The reach of the preset's attention, W tokens per layer, and of one segment after the memory is cleared."""
-    chosen = preset_settings("block_recurrent", "recall")
-    model, task = chosen.model_config, chosen.recall
-    assert task.distance > model.window * model.layers and 2 * task.pairs + task.distance >= model.segment
 
 
 def test_what_a_task_cannot_hold_is_refused():

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import math
 from types import SimpleNamespace
@@ -44,8 +43,7 @@ STREAMS = [
 
 def random_model(paper, name, **changes):
     """A model with weights so large that every token of a context has an effect."""
-    config, rng = dataclasses.replace(variant(paper, name), **changes), np.random.default_rng(3)
-    return PAPERS[paper].model_with(PAPERS[paper].random_params(config, rng), config).eval()
+    return PAPERS[paper].random_model(dataclasses.replace(variant(paper, name), **changes))
 
 
 @torch.no_grad()
@@ -147,40 +145,6 @@ def test_a_graphed_step_gives_the_same_logits(paper, name, fake_cuda):
     assert all(map(torch.equal, before, tensors_in((given, stream))))
 
 
-@over(ONE_OF_EACH)
-def test_a_graphed_step_gives_the_same_text(paper, name, fake_cuda, monkeypatch):
-    """Prompt and continuation over several segments, two lanes: one capture, a replay per token."""
-    model, rng = random_model(paper, name), np.random.default_rng(3)
-    config = model.config
-    prompt, count = torch.tensor(rng.integers(11, size=(2, config.segment + 1))), 3 * config.segment
-    texts = []
-    for step in (GraphedStep, lambda model: model.step):
-        monkeypatch.setattr(generation, "step_of", step)
-        drawn = continue_text(model, prompt, count, Sampling(), torch.Generator().manual_seed(1))
-        texts.append(torch.stack(list(drawn), 1))
-    assert torch.equal(*texts) and len(texts[0].unique()) > 3
-    [graph] = FakeGraph.made
-    assert graph.replays == count + getattr(config, "overlap", 0)  # the prompt's rest, and all tokens but the last
-
-
-class NoFloat64(TorchDispatchMode):
-    """Refuses float64 tensors."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        assert not any(tensor.dtype == torch.float64 for tensor in tensors_in((out,)))
-        return out
-
-
-def test_drawing_takes_no_float64():
-    """Apple's GPU has none. Logits in bfloat16 are drawn from as their values in float32."""
-    for dtype, sampling in itertools.product((torch.float32, torch.bfloat16), (Sampling(), Sampling(0.7, 0.9), GREEDY)):
-        logits = torch.randn(5, 300, dtype=torch.float32).to(dtype)
-        with NoFloat64():
-            tokens = draw(logits, sampling, torch.Generator().manual_seed(3))
-        assert torch.equal(tokens, draw(logits.float(), sampling, torch.Generator().manual_seed(3)))
-
-
 DRAWN = {  # {sampling: shares of four tokens that have probabilities 0.1, 0.4, 0.2 and 0.3}
     Sampling(): [0.1, 0.4, 0.2, 0.3],
     Sampling(top_p=0.65): [0, 4 / 7, 0, 3 / 7],
@@ -223,15 +187,6 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
         assert len(chosen) == fewest and sum(chosen) == max(sum(some) for some in sets if len(some) == fewest)
 
 
-def test_each_row_is_drawn_from_its_own_tokens_and_without_limits_from_the_whole_softmax():
-    logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 0.0, 1.0]]).repeat(500, 1)
-    for sampling in (Sampling(top_p=0.5), Sampling(0)):
-        assert draw(logits, sampling, torch.Generator().manual_seed(0)).view(500, 2).unique(dim=0).tolist() == [[1, 0]]
-    logits = torch.randn(50, 300, dtype=torch.float32)
-    expected = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(3)).squeeze(1)
-    assert torch.equal(draw(logits, Sampling(), torch.Generator().manual_seed(3)), expected) and Sampling() == (1.0, 1.0)
-
-
 @pytest.mark.parametrize("new_window", [False, True])
 def test_sampling_is_passed_on(new_window):
     """A tiny nucleus is greedy at any temperature."""
@@ -248,16 +203,11 @@ def tensors_in(field):
     return [field] if isinstance(field, torch.Tensor) else []
 
 
-def tensors_alive():
-    gc.collect()
-    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
-
-
 @over(ONE_OF_EACH)
 def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
-    """Each token takes one step; the state stops growing; no tensor and no autograd graph stays."""
-    model, sizes, alive = random_model(paper, name), [], []
-    config, step = model.config, model.step
+    """Each token takes one step; the state stops growing, and no autograd graph stays."""
+    model, sizes = random_model(paper, name), []
+    step, period = model.step, 2 * model.config.segment
 
     def watched(token, state):
         logits, after = step(token, state)
@@ -267,16 +217,9 @@ def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
         return logits, after
 
     monkeypatch.setattr(model, "step", watched)
-    period = 2 * config.segment
-    gc.collect()
-    gc.freeze()  # what is there already need not be looked through each time
     for number, token in enumerate(continue_text(model, torch.randint(11, (1, 1)), 3 * period + 1, Sampling(1.0, 0.9))):
         assert not token.requires_grad and len(sizes) == number + 1
-        if number and number % period == 0:
-            alive.append(tensors_alive())
-    gc.unfreeze()
     assert len(sizes) == 3 * period + 1 and max(sizes[: 2 * period]) == max(sizes[-period:])
-    assert len(alive) == 3 and len(set(alive[1:])) == 1
 
 
 def test_a_very_long_continuation_begins_at_once_and_without_a_gpu_no_graph_is_made():

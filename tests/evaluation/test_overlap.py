@@ -4,7 +4,6 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -12,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from accelerated.attention.content import content_attention_plain
 from accelerated.evaluation.overlap import (
     counted_flops_per_token,
-    differences,
     model_name,
     overlap_table,
     paper_flops,
@@ -46,15 +44,6 @@ def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_ever
     assert " ".join(line.split()) == f"{cells} (trained with overlap 0, memory cleared)" and without.split()[4] == "-"
     for vectors, name in ((0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")):
         assert model_name({"vectors": vectors, "segment": 6}) == name
-
-
-def test_differences_from_training():
-    other = dataclasses.replace(SMALL, segment=4, overlap=0, pool="advance")
-    assert differences(other, SMALL) == ["trained with segment 6", "trained with overlap 2", "trained with pool all"]
-    assert differences(SMALL, SMALL) == []
-    plain = dataclasses.replace(SMALL, vectors=0)
-    assert differences(dataclasses.replace(plain, overlap=0, pool="advance"), plain) == []
-    assert differences(dataclasses.replace(plain, segment=5), plain) == ["trained with segment 6"]
 
 
 TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}
@@ -100,17 +89,14 @@ def test_presets_have_the_published_sizes():
 
 def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_windows():
     config = dataclasses.replace(SMALL, vocabulary=256)
-    params, paper = (
-        PAPERS["pretrained_recurrence"].random_params(config, np.random.default_rng(3)),
-        PAPERS["pretrained_recurrence"],
-    )
-    model, documents = paper.model_with(params, config).eval(), documents_of([15, 3, 1])
+    paper, documents = PAPERS["pretrained_recurrence"], documents_of([15, 3, 1])
+    model = paper.random_model(config)
     run = TrainedRun("runs/a", model, SimpleNamespace(model_config=config), {}, BYTES, 2, "data", {"test": documents})
     record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=False))
     assert [row["config"]["overlap"] for row in record["rows"]] == [0, 2, 5] and len(lines) == 2 + 3
     for row in record["rows"]:
         other = dataclasses.replace(config, overlap=row["config"]["overlap"])
-        score = evaluate(paper.model_with(params, other).eval(), documents, BYTES, 1)
+        score = evaluate(paper.random_model(other), documents, BYTES, 1)
         assert row["splits"]["test"]["nats"] == pytest.approx(score.nats, rel=1e-9) and row["splits"]["test"]["tokens"] == 16
         assert row["counted_flops_per_token"] == counted_flops_per_token(other, documents)
         assert row["notes"] == ([f"trained with overlap {config.overlap}"] if other.overlap != config.overlap else [])

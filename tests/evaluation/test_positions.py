@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
-from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions, position_lines
+from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions
 from accelerated.evaluation.score import TrainedRun, token_nats
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 from tests.helpers.variants import PAPERS, variant
@@ -82,16 +82,6 @@ FIRST, SECOND, LAST = (
 ROWS = [FIRST, SECOND]
 
 
-def test_the_table():
-    cleared = [row | {"bits_per_byte": row["bits_per_byte"] * 2} for row in ROWS]
-    assert position_lines({"carried": ROWS, "memory cleared": cleared}) == [
-        "bits per byte by the position of the predicted token in its document",
-        "             position  documents        tokens     carried   memory cleared",
-        "             0 to 511          3         1,024      1.0000           2.0000",
-        "           512 to 699          1             0           -                -",
-    ]
-
-
 def test_what_the_figure_shows(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
     draw_positions(tmp_path / "positions.png", {"carried": ROWS}, reach=100)
@@ -113,8 +103,7 @@ def test_what_the_figure_shows(monkeypatch, tmp_path):
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
     config = dataclasses.replace(variant("pretrained_recurrence", name), vocabulary=256)
-    params = PAPERS["pretrained_recurrence"].random_params(config, np.random.default_rng(3))
-    model = PAPERS["pretrained_recurrence"].model_with(params, config).eval()
+    model = PAPERS["pretrained_recurrence"].random_model(config)
     documents = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
     record, lines = positions.report(run, SimpleNamespace(plot=None))

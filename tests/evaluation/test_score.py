@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.lanes import Joined, Lanes, joined_for_lanes
+from accelerated.data.lanes import Joined, joined_for_lanes
 from accelerated.data.windows import Document, count_words, cut
-from accelerated.evaluation.score import Score, carries_nothing, check_score, count_bytes, evaluate, token_nats
-from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.evaluation.score import Score, check_score, evaluate, token_nats
 from accelerated.program.errors import InputError
 from tests.conftest import examples
-from tests.helpers.texts import BYTES, MERGED, document_from, documents_and_tokenizer, documents_of, text_document
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, shaken, variant
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of, text_document
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 WINDOWED = dataclasses.replace(PAPERS["pretrained_recurrence"].small, vocabulary=264)  # as many as MERGED has
 BLOCKS = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=264)
@@ -26,9 +25,9 @@ BLOCKS = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=264)
 
 def model_of(config):
     """A model with weights so large that every token of a context has an effect."""
-    name = "block_recurrent" if isinstance(config, BlockRecurrent.Config) else "pretrained_recurrence"
-    rng = np.random.default_rng(3)
-    return PAPERS[name].model_with(shaken(PAPERS[name].reference.init_params(config, rng), rng), config).eval()
+    return PAPERS["block_recurrent" if isinstance(config, BlockRecurrent.Config) else "pretrained_recurrence"].random_model(
+        config
+    )
 
 
 @torch.no_grad()
@@ -100,35 +99,10 @@ def test_a_batch_holds_what_there_is_to_read_and_progress_counts_it(change, leng
     assert sum(updates) == progress.call_args.args[1]
 
 
-def test_what_carries_nothing():
-    assert carries_nothing(model_of(dataclasses.replace(WINDOWED, vectors=0)))
-    assert not carries_nothing(model_of(WINDOWED)) and not carries_nothing(model_of(BLOCKS))
-
-
 def test_a_score_that_is_nan_is_refused():
     assert check_score(Score(2.0, 1)).nats == 2.0 and check_score(Score(math.inf, 1)).nats == math.inf
     with pytest.raises(InputError, match="predictions are NaN"):
         check_score(Score(math.nan, 1))
-
-
-def test_bytes_of_scored_tokens_are_counted():
-    documents = [document_from("the baa\n" * 6 + "é", MERGED), document_from("he", MERGED)]
-    segments = list(Lanes(documents, 2, 8))
-    expected = sum(int(MERGED.token_bytes[document.targets].sum()) for document in documents)
-    assert count_bytes(segments, MERGED) == expected > sum(segment.count_scored for segment in segments)
-
-
-@pytest.mark.parametrize("vocabulary,overlap", [(256, 0), (2, 15), (300, 7)])
-def test_a_constant_model_has_the_perplexity_of_its_vocabulary(vocabulary, overlap):
-    """Exactly: each token is scored once, and padding is not counted. With 256 it has eight bits per byte."""
-    config = dataclasses.replace(WINDOWED, vocabulary=vocabulary, segment=16, max_positions=16, vectors=0, overlap=overlap)
-    model = PretrainedRecurrence(config)
-    torch.nn.init.zeros_(model.embedding)
-    tokens = [np.arange(n + 1) % vocabulary for n in (50, 1, 17)]
-    documents = [Document("d", row[:-1], row[1:], np.ones(len(row) - 1, bool)) for row in tokens]
-    score = evaluate(model, documents, mock.Mock(token_bytes=np.ones(vocabulary, int)), 3)
-    assert score.tokens == score.text_bytes == 68 and 2**score.bits_per_byte == pytest.approx(vocabulary, rel=1e-12)
-    assert math.exp(score.nats / score.tokens) == pytest.approx(vocabulary, rel=1e-12)
 
 
 def test_words_are_those_of_the_original_text():

@@ -120,6 +120,14 @@ def joined_runs(folder):
     return SimpleNamespace(texts=texts, **{name: folder / name for name in kinds})
 
 
+def refusal(call, *arguments):
+    """The line of the InputError that a call raises."""
+    with pytest.raises(InputError) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def printed(capsys, *argv):
     capsys.readouterr()
     evaluate(*argv)

@@ -149,14 +149,16 @@ def back_propagated(method, model, segments, state, dtype=torch.float64, trained
     return filled({"loss": loss[None]} | losses | gradients(model) | named("state", after))
 
 
-def reference_gradients(paper, params, config, segments, starts):
-    """The same rows by the reference, from a document's start, without auxiliary losses."""
-    ref, segments = PAPERS[paper].reference, reference_segments(segments, starts)
-    state = ref.initial_state(params, config, len(starts[0]))
+def reference_gradients(paper, params, config, segments, starts, state=None):
+    """The same rows by the reference; from a document's start unless a state is given."""
+    ref, segments, count = PAPERS[paper].reference, reference_segments(segments, starts), len(segments)
+    state = ref.initial_state(params, config, len(starts[0])) if state is None else state
     rows, caches, after = rollout.rollout_forward(ref, params, config, segments, state)
     grads, _ = rollout.rollout_backward(ref, params, config, caches)
-    nats = sum(rows[f"{k}/loss"] for k in range(len(segments)))
-    return filled({"loss": np.array([nats / rollout.count_scored(segments)])} | grads | named("state", after))
+    loss = sum(rows[f"{k}/loss"] for k in range(count)) / rollout.count_scored(segments)
+    names = [key.removeprefix("0/") for key in rows if key.startswith("0/auxiliary")]
+    losses = {name: np.array([sum(rows[f"{k}/{name}"] for k in range(count)) / count]) for name in names}
+    return filled({"loss": np.array([loss])} | losses | grads | named("state", after))
 
 
 # Both sides compared

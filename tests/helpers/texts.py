@@ -1,5 +1,6 @@
 """Texts, documents and a tokenizer for the tests: documents with recognisable tokens, zips in memory, a few BPE merges."""
 
+import base64
 import io
 import zipfile
 
@@ -47,6 +48,11 @@ def small_encoding():
         ranks[token] = len(ranks)
     pattern = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
     return tiktoken.Encoding("small", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": len(ranks)})
+
+
+def show_ranks(tokens):
+    """The contents of a file of tiktoken's ranks, for tokens in the order of their ranks."""
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
 class MergedTokenizer:

@@ -43,6 +43,10 @@ class Paper(NamedTuple):
         model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
         return model
 
+    def random_model(self, config, seed=3):
+        """The accelerated model with random_params, in evaluation mode."""
+        return self.model_with(self.random_params(config, np.random.default_rng(seed)), config).eval()
+
     def to_torch(self, arrays):
         """Turn a reference's State or Task into the accelerated one."""
         kind = Task if type(arrays).__name__ == "Task" else self.module.State
@@ -85,13 +89,10 @@ def pretrained_recurrence_state(config, rng, batch):
     return pretrained_recurrence.State(pooled, np.arange(batch) < max(1, batch - 1))
 
 
+GATES = itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
 BLOCK_RECURRENT_VARIANTS = {
-    f"{gate}-{configuration}{'-feedback' if feedback else ''}": {
-        "gate": gate,
-        "configuration": configuration,
-        "feedback": feedback,
-    }
-    for gate, configuration, feedback in itertools.product(("fixed", "lstm"), ("dual", "single", "skip"), (False, True))
+    f"{gate}-{kind}{'-feedback' * feedback}": {"gate": gate, "configuration": kind, "feedback": feedback}
+    for gate, kind, feedback in GATES
 } | {
     "two-recurrent": {"recurrent_layers": (1, 3)},
     "adjacent-recurrent-lstm": {"recurrent_layers": (2, 3), "gate": "lstm", "configuration": "dual"},
@@ -170,66 +171,31 @@ PRETRAINED_RECURRENCE_VARIANTS = {
 
 
 def paper(name, small, variants, random_state, wrong_lengths, **forms):
-    """The Paper called `name`."""
     modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
     return Paper(*modules, model_class(name), small, variants, random_state, wrong_lengths, **forms)
 
 
+SIZES = {"vocabulary": 11, "heads": 2, "feed_forward": 7}
+SMALL = SIZES | {"layers": 3}
+BIASED = {"buckets": 6, "max_distance": 5, "attention_scale": 3.0, "dropout": 0.0}  # attention with position biases
 PAPERS = {
     "block_recurrent": paper(
         "block_recurrent",
-        block_recurrent.Config(
-            vocabulary=11,
-            width=6,
-            layers=3,
-            heads=2,
-            head_width=5,
-            feed_forward=7,
-            window=4,
-            segment=12,
-            recurrent_layers=(2,),
-            states=3,
-            buckets=6,
-            max_distance=5,
-            attention_scale=3.0,
-            dropout=0.0,
-        ),
+        block_recurrent.Config(**SMALL, **BIASED, width=6, head_width=5, window=4, segment=12, recurrent_layers=(2,), states=3),
         BLOCK_RECURRENT_VARIANTS,
         block_recurrent_state,
         {length: f"{length} tokens is not a positive multiple of window 4" for length in (0, 3, 13)},
     ),
     "compressive": paper(
         "compressive",
-        compressive.Config(
-            vocabulary=11,
-            width=6,
-            layers=3,
-            heads=2,
-            head_width=5,
-            feed_forward=7,
-            segment=8,
-            memory=12,
-            compressed_memory=5,
-            compression_rate=4,
-        ),
+        compressive.Config(**SMALL, width=6, head_width=5, segment=8, memory=12, compressed_memory=5, compression_rate=4),
         COMPRESSIVE_VARIANTS,
         compressive_state,
         {length: f"{length} tokens is not one of 8" for length in (0, 4, 9)},
     ),
     "memformer": paper(
         "memformer",
-        memformer.Config(
-            vocabulary=11,
-            width=10,
-            encoder_layers=2,
-            decoder_layers=3,
-            heads=2,
-            head_width=3,
-            feed_forward=7,
-            segment=6,
-            slots=4,
-            max_distance=9,
-        ),
+        memformer.Config(**SIZES, width=10, encoder_layers=2, decoder_layers=3, head_width=3, segment=6, slots=4, max_distance=9),
         MEMFORMER_VARIANTS,
         memformer_state,
         {length: f"{length} tokens is not one of 6" for length in (0, 5, 7)},
@@ -237,31 +203,14 @@ PAPERS = {
     ),
     "memorizing": paper(
         "memorizing",
-        memorizing.Config(
-            vocabulary=11,
-            width=6,
-            layers=3,
-            heads=2,
-            head_width=5,
-            feed_forward=7,
-            segment=4,
-            memory_layer=2,
-            memory=13,
-            retrieved=10,
-            buckets=6,
-            max_distance=5,
-            attention_scale=3.0,
-            dropout=0.0,
-        ),
+        memorizing.Config(**SMALL, **BIASED, width=6, head_width=5, segment=4, memory_layer=2, memory=13, retrieved=10),
         MEMORIZING_VARIANTS,
         memorizing_state,
         {length: f"{length} tokens is not one of 4" for length in (0, 3, 8)},
     ),
     "pretrained_recurrence": paper(
         "pretrained_recurrence",
-        pretrained_recurrence.Config(
-            vocabulary=11, width=10, layers=3, heads=2, feed_forward=7, max_positions=9, segment=6, overlap=2, module_width=5
-        ),
+        pretrained_recurrence.Config(**SMALL, width=10, max_positions=9, segment=6, overlap=2, module_width=5),
         PRETRAINED_RECURRENCE_VARIANTS,
         pretrained_recurrence_state,
         {length: f"a window of {length} tokens; it must have 1 to 6" for length in (0, 7)},
@@ -318,16 +267,7 @@ def random_task(config, rng, kinds):
     return memformer.Task(np.array(kinds), reading, readable, prompt)
 
 
-ROBERTA = roberta.Config(
-    vocabulary=11,
-    width=6,
-    layers=3,
-    heads=2,
-    feed_forward=7,
-    segment=8,
-    module_width=5,
-    dropout=0.0,
-)
+ROBERTA = roberta.Config(**SMALL, width=6, segment=8, module_width=5, dropout=0.0)
 
 
 def roberta_params(config, rng):

@@ -11,7 +11,7 @@ from reference import compressive as ref
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["compressive"]
-SMALL, variant = PAPER.small, PAPER.variant
+variant = PAPER.variant
 random_params, random_state = PAPER.random_params, PAPER.random_state
 
 
@@ -43,6 +43,3 @@ def test_usage_is_the_mean_attention_at_eviction():
         sums = [sum(weights[b, h, i, 5 + row] for h in range(2) for i in range(8)) for row in range(8)]
         kept = sorted(sorted(range(8), key=lambda row: -sums[row])[:2])
         assert (after.compressed[b, 0, -2:] == state.memory[b, 0, kept]).all()
-
-
-# Configs

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 
 from reference import gradients
-from reference.rollout import Segment, rollout_backward, rollout_forward
+from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers.comparison import check_directions, named
-from tests.helpers.rollouts import random_segments
+from tests.helpers.rollouts import in_lane_1, random_segments, reference_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, random_task, variant
 
 CARRIED = {  # the fields of the next state that gradient may arrive through, without what a paper stops
@@ -34,9 +34,8 @@ def test_model_gradient(paper, name):
     """
     config, rng, own = variant(paper, name), np.random.default_rng(6), PAPERS[paper]
     params, state = own.random_params(config, rng), own.random_state(config, rng, 2)
-    segments = [
-        Segment(*rows[:3], np.array([False, k == 1]), *rows[3:]) for k, rows in enumerate(random_segments(paper, name, rng)[:3])
-    ]
+    segments = random_segments(paper, name, rng)[:3]
+    segments = reference_segments(segments, in_lane_1(segments))
     case = gradients.Case(own.reference, config, params, state, segments)
     caches = rollout_forward(own.reference, params, config, segments, state)[1]
     grads, dstate = rollout_backward(own.reference, params, config, caches)

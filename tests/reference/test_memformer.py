@@ -92,20 +92,6 @@ def test_layers_are_figures_1_and_2():
     assert_agree(expected, actual | {"memory layer": out[0]}, 1e-10)
 
 
-def test_stacks_end_in_a_norm():
-    rng = np.random.default_rng(0)
-    params, memory, tokens = random_params(SMALL, rng), rng.standard_normal((2, 4, 10)), rng.integers(11, size=(2, 6))
-    x = y = params["embedding"][tokens]
-    encoded, _, _ = ref.encoder_forward(params, SMALL, tokens, memory, None, None)
-    for layer in range(2):
-        x, _ = ref.encoder_layer_forward(ref.subtree(params, f"encoder.layers.{layer}."), SMALL, x, memory, None, None)
-    for layer in range(3):
-        y, _ = ref.decoder_layer_forward(ref.subtree(params, f"decoder.layers.{layer}."), SMALL, y, encoded, None, None)
-    hidden, _ = ref.decoder_forward(params, SMALL, tokens, encoded, None, None)
-    expected = {"encoded": oracle_norm(params, "encoder.norm", x), "hidden": oracle_norm(params, "decoder.norm", y)}
-    assert_agree(expected, {"encoded": encoded, "hidden": hidden}, 1e-10)
-
-
 # Memory replay in NumPy
 
 

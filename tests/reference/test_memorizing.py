@@ -7,8 +7,8 @@ import pytest
 
 from reference import block_recurrent
 from reference import memorizing as ref
-from reference.rollout import Segment, rollout_backward, rollout_forward
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import random_rows, reference_gradients, starting
 from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
@@ -89,17 +89,8 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
 
 def test_a_documents_loss_and_gradients_are_those_of_a_rollout():
     """The gradient passes from segment to segment through the cached keys and values (decision 10)."""
-    config, rng = SMALL, np.random.default_rng(8)
-    params, count = PAPER.random_params(config, rng), 3
-    tokens, targets = rng.integers(config.vocabulary, size=(2, count, 2, config.segment))
-    segments = [
-        Segment(t, y, np.ones(y.shape, bool), np.full(2, k == 0)) for k, (t, y) in enumerate(zip(tokens, targets, strict=True))
-    ]
-    rows, caches, _ = rollout_forward(ref, params, config, segments, ref.initial_state(params, config, 2))
-    expected, _ = rollout_backward(ref, params, config, caches)
-    loss, grads, _ = ref.loss_and_gradients(params, config, list(zip(tokens, targets, strict=True)))
-    nats = sum(
-        ref.cross_entropy_forward(rows[f"{k}/logits"], targets[k], np.ones(targets[k].shape, bool))[0] for k in range(count)
-    )
-    assert loss == pytest.approx(nats / targets.size, rel=1e-12)
-    assert_agree(expected, grads, 1e-12)
+    rng = np.random.default_rng(8)
+    params, segments = PAPER.random_params(SMALL, rng), random_rows(SMALL, rng)
+    expected = reference_gradients("memorizing", params, SMALL, segments, starting(0))
+    loss, grads, _ = ref.loss_and_gradients(params, SMALL, [rows[:2] for rows in segments])
+    assert_agree({"loss": expected["loss"]} | {name: expected[name] for name in grads}, {"loss": np.array([loss])} | grads, 1e-12)

@@ -119,6 +119,3 @@ def test_what_advance_pools_is_what_the_next_window_does_not_read():
             ref.greedy_continuation(params, config, context, 1)
         ends = np.cumsum([size - 2 for size, _ in states[:-1]])  # each window's first size - o tokens are pooled
         assert ends[-1] == length - 2 and states[-1][0] == 2 and states[-1][1].present.all()
-
-
-# Configs

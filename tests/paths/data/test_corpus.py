@@ -189,13 +189,6 @@ def test_pieces_have_the_tokens_and_words_of_the_whole(text, limit):
     assert [token for piece in pieces for token in SMALL.encode(piece)] == SMALL.encode(content).tolist()
 
 
-def test_a_text_is_cut_after_a_word_of_letters():
-    for text, cut in (("1234 " * 7, 0), ("é1" * 20, 0), ("ab cd ef", 5), ("中文 字1", 6), ("ab cdé\ne", 7), ("a\xa0b", 0)):
-        pieces = [*pieces_of(Text("x", (text.encode,)))]
-        assert pieces == [part for part in (text.encode()[:cut], text.encode()[cut:]) if part], text
-    assert [*pieces_of(Text("x", (lambda: b"a \xff\xff b c\xff",)))] == [b"a \xff\xff b", b" c\xff"]
-
-
 def test_splits_too_short_for_the_lanes_are_refused():
     splits = {"train": documents_of([14, 8]), "valid": documents_of([6, 1])}  # 20 and 5 tokens to predict
     check_length("book.txt", splits, 5, lanes=4)

@@ -7,7 +7,7 @@ import pytest
 
 from accelerated.data import named_sets, sources
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.sources import read_bytes, source_of_path, split_of, standard_library, with_missing_splits
+from accelerated.data.sources import source_of_path, split_of, standard_library, with_missing_splits
 from accelerated.data.tokenizers import train_bpe, train_words
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
@@ -174,11 +174,6 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_place(tmp_path, text, plac
     (folder / "train" / "a.txt").unlink()
     with pytest.raises(InputError, match=f"^cannot read {folder}/train/a.txt: No such file or directory; give another --data$"):
         train_words(found, 3)
-
-
-def test_pieces_are_of_one_size_in_each_part():
-    text = sources.Text("x", (lambda: b"abcdefg", lambda: b"", lambda: b"hi"))
-    assert [*read_bytes(text, 3)] == [b"abc", b"def", b"g", b"hi"] and [*read_bytes(text)] == [b"abcdefg", b"hi"]
 
 
 def test_recordings_are_read_as_samples_and_nothing_else(tmp_path):

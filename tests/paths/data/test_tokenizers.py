@@ -1,6 +1,5 @@
 """Tokenizers: any bytes survive; ranks, words and the package tokenizers' own are read and saved; BPE and words are learned."""
 
-import base64
 import functools
 import json
 import random
@@ -25,25 +24,13 @@ from accelerated.data.sources import source_of_path
 from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer, WordTokenizer, open_tokenizer, run_tokenizer, train_words
 from accelerated.program.errors import InputError
 from accelerated.training.options import vocabulary_of
-from tests.helpers.texts import small_encoding
+from tests.helpers.programs import refusal
+from tests.helpers.texts import show_ranks, small_encoding
 
 SMALL = BpeTokenizer("small", small_encoding())
 RANKS = dict(zip(SMALL.spellings[:-1], range(261), strict=True))  # without the special token
 TEXT = Path(tokenizer.__file__).read_bytes()[:3000]
 DAMAGED = "it is damaged or missing; restore it from a copy of the run"
-
-
-def show_ranks(tokens):
-    """The contents of a ranks file, for tokens in the order of their ranks."""
-    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-
-
-def refusal(call, *arguments):
-    """The message of the InputError that a call raises."""
-    with pytest.raises(InputError) as caught:
-        call(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def folder_of(path, **texts):

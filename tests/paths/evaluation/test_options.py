@@ -1,4 +1,4 @@
-"""The command line of eval.py is answered at once: without torch, and in a fraction of a second."""
+"""The command lines of eval.py and train.py are answered at once: without torch, and in a fraction of a second."""
 
 import resource
 import subprocess
@@ -8,25 +8,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SLOW_TO_IMPORT = ("torch", "tiktoken", "tqdm", "matplotlib", "filelock", "urllib.request")
+SLOW_TO_IMPORT = ("torch", "tiktoken", "tqdm", "matplotlib", "filelock", "urllib.request", "tokenizers", "datasets")
 # Runs the script with the arguments given, and prints what it imported and its exit code
 SCRIPT = f"""
 import runpy, sys
-sys.argv = ["eval.py", *sys.argv[1:]]
+sys.argv = sys.argv[1:]
 try:
-    runpy.run_path("eval.py", run_name="__main__")
+    runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
     print("imported:", *(name for name in {SLOW_TO_IMPORT} if name in sys.modules))
     print("exit code:", end.code)
 """
 ANSWERED = {
-    "--help": (None, "python eval.py attention RUN --sequences 200"),
-    "positions --help": (0, "--plot FILE"),
-    "positions . --typo": (2, "eval.py positions: unknown option --typo; did you mean --pool?"),
-    "nonsense": (2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
-    "sample . --seed 12345678901234567890": (2, "it must be at least 0 and below 2^32"),
-    "score . --data nowhere": (2, "eval.py: --data nowhere: no such file or folder"),
-    "sample . --prompt-file nowhere": (2, "eval.py: cannot use nowhere: No such file or directory; give another"),
+    "eval.py --help": (None, "python eval.py attention RUN --sequences 200"),
+    "eval.py positions --help": (0, "--plot FILE"),
+    "eval.py positions . --typo": (2, "eval.py positions: unknown option --typo; did you mean --pool?"),
+    "eval.py nonsense": (2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
+    "eval.py sample . --seed 12345678901234567890": (2, "it must be at least 0 and below 2^32"),
+    "eval.py score . --data nowhere": (2, "eval.py: --data nowhere: no such file or folder"),
+    "eval.py sample . --prompt-file nowhere": (2, "eval.py: cannot use nowhere: No such file or directory; give another"),
+    "train.py --help": (0, "--learning-rate"),
+    "train.py --typo 3": (2, "train.py: unknown option --typo; did you mean"),
+    "train.py --model memformer --layers 1": (2, "train.py: --layers is an option of --model"),
 }
 
 

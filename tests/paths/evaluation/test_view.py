@@ -23,6 +23,7 @@ from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
@@ -51,12 +52,6 @@ def watch(monkeypatch, reference):
     return softmaxes
 
 
-def summed(weights, *sizes):
-    """The weights (B, H, N, K) of consecutive keys, summed for parts of these sizes, averaged over heads: (B, N, P)."""
-    parts = np.split(weights, np.cumsum(sizes)[:-1], axis=-1)
-    return np.stack([part.sum(-1).mean(1) for part in parts], -1)
-
-
 PARTS = {  # {part: its keys}, in the order of the keys of a softmax, and in how many layers there is one
     "compressive": lambda c: (
         {"compressed memory": c.compressed_memory, "memory": c.memory, "this segment": c.segment},
@@ -74,8 +69,7 @@ PARTS = {  # {part: its keys}, in the order of the keys of a softmax, and in how
 def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     """Averaged over layers and heads; a part without keys is left out."""
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
-    config, rng = variant(paper, name), np.random.default_rng(5)
-    params, state = PAPERS[paper].random_params(config, rng), PAPERS[paper].random_state(config, rng, 2)
+    config, rng, params, state, model, torch_state = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
     softmaxes = watch(monkeypatch, PAPERS[paper].reference)
     PAPERS[paper].reference.forward(params, config, tokens, state)
@@ -85,7 +79,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     assert len(weights) == layers, "a softmax of the reference was not found"
     pieces = np.split(np.mean(weights, (0, 2)), np.cumsum([*parts.values()])[:-1], axis=-1)
     expected = np.stack([piece.sum(-1) for piece in pieces], -1)  # (B, N, P)
-    model, given = PAPERS[paper].model_with(params, config).eval(), (torch.tensor(tokens), PAPERS[paper].to_torch(state))
+    model, given = model.eval(), (torch.tensor(tokens), torch_state)
     reading, group = read_watched(model, paper, *given)
     assert torch.equal(reading.hidden, model.read(*given).hidden)
     assert not any(module._forward_hooks for module in model.modules())
@@ -100,8 +94,7 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
 def run_of(paper, name, documents, tokenizer=BYTES, carry_over=False):
     """A TrainedRun of a model with random weights."""
     config = dataclasses.replace(variant(paper, name), vocabulary=len(tokenizer.token_bytes))
-    params = PAPERS[paper].random_params(config, np.random.default_rng(3))
-    model = PAPERS[paper].model_with(params, config).eval()
+    model = PAPERS[paper].random_model(config)
     about = (SimpleNamespace(model=paper), {"step": 7}, tokenizer, 2, "some data", {"valid": documents}, carry_over)
     return TrainedRun("runs/some", model, *about)
 
@@ -245,38 +238,6 @@ def test_the_page_loads_nothing_and_is_installed_with_the_package():
     assert "default-src 'none'" in TEMPLATE and 'view.html"]' in (ROOT / "pyproject.toml").read_text()
 
 
-def colours_of(scheme):
-    """{name: its value} of the page's colours for readers who like light or dark pages."""
-    schemes = re.findall(r":root \{(.*?)\}", TEMPLATE, re.S)
-    rules = "".join(schemes[: 1 + (scheme == "dark")])  # those for dark replace the others
-    return dict(re.findall(r"--([\w-]+): ([^;]+);", rules))
-
-
-def luminance(colour):
-    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (value / 255 for value in colour)]
-    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(first, second):
-    """The contrast ratio of WCAG 2."""
-    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_every_shade(scheme):
-    colours = colours_of(scheme)
-    hexed = {name: tuple(bytes.fromhex(value[1:])) for name, value in colours.items() if value.startswith("#")}
-    share = float(colours["strength"])
-    for shade in ("helps", "hurts"):
-        mixed = [share * a + (1 - share) * b for a, b in zip(map(int, colours[shade].split()), hexed["paper"], strict=True)]
-        assert contrast(hexed["ink"], mixed) > 4.5 and contrast(mixed, hexed["paper"]) > 1.3
-    for ground in ("paper", "panel"):
-        assert contrast(hexed["ink"], hexed[ground]) > 7 and contrast(hexed["quiet"], hexed[ground]) > 4.5
-    for part in range(3):
-        assert contrast(hexed[f"part-{part}"], hexed["panel"]) > 2.5
-
-
 def fixed(value, digits):
     """The number as JavaScript's toFixed writes it: Python rounds halves to even."""
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
@@ -307,42 +268,27 @@ const tokens = () => all("#text [data-token]"), texts = () => tokens().map(token
 const panel = () => one("#detail").innerText, headings = () => all("#text h2").map(heading => heading.innerText);
 const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true, cancelable: true }));
 const place = () => [headings().map(text => parseInt(text.split(" ")[1])), document.activeElement.dataset?.token || null];
-seen.begins = { texts: texts(), panel: panel(), about: one("header").innerText, hash: location.hash, headings: headings() };
+seen.begins = { texts: texts(), panel: panel(), about: one("header").innerText, headings: headings() };
 seen.before = one("#text .unscored").textContent;
 key(document.body, "ArrowRight");
 seen.shades = tokens().map(token => [token.className, token.style.getPropertyValue("--share")]);
 tokens()[3].dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
 seen.pointed = panel();
-tokens()[5].focus();
-seen.focused = panel();
-one("#text").dispatchEvent(new PointerEvent("pointerleave"));
-seen.left = panel();
-key(tokens()[5], "ArrowRight");
-seen.next = [place(), panel()];
 tokens()[11].focus();
+seen.focused = panel();
 key(document.activeElement, "ArrowRight");
 seen.over = place();
-key(document.activeElement, "ArrowLeft");
-seen.back = place();
 key(document.activeElement, "ArrowUp");
-seen.up = place();
-key(document.activeElement, "ArrowDown");
-seen.down = [place(), location.hash];
+seen.up = [place(), location.hash];
 key(document.activeElement, "Escape");
-seen.escaped = [place(), location.hash, panel()];
-key(document.body, "ArrowRight");
-seen.right = place();
-for (let k = 0; k < 99; k++) key(document.body, "ArrowRight");
-seen.end = place();
+seen.escaped = [place(), panel()];
 one("#slider").value = 1;
 one("#slider").dispatchEvent(new Event("input"));
-seen.slid = [place(), one("#place").textContent];
 one("#at-a-time").value = 4;
 one("#at-a-time").dispatchEvent(new Event("change"));
 seen.four = [place(), one("#place").textContent, texts().length];
 one("#back").click();
-one("#back").click();
-seen.first = place();
+seen.back = place();
 const strip = one("#strip").getBoundingClientRect();
 one("#strip").dispatchEvent(new MouseEvent("click", { clientX: strip.left + strip.width * 0.54 }));
 seen.clicked = place();
@@ -355,44 +301,30 @@ addEventListener("hashchange", () => {
 });
 """
 
-COLOURS = r"""
-const colour = (element, property = "backgroundColor") => getComputedStyle(element)[property];
-document.querySelector("#text [data-token]").focus();
-const bars = [...document.querySelectorAll("#detail .bar")].map(bar => [...bar.children].map(piece => colour(piece)));
-const seen = [[colour(document.body), colour(document.body, "color"), colour(document.querySelector("#detail"))], bars];
-document.body.append(Object.assign(document.createElement("pre"), { id: "seen", textContent: JSON.stringify(seen) }));
-"""
 
-
-@pytest.fixture(scope="module")
-def browser():
-    """browser(page, script, scheme) -> what the script sees on it; skips without a Chromium."""
+def in_a_browser(path, script):
+    """What a script sees on a page; the test is skipped if there is no Chromium."""
     known = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     program = next(filter(None, map(shutil.which, known)), None)
     if program is None:
         pytest.skip("looking at the page needs a Chromium on the path")
-
-    def look(path, script, scheme="light"):
-        played = path.with_name("played.html")
-        played.write_text(path.read_text().replace("</body>", f"<script>{script}</script></body>"))
-        flags = ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "virtual-time-budget=2000", "dump-dom"]
-        flags += [f"user-data-dir={path.parent}", f"blink-settings=preferredColorScheme={int(scheme == 'light')}"]
-        command = [program, *(f"--{flag}" for flag in flags), f"{played.as_uri()}#segment=1&at-a-time=1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        match = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
-        assert match, f"the page's script ended early: {done.stderr[-2000:]}"
-        return json.loads(html.unescape(match[1]))
-
-    return look
+    played = path.with_name("played.html")
+    played.write_text(path.read_text().replace("</body>", f"<script>{script}</script></body>"))
+    flags = ["headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "virtual-time-budget=2000", "dump-dom"]
+    command = [program, *(f"--{flag}" for flag in flags), f"--user-data-dir={path.parent}"]
+    done = subprocess.run([*command, f"{played.as_uri()}#segment=1&at-a-time=1"], capture_output=True, text=True, timeout=60)
+    match = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.S)
+    assert match, f"the page's script ended early: {done.stderr[-2000:]}"
+    return json.loads(html.unescape(match[1]))
 
 
-def test_the_page_works_in_a_browser(browser, tmp_path):
+def test_the_page_works_in_a_browser(tmp_path):
     """Its text is shown as text; pointing, keys, slider, strip and address do what they say."""
     ids = np.array(HOSTILE)
     document = Document("some", ids[:-1], ids[1:], np.arange(len(ids) - 1) % 31 < 30)
     run = run_of("block_recurrent", "fixed-skip", [document], Hostile())._replace(data=Hostile.html[0])
     _, _, data = page_of(run, tmp_path / "page.html")
-    seen, segments = browser(tmp_path / "page.html", SCRIPT), data["segments"]
+    seen, segments = in_a_browser(tmp_path / "page.html", SCRIPT), data["segments"]
     count, second = len(segments), segments[1]
     assert count > 8 and seen["hacked"] == ["undefined", 0, 3]
     assert seen["before"] == "i"
@@ -416,35 +348,16 @@ def test_the_page_works_in_a_browser(browser, tmp_path):
         return [part for part in words if part not in panel]
 
     assert "Point at a token" in seen["begins"]["panel"]
-    for name, place in (("pointed", 3), ("focused", 5), ("left", 5)):
-        assert not missing(seen[name], place)
-    assert seen["next"][0] == [[2], "1,6"] and not missing(seen["next"][1], 6)
+    assert not missing(seen["pointed"], 3) and not missing(seen["focused"], 11)
     gains = [b - a for a, b in zip(*second["losses"], strict=True)]
     kinds = ["part " * (not text) + ("helps" if gain > 0 else "hurts") for text, gain in zip(second["texts"], gains, strict=True)]
     assert [kind for kind, _ in seen["shades"]] == kinds and all(gains)
     shares = [float(share or 0) for _, share in seen["shades"]]
     assert shares == pytest.approx([min(1, abs(gain) / data["scale"]) for gain in gains], abs=1e-3) and max(shares) > 0.1
-    assert seen["over"] == [[3], "2,0"] and seen["back"] == [[2], "1,11"] and seen["up"] == [[1], "0,0"]
-    assert seen["down"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
-    assert seen["escaped"][:2] == [[[2], None], "#segment=2&at-a-time=1"] and "Point at a token" in seen["escaped"][2]
-    assert seen["right"] == [[3], None] and seen["end"] == [[count], None]
-    assert seen["slid"] == [[[2], None], f"segment 2 of {count}"]
-    assert seen["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48]
-    assert seen["first"][0] == [1, 2, 3, 4] and seen["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
+    assert seen["over"] == [[3], "2,0"] and seen["up"] == [[[2], "1,0"], "#segment=2&at-a-time=1&token=1&of=2"]
+    assert seen["escaped"][0] == [[2], None] and "Point at a token" in seen["escaped"][1]
+    assert seen["four"] == [[[2, 3, 4, 5], None], f"segment 2 to 5 of {count}", 48] and seen["back"][0] == [1, 2, 3, 4]
+    assert seen["clicked"][0] == [int(0.54 * count) + k for k in (1, 2, 3, 4)]
     assert seen["recalled"] == [[[3, 4], None], "3,3"]
     sums = [(cleared - carried) / max(size, 1) for carried, cleared, size in data["overview"]["bars"]]
     assert seen["bars"] == ["helps" if gain > 0 else "hurts" for gain in sums]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_has_the_colours_that_its_reader_likes(browser, tmp_path, scheme):
-    """A bar of shares has a colour for each of its parts; a compressive model's has three."""
-    ids = np.arange(200) % 250
-    document = Document("some", ids[:-1], ids[1:], np.ones(199, bool))
-    page_of(run_of("compressive", "conv-bptt", [document]), tmp_path / "page.html")
-    (page, bars), colours = browser(tmp_path / "page.html", COLOURS, scheme), colours_of(scheme)
-
-    def rgb(*names):
-        return [f"rgb({', '.join(map(str, bytes.fromhex(colours[name][1:])))})" for name in names]
-
-    assert page == rgb("paper", "ink", "panel") and bars == [rgb("part-0", "part-1", "part-2")]

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum
 from accelerated.training import checkpoint
 from accelerated.training.checkpoint import (
-    check_tokenizer,
     load_checkpoint,
     load_exported,
     load_parameters,
@@ -23,19 +21,9 @@ from accelerated.training.checkpoint import (
 )
 from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
-from tests.helpers.programs import EMPTY_CHECKPOINT
+from tests.helpers.programs import EMPTY_CHECKPOINT, refusal
 
 CONTENTS = EMPTY_CHECKPOINT | {"step": 3, "parameters": {"w": torch.arange(6.0).view(2, 3)}, "lanes": {"reading": [(1, 2)]}}
-
-
-def refusal(function, *given):
-    """The one line of the InputError that function raises; "" if it raises none."""
-    try:
-        function(*given)
-    except InputError as error:
-        assert "\n" not in str(error)
-        return str(error)
-    return ""
 
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_whole(tmp_path, monkeypatch):
@@ -164,16 +152,6 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
     assert opened(format="another") is None and opened()["step"] == 1
     (tmp_path / WEIGHTS).write_bytes(b"")
     assert "model.safetensors is damaged or missing: config.json has another checksum" in refusal(load_exported, tmp_path)
-
-
-def test_a_tokenizer_of_another_run_is_refused():
-    class Named:
-        name, fingerprint = "learned", "abc"
-
-    check_tokenizer(Named, {"tokenizer": "abc"}, "run")
-    check_tokenizer(Named, {"tokenizer": ""}, "run")  # an earlier release did not note it
-    message = refusal(check_tokenizer, Named, {"tokenizer": "abd"}, "run")
-    assert message.startswith("the tokenizer learned is not the one that run was trained with")
 
 
 @pytest.mark.parametrize("keep", [1, 2])

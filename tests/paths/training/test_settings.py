@@ -79,15 +79,6 @@ DIFFER = {  # {(model, preset, other preset): {option: the first one's value}}, 
     ("pretrained_recurrence", "wikitext-103", "gpt2"): TWO_PASSES | {"data": "wikitext-103-raw"},
     ("pretrained_recurrence", "pg19", "gpt2"): TWO_PASSES | PART_OF_PG19,
 }
-ON_A_GPU = {  # {model: {preset: (accumulate, checkpoint_layers)}}; all others have (1, False) and compute in float32
-    "block_recurrent": {"large": (16, False), "github": (16, False)}
-    | dict.fromkeys(("paper", "bytes", "arxiv", "xl-512", "xl-1024", "xl-2048"), (2, False)),
-    "compressive": {"enwik8": (2, False), "wikitext-103": (4, False), "pg19": (16, True), "speech": (1, False)}
-    | {"enwik8-xl": (2, False), "wikitext-103-xl": (4, False), "pg19-xl": (16, True), "speech-xl": (1, False)},
-    "memformer": {"wikitext-103": (1, False), "decoder": (1, False)},
-    "memorizing": {"paper": (8, False)},
-    "pretrained_recurrence": {},
-}
 
 
 def option_values(settings):
@@ -123,16 +114,13 @@ def test_presets_have_the_papers_sizes():
     assert carrying == {("compressive", name + xl) for name in ("enwik8", "wikitext-103", "pg19") for xl in ("", "-xl")}
 
 
-def test_the_papers_sizes_fit_a_gpu():
-    """On several GPUs each process still has whole groups of lanes; heads have widths that attention kernels take."""
-    for (model, name), settings in PRESETS.items():
-        config, training = settings.model_config, settings.training
-        expected = ON_A_GPU[model].get(name)
-        found = (training.accumulate, training.checkpoint_layers, training.dtype)
-        assert found == (*(expected or (1, False)), "bfloat16" if expected else "float32"), (model, name)
-        if expected:
-            assert all(training.batch % n == 0 and training.batch // n % training.accumulate == 0 for n in (1, 2, 4, 8)), name
-            assert getattr(config, "head_width", config.width // config.heads) % 8 == 0, (model, name)
+def test_presets_in_bfloat16_fit_several_gpus():
+    """Each process has whole groups of lanes; heads have widths that attention kernels take. All others are for a CPU."""
+    on_a_gpu = {pair: settings for pair, settings in PRESETS.items() if settings.training.dtype == "bfloat16"}
+    assert len(on_a_gpu) == 19
+    for pair, (_, config, training, *_) in on_a_gpu.items():
+        assert all(training.batch % n == 0 and training.batch // n % training.accumulate == 0 for n in (1, 2, 4, 8)), pair
+        assert getattr(config, "head_width", config.width // config.heads) % 8 == 0, pair
 
 
 def test_the_recall_presets_ask_for_what_only_a_memory_can_reach():
