@@ -65,7 +65,8 @@ class AdaptiveSoftmax(NamedTuple):
             stop = start + len(tail.embedding)
             rows = rows_of((targets >= start) & (targets < stop))
             heads = heads.index_fill(0, rows, len(self.embedding) + number)
-            nats = nats + functional.nll_loss(self.within(tail, hidden[rows]), targets[rows] - start, reduction="sum")
+            within = self.within(tail, hidden.index_select(0, rows))  # the gradient of hidden[rows] would sort rows on a GPU
+            nats = nats + functional.nll_loss(within, targets[rows] - start, reduction="sum")
             start = stop
         return nats + functional.nll_loss(self.head(hidden), heads, reduction="sum", ignore_index=ignored)
 

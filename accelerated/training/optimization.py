@@ -101,6 +101,8 @@ class TrainedModel:
         # which is slower than its own generator
         replays, graphs = config.backprop == "memory_replay", config.compile == "cudagraphs"
         torch._inductor.config.fallback_random = replays
+        for parameter in model.parameters() if graphs else ():  # or .grad is the graph's result, which its next run overwrites
+            parameter.register_hook(lambda gradient: None if gradient is None else gradient.clone())
         self.read = compiled(self.read, graphs)
         if replays:
             self.advance = compiled(self.advance, graphs)

@@ -146,6 +146,42 @@ def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
     assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
 
 
+def test_a_cuda_graphs_gradients_are_copied(monkeypatch):
+    """In float32 a parameter's .grad would be the graph's result itself, which the next group's backward pass overwrites."""
+    results = torch.full((5, 3), 2.0)
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(context, embedding, scale):
+            return embedding.new_zeros(2, 4, 3)
+
+        @staticmethod
+        def backward(context, dhidden):
+            return results.view(5, 3), None
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    model = Dropping()
+    model.read = lambda tokens, state: Reading(Graph.apply(model.embedding, model.scale), state, {})
+    TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(None, model.initial_state(2)).hidden.sum().backward()
+    assert torch.equal(model.embedding.grad, results) and model.embedding.grad.data_ptr() != results.data_ptr()
+    assert model.scale.grad is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, or the stub")
+@pytest.mark.parametrize("method", ("through_time", "memory_replay"))
+def test_cuda_graphs_run_group_after_group(method):
+    """Three iterations of three groups of lanes in float32, whose gradients are gathered."""
+    torch._dynamo.reset()
+    torch.set_default_dtype(torch.float32)
+    model, tokens = Dropping().cuda().train(), torch.randint(5, (3 if method == "memory_replay" else 1, 2, 4))
+    segments = [Segment(each, each, each >= 0, torch.zeros(2, dtype=torch.bool)).to(torch.device("cuda")) for each in tokens]
+    trained, state = TrainedModel(model, TrainingConfig(compile="cudagraphs", backprop=method)), model.initial_state(2)
+    for number in range(9):
+        model.zero_grad() if number % 3 == 0 else None
+        state = replay.BACKPROP[method](trained, segments, state)[2]
+    assert torch.isfinite(model.embedding.grad).all()
+
+
 @over(MORE_KINDS)
 def test_a_token_compiles_to_one_graph_for_all_positions(paper, name, graphs):
     """Without a break, and no second time in three segments; the logits are those of `step`."""
@@ -171,12 +207,13 @@ class Dropping(Model):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Parameter(torch.randn(5, 3))
+        self.scale = torch.nn.Parameter(torch.ones(3))
 
     def initial_state(self, batch):
-        return Total(torch.zeros(batch, 3))
+        return Total(torch.zeros(batch, 3).to(self.embedding))
 
     def read(self, tokens, state):
-        kept = torch.nn.functional.dropout(state.rows + self.embedding[tokens].sum(1), 0.5, self.training)
+        kept = torch.nn.functional.dropout(state.rows + self.scale * self.embedding[tokens].sum(1), 0.5, self.training)
         return Reading(kept[:, None].expand(-1, tokens.shape[1], -1), Total(kept), {})
 
     def advance(self, tokens, state):

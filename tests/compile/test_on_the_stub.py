@@ -1,0 +1,68 @@
+"""On a stub of CUDA, which computes nothing (docs/contributing.md): the kernels of steps, graphs, and whole programs."""
+
+import numpy as np
+import pytest
+import torch
+
+from accelerated import protocol, replay
+from accelerated.evaluation.generation import step_of
+from accelerated.evaluation.score import evaluating
+from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
+from tests.helpers.rollouts import random_segments, torch_segments
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
+
+counters = pytest.importorskip("counters", reason="needs the stub of CUDA")
+OF_THE_EMBEDDING = ("embedding_backward", "compute_grad_weight")
+ONE_BY_ONE = ("indexing_backward", "ReduceAdd", "tomic", "index_put", *OF_THE_EMBEDDING)
+PROGRAMS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING}
+PROGRAMS |= {"pretrained_recurrence": WINDOWED, "plain": [*WINDOWED, "--vectors", 0]}
+
+
+@pytest.fixture(autouse=True)
+def single_precision():
+    torch.set_default_dtype(torch.float32)
+
+
+def on_the_stub(paper, name):
+    """A model of a variant and a rollout of two lanes in which a document starts."""
+    model, segments = PAPERS[paper].model(variant(paper, name)).cuda(), random_segments(paper, name, np.random.default_rng(5))
+    starts = [np.array([False, number == 1]) for number in range(len(segments))]
+    return model, [segment.to(torch.device("cuda")) for segment in torch_segments(paper, segments, starts)]
+
+
+@over(EVERY_VARIANT)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_only_the_tokens_embedding_adds_one_by_one(paper, name, dtype):
+    """A table that is read by an index matrix has a gradient that one warp adds up in sequence."""
+    model, segments = on_the_stub(paper, name)
+    counters.reset()
+    with protocol.computing_in(model, dtype):
+        replay.through_time(model, segments, model.initial_state(2))
+    allowed = (*OF_THE_EMBEDDING, "indexFunc") if name.startswith("adaptive") else OF_THE_EMBEDDING  # a tail's rows, each once
+    found = [kernel for _, kernel in counters.kernels(1000, ONE_BY_ONE) if not any(map(kernel.__contains__, allowed))]
+    assert counters.counts()["gemm"] and found == []
+
+
+@over(ONE_OF_EACH)
+def test_a_token_is_captured_and_replayed(paper, name):
+    model, segments = on_the_stub(paper, name)
+    with evaluating(model), torch.no_grad():
+        step, token, state = step_of(model), segments[0].tokens[:, 0], model.initial_state(2)
+        for _ in range(model.tokens_of_stream + 2):
+            counters.reset()
+            logits, state = step(token, state)
+    assert logits.shape == (2, model.config.vocabulary) and counters.counts()["graph"] == 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_run_is_trained_resumed_evaluated_and_exported(name, text, tmp_path):
+    run = tmp_path / "run"
+    train(
+        *PROGRAMS[name], "--data", text, "--device", "cuda", "--steps", 2, "--validation-segments", 2, "--sample", 3, "--out", run
+    )
+    train("--resume", run, "--steps", 3, "--accumulate", 3, "--checkpoint-layers")
+    assert saved(run)["step"] == 3 and saved(run)["training_config"]["device"] == "cuda"
+    evaluate("score", run, "--device", "cuda")
+    evaluate("sample", run, "--device", "cuda", "--tokens", 20)
+    evaluate("export", run, tmp_path / "exported")
+    evaluate("score", tmp_path / "exported", "--data", text, "--device", "cuda")
