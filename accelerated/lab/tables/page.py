@@ -33,7 +33,7 @@ def page(table: Table, record: dict) -> str:
     Mean (least .. most) of seeds {", ".join(map(str, SEEDS))}{more_seeds(record)}. {onward(name)}"""
     command = f"```bash\npython -m accelerated.lab.tables {name}\n```"
     parts = [f"# {table.title}", wrapped(table.about), command, wrapped(measured)]
-    parts += [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
+    parts += [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record), no_gap(table, record)]
     parts += [NOTES[table.notes](record) if table.notes else "", verdicts(table, record), cost(record), settings_part(record)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -70,12 +70,19 @@ def numbers(table: Table, record: dict) -> str:
             body = ([b, *(cells.get(f"{a}: {b}", {title: ""})[title] for a in names)] for b in lines)
             tables.append(markdown_table([title, *names], *body))
         return "\n\n".join(tables)
-    closed = {title: share_of_gap(record, table.gap) for title in ["of the gap"] if table.gap}
+    closed = {"of the gap": share_of_gap(record, table.gap)} if table.gap and not no_gap(table, record) else {}
     for row in record["rows"]:
         cells[row["name"]] |= {title: share[row["name"]] for title, share in closed.items()}
     paper = ["the paper"] if any(row["paper"] for row in record["rows"]) else []
     body = ([row["name"], *cells[row["name"]].values(), *([row["paper"]] if paper else [])] for row in record["rows"])
     return markdown_table(["", *forms, *closed, *paper], *body)
+
+
+def no_gap(table: Table, record: dict) -> str:
+    """A sentence if the ceiling is not told apart from the floor."""
+    if not table.gap or verdict(differences(record, " < ".join(reversed(table.gap)))) == "holds":
+        return ""
+    return wrapped(f"{table.gap[1]} cannot be told from {table.gap[0]}: there is no gap that a memory could close here.")
 
 
 def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:

@@ -70,6 +70,9 @@ def test_the_share_of_the_gap_is_how_far_a_row_goes_from_the_floor_to_the_ceilin
     record["rows"].append(half)
     assert share_of_gap(record, ["a", "b"]) == {"a": "0%", "b": "100%", "c": "50%"}
     assert "| c | 3.000 (2.500 .. 3.500) | 50% |" in page(TWO._replace(gap=["a", "b"]), record)
+    half["measured"] = {CARRIED.title: [3.0, 4.0, 5.1]}
+    text = page(TWO._replace(gap=["a", "c"]), record)
+    assert "c cannot be told from a: there is no gap" in text and "of the gap" not in text
 
 
 def test_the_time_of_a_training_is_that_of_its_tokens():
