@@ -150,7 +150,10 @@ def test_a_picture_has_a_line_of_means_for_each_name(monkeypatch, tmp_path):
     assert means == [([1, 1024], [2.0, 4.0], "all"), ([15.0], [2.0], "a"), ([35.0], [4.0], "b")]
 
 
-@pytest.mark.parametrize("name", TABLES)
+WAITING = {"memformer-claim", "pretrained_recurrence-claim"}  # tables that nobody has measured yet
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in WAITING])
 def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name):
     record, table = json.loads((RESULTS / f"{name}.json").read_text()), TABLES[name]
     text = (RESULTS / f"{name}.md").read_text()
@@ -163,7 +166,8 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     for row in record["rows"]:
         assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
         assert [*row["measured"]] == [m.title for m in table.measures]
-        assert all(len(values) == 3 for values in row["measured"].values())
+        seeds = 5 if row["name"] in table.headline else 3
+        assert all(len(values) == seeds for values in row["measured"].values())
 
 
 METHOD_OF = {  # as choosing.md calls them

@@ -55,12 +55,12 @@ def test_rows_can_be_trained_and_read_as_many_tokens(name):
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
         training, model = settings.training, settings.model_config
-        tokens[label] = training.batch * training.horizon * model.segment
-        if name.endswith("-claim"):  # rows with short segments add up several before they update
-            tokens[label] *= training.update_every
-        same = ("optimizer", "warmup", "clip", "dtype", "seed", "weight_decay")
-        alike.add((settings.data, *(getattr(training, field) for field in same)))
-        steps_of.append((training.steps, training.steps * (model.segment - getattr(model, "overlap", 0))))
+        added = training.update_every if name.endswith("-claim") else 1  # iterations of short segments that are an update
+        tokens[label] = added * training.batch * training.horizon * model.segment
+        same = ("optimizer", "clip", "dtype", "seed", "weight_decay")
+        alike.add((settings.data, training.warmup / added, *(getattr(training, field) for field in same)))
+        length = training.epochs or training.steps  # of a training
+        steps_of.append((length, length * (model.segment - getattr(model, "overlap", 0))))
         if name in TASKS:
             task, read = TASKS[name]
             assert settings.recall == task, "whatever the preset of a model says"
