@@ -70,27 +70,27 @@ def numbers(table: Table, record: dict) -> str:
             body = ([b, *(cells.get(f"{a}: {b}", {title: ""})[title] for a in names)] for b in lines)
             tables.append(markdown_table([title, *names], *body))
         return "\n\n".join(tables)
-    closed = {"of the gap": share_of_gap(record, table.gap)} if table.gap and not no_gap(table, record) else {}
-    for row in record["rows"]:
-        cells[row["name"]] |= {title: share[row["name"]] for title, share in closed.items()}
+    for name, share in (closed := share_of_gap(record, table.gap)).items():
+        cells[name]["of the gap"] = share
     paper = ["the paper"] if any(row["paper"] for row in record["rows"]) else []
     body = ([row["name"], *cells[row["name"]].values(), *([row["paper"]] if paper else [])] for row in record["rows"])
-    return markdown_table(["", *forms, *closed, *paper], *body)
+    return markdown_table(["", *forms, *(["of the gap"] if closed else []), *paper], *body)
+
+
+def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
+    """{row: the part of the way from floor to ceiling that it goes, over the seeds that all three have}, if that way is told."""
+    if not gap or verdict(whole := differences(record, f"{gap[1]} < {gap[0]}")) != "holds":
+        return {}
+    names = [row["name"] for row in record["rows"]]
+    closed = {name: statistics.mean(differences(record, f"{name} < {gap[0]}")) for name in names}
+    return {name: f"{part / statistics.mean(whole):.0%}" for name, part in closed.items()}
 
 
 def no_gap(table: Table, record: dict) -> str:
     """A sentence if the ceiling is not told apart from the floor."""
-    if not table.gap or verdict(differences(record, " < ".join(reversed(table.gap)))) == "holds":
+    if not table.gap or share_of_gap(record, table.gap):
         return ""
     return wrapped(f"{table.gap[1]} cannot be told from {table.gap[0]}: there is no gap that a memory could close here.")
-
-
-def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
-    """{row: how much of the way from floor to ceiling it goes, in the mean over the seeds that all three have}."""
-    floor, ceiling = gap
-    whole = statistics.mean(differences(record, f"{ceiling} < {floor}"))
-    names = [row["name"] for row in record["rows"]]
-    return {name: f"{statistics.mean(differences(record, f'{name} < {floor}')) / whole:.0%}" for name in names}
 
 
 def verdicts(table: Table, record: dict) -> str:
