@@ -132,7 +132,7 @@ def flow():
     for segment in range(2):
         left = segment * 5.4
         frame(axes, left - 0.15, -0.35, 4.8, 3.5, "none", FAINT, ls=":")
-        label(axes, left + 2.25, 3.4, f"segment {segment}: N tokens, one update", INK, 10)
+        label(axes, left + 2.25, 3.4, f"segment {segment}: N tokens, one optimizer step", INK, 10)
         for block in range(3):
             x = left + block * 1.6
             box(axes, x, 0, 1.3, 0.6, f"block {3 * segment + block}", TOKEN, size=9)

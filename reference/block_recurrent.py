@@ -507,7 +507,7 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
     return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
 
 
-# u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
+# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
     (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache
@@ -694,7 +694,7 @@ def gating_forward(p, config, states, attended):
     return out, (gate_cache, norm_cache, hidden_cache, hidden, mlp_gate_cache)
 
 
-# u = gate(c, a), h = relu(W norm(u)), c' = gate(u, h): du = its part of gate'(dc') + norm'(W^T (dh where h > 0)), dc from du
+# m = gate(c, h), η = relu(W norm(m)), c' = gate(m, η): dm = its part of gate'(dc') + norm'(W^T (dη where η > 0)), dc from dm
 def gating_backward(config, dout, cache):
     """Gradients of states, attended and the parameters."""
     _, gate_backward = GATES[config.gate]

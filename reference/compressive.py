@@ -208,7 +208,7 @@ def relative_attention_forward(query, key, value, distance_key, content_bias, di
     return out, AttentionCache(content_query, distance_query, key, value, distance_key, weights, dropped, dropout_mask, in_values)
 
 
-# s = ((q + u) k^T + shift((q + v) r^T)) / sqrt(E): dq = (ds k + dt r) / sqrt(E), dt = shift'(ds), dr = dt^T (q + v) / sqrt(E)
+# s = (q + u) k^T + shift((q + v) r^T), w = softmax(s / sqrt(E)): dq = ds k + dt r, dt = shift'(ds), dr = dt^T (q + v)
 # y = w x + shift'(w) r, if r is in the values: dw = dy x^T + shift(dy r^T), and dr gets shift'(w)^T dy more
 def relative_attention_backward(dout, cache):
     """Gradients of query, key, value and distance_key, and {name: gradient} of the two biases."""
@@ -235,9 +235,9 @@ def relative_shift_forward(by_distance):
     return padded.reshape(batch, heads, -1)[:, :, n:].reshape(by_distance.shape), None
 
 
-# out[i, j] = x[i, j + N - 1 - i]: dx[i, t] = dout[i, t - N + 1 + i], and 0 if no key has this distance
+# out[i, j] = x[i, j + N - 1 - i]: dx[i, n] = dout[i, n - N + 1 + i] of column n, and 0 if no key has its distance
 def relative_shift_backward(dout, cache):
-    """The same numbers put back; dout must be zero wherever the mask hides, or it would land in the next row."""
+    """The same numbers put back; dout must be zero wherever the mask hides, or some would land in the next row."""
     batch, heads, n, k = dout.shape
     flat = np.concatenate([np.zeros((batch, heads, n)), dout.reshape(batch, heads, -1)], axis=-1)
     return flat.reshape(batch, heads, n, k + 1)[..., 1:]

@@ -11,7 +11,7 @@ Glossary: code symbol, meaning, paper symbol, shape
     keys, values    of the previous segment, then of this one            K, V        (B, H, 2N, E)
     query           of local attention and of the lookup alike           Q           (B, H, N, E)
     memory_keys     of the last M tokens before this segment             K_m         (B, H, M, E)
-    memory_values   their values                                         V_m         (B, H, M, E)
+    memory_values   their values                                                     (B, H, M, E)
     nearest         indices of each query's K nearest keys in memory                 (B, H, N, K)
     local, found    what a query takes from the last N tokens; from M    V_c, V_m    (B, H, N, E)
     g               how much of `found` a head takes                     g           (H,)
@@ -98,7 +98,7 @@ def retrieval_forward(query, memory_keys, memory_values, scale, retrieved):
     return (weights[..., None] * value).sum(-2), (key, value, scale, similarity, weights)
 
 
-# u = q·k, w = softmax(a u), y = Σ w v: ds = softmax'(dy·v), da = Σ ds u, dq = a Σ ds k; nothing for the memory's k and v
+# u = q·k, w = softmax(α u), φ = Σ w v: ds = softmax'(dφ·v), dα = Σ ds u, dq = α Σ ds k; nothing for the memory's k and v
 def retrieval_backward(dout, cache):
     """Gradients of query and scale (H,); the lookup is "non-differentiable" (decision 10: memory is data)."""
     key, value, scale, similarity, weights = cache
@@ -108,12 +108,12 @@ def retrieval_backward(dout, cache):
 
 
 def memory_gate_forward(local, found, bias):
-    """A learned mixture of what was near and what was found, g = sigmoid(bias) for each head (3.1; decision 9: one per head)."""
+    """A learned mixture of what was near and what was found, g = sigmoid(bias) for each head (own 3; decision 9: one per head)."""
     g = sigmoid(bias)[:, None, None]  # (H, 1, 1)
     return found * g + local * (1 - g), (local, found, g)
 
 
-# y = m g + c (1 - g), g = sigmoid(b): dm = dy g, dc = dy (1 - g), db = g (1 - g) Σ dy (m - c)
+# y = φ g + λ (1 - g), g = sigmoid(b): dφ = dy g, dλ = dy (1 - g), db = g (1 - g) Σ dy (φ - λ)
 def memory_gate_backward(dout, cache):
     """Gradients of local, found and bias (H,)."""
     local, found, g = cache
@@ -311,7 +311,7 @@ def attention_forward(query, key, value, scale, bias=0.0, mask=None, rate=0.0, r
     return dropped @ value, ((query, key, value, scale), (similarity, weights, dropped, dropout_mask))
 
 
-# u = q k^T + b, w = softmax(a u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), da = Σ ds u, du = a ds, dq = du k, dk = du^T q
+# u = q k^T + b, w = softmax(α u), y = w v: dv = w^T dy, ds = softmax'(dy v^T), dα = Σ ds u, du = α ds, dq = du k, dk = du^T q
 def attention_backward(dout, cache):
     """Gradients of query, key, value, scale (H,) and the bias (H, N, K)."""
     (query, key, value, scale), (similarity, weights, dropped, dropout_mask) = cache

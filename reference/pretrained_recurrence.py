@@ -221,7 +221,7 @@ def window_projections_backward(dquery, dkey, dvalue, cache):
 def window_mask(length, vectors, present):
     """Which of [inserted | tokens] each token sees, (B, 1, N, S + N): inserted if a window came before, and no later token."""
     causal = np.tril(np.ones((length, length), bool))
-    # decision 5: no slot in a first window. (B, 1, 1), for plain GPT-2 (B, 1, 0); without vectors either becomes (B, N, 0)
+    # decision 5: no slot in a first window. S is 0 at layers without insertion; plain GPT-2's present is (B, 0)
     slots = np.broadcast_to(present.reshape(len(present), 1, -1), (len(present), length, vectors))
     return np.concatenate([slots, np.broadcast_to(causal, (len(present), length, length))], axis=-1)[:, None]
 
