@@ -24,7 +24,7 @@ from accelerated.attention.heads import (
     unit_norm,
 )
 from accelerated.attention.relative_shift import by_query_and_key
-from accelerated.attention.sliding_window import of_query, score_offset, sliding_attention, tables_by_distance
+from accelerated.attention.sliding_window import of_query, offsets_of, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
@@ -188,14 +188,14 @@ class Layer(Recomputable):
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, tile: tuple, memory_only: bool = False
+        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, offset: Tensor, memory_only: bool = False
     ) -> tuple[Tensor, tuple, Tensor | None]:
         """Read x (B, N, D); return the output, the last block's (keys, values) and the next states.
 
         previous: the previous block's (keys, values), (B, H, W, E) each
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that all layers except the recurrent one read
-        tile: (in_bucket, mask) of the distances, from far to near, (3W - 1, buckets) and (3W - 1,)
+        offset: what is added to the scores of a tile, (H, W, 2W)
         memory_only: return x unchanged as the output
         """
         window, dropout = self.config.window, self.config.dropout if self.training else 0.0
@@ -206,8 +206,6 @@ class Layer(Recomputable):
             *shared, states = self.state(keys, values, states)
         if memory_only:
             return x, last, states
-        by_distance = score_offset(self.position_bias, self.scale, *tile)
-        offset = by_query_and_key(by_distance, window).to(query.dtype)  # (H, W, 2W)
         attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
         if shared is not None:
             cross = cross_attend(cross_query, *shared, self.cross_scale)
@@ -279,27 +277,28 @@ class BlockRecurrent(Model):
         if length == 0 or length % c.window:
             raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
-        x = look_up(tokens, self.embedding)  # (B, N, D)
+        x, offsets = look_up(tokens, self.embedding), offsets_of(self.layers, self.in_bucket, self.mask)  # x (B, N, D)
+        offsets = by_query_and_key(offsets, c.window).to(x.dtype)  # (L, H, W, 2W)
         if not c.feedback:
-            return self._stack(x, state, memory_only)
+            return self._stack(x, state, offsets, memory_only)
         outs = []
         for block in x.split(c.window, dim=1):
             # not memory_only: dropout must draw the same numbers as in forward
-            out, state = self._stack(block, state, memory_only=False)
+            out, state = self._stack(block, state, offsets, memory_only=False)
             outs.append(out)
         return torch.cat(outs, dim=1), state
 
-    def _stack(self, x, state, memory_only):
+    def _stack(self, x, state, offsets, memory_only):
         """Run all layers over x (B, N, D), which under feedback is one block."""
         c, states, keys, values, shared = self.config, [], [], [], None
         if c.feedback:
             owner = self.layers[c.recurrent_layers[0] - 1].state
             shared = tuple(field[:, :, None] for field in owner.keys_and_values(state.states[:, 0]))  # (B, H, 1, S, E)
-        for number, layer in enumerate(self.layers, start=1):
+        for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
             layer_states = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             last = memory_only and number == c.layers
-            x, (key, value), layer_states = layer(x, previous, layer_states, shared, (self.in_bucket, self.mask), last)
+            x, (key, value), layer_states = layer(x, previous, layer_states, shared, offset, last)
             keys.append(key)
             values.append(value)
             if layer_states is not None:
@@ -322,8 +321,7 @@ class BlockRecurrent(Model):
             weights.append(torch.cat([layer.key, layer.query, *cross, layer.value]))
             of_vectors = [torch.ones_like(layer.scale), layer.scale, *([layer.cross_scale] if reads else [])]
             scales.append(torch.stack(of_vectors)[:, :, None])
-        of_layer = [score_offset(layer.position_bias, layer.scale, self.in_bucket, self.mask) for layer in self.layers]
-        offsets = torch.stack(of_layer).to(self.embedding.dtype)
+        offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
         shared = (tuple(pair[part] for pair in pairs) for part in (0, 1))
         return Stream(state, Rows(tuple(weights), tuple(scales), offsets, keys, values, *shared), 0)
 

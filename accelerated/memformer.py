@@ -28,16 +28,17 @@ class State(NamedTuple):
 
 
 class Distances(nn.Module):
-    """Constants that all self-attentions of a stack share: the lowest distance, the causal mask and sinusoids."""
+    """Constants that all self-attentions of a stack share: the causal mask, and where rows of R are or their sinusoids."""
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()
         length = config.segment + (1 if causal and config.encoder_layers else 0)  # 1: the decoder reads the task's token first
-        self.length, (self.lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
+        self.length, (lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
         mask = causal_mask(length, length) if causal else None
-        sinusoids = signed_sinusoids(self.lowest, highest, config.width) if config.positions == "transformer_xl" else None
+        simplified = config.positions == "simplified"
+        rows = far_to_near(lowest, highest, length) if simplified else signed_sinusoids(lowest, highest, config.width)
         self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
-        self.register_buffer("sinusoids", sinusoids, persistent=False)  # (R, D), from far to near
+        self.register_buffer("rows", rows, persistent=False)  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
 
 
 class Attention(Declared):
@@ -53,14 +54,11 @@ class Attention(Declared):
         self.value = parameter(inner, config.width)  # (HE, D)
         self.value_bias = parameter(inner) if biases else None  # (HE,)
 
-    def project_query(self, normal: Tensor) -> Tensor:
-        """Query (B, H, n, E) of normalised rows (B, n, D)."""
-        return project(normal, self.heads, self.query, self.query_bias)
-
-    def key_value(self, normal: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value (B, H, n, E) of normalised rows (B, n, D)."""
+    def project(self, normal: Tensor, *names: str) -> tuple[Tensor, ...]:
+        """Query, key or value, as `names` say, (B, H, n, E) each, of normalised rows (B, n, D), by one product."""
         key_bias = None if self.key_bias is None else self.key_bias.detach()
-        return project(normal, self.heads, self.key, key_bias), project(normal, self.heads, self.value, self.value_bias)
+        biases = {"query": self.query_bias, "key": key_bias, "value": self.value_bias}
+        return project(normal, self.heads, [getattr(self, name) for name in names], [biases[name] for name in names])
 
     def output_rows(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
@@ -90,10 +88,9 @@ class SelfAttention(Attention):
 
     def forward(self, x: Tensor, distances: Distances, memory: Tensor | None = None, readable: Tensor | None = None) -> Tensor:
         """(B, N, D) from x (B, N, D) and memory (B, S, D); readable (B, N) is false for padding of the encoder's x."""
-        normal = self.norm(x)
-        query, (key, value) = self.project_query(normal), self.key_value(normal)
+        query, key, value = self.project(self.norm(x), "query", "key", "value")
         if memory is not None:
-            slots = self.key_value(self.memory_norm(memory))
+            slots = self.project(self.memory_norm(memory), "key", "value")
             key, value = (torch.cat(pair, 2) for pair in zip(slots, (key, value), strict=True))  # (B, H, S + N, E)
         mask = distances.mask if readable is None else ~readable[:, None, None]
         return self.output_rows(self.attend(query, key, value, self.far_to_near(distances), distances.length, mask))
@@ -101,8 +98,8 @@ class SelfAttention(Attention):
     def far_to_near(self, distances: Distances) -> Tensor:
         """R of all distances, from far to near: simplified positions (2N - 1, E), or W_r R (H, R, E)."""
         if self.distance_key is None:
-            return far_to_near(self.positions, distances.lowest, distances.length)
-        return project(distances.sinusoids[None], self.heads, self.distance_key, None)[0]
+            return distances.rows @ self.positions
+        return project(distances.rows[None], self.heads, [self.distance_key], [None])[0][0]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, count: int, mask: Tensor | None) -> Tensor:
         """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""
@@ -132,12 +129,12 @@ class CrossAttention(Attention):
 
     def source_key_value(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value (B, H, K, E) of source (B, K, D), which is the memory or already normalised."""
-        return self.key_value(source if self.memory_norm is None else self.memory_norm(source))
+        return self.project(source if self.memory_norm is None else self.memory_norm(source), "key", "value")
 
     def attend(self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None) -> Tensor:
         """The same as forward, from the source's key and value (B, H, K, E)."""
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
-        query, rate = self.project_query(self.norm(x)), self.dropout if self.training else 0.0
+        [query], rate = self.project(self.norm(x), "query"), self.dropout if self.training else 0.0
         return self.output_rows(content_attention(query, key, value, mask, rate))
 
 
@@ -329,7 +326,7 @@ class Memformer(Model):
         empty = new(len(state.memory), c.heads, distances.length, c.head_width)
         if self.encoder is None:
             pairs = zip(attentions, state.memory.unbind(1), strict=True)
-            slots = [attention.key_value(attention.memory_norm(memory)) for attention, memory in pairs]
+            slots = [attention.project(attention.memory_norm(memory), "key", "value") for attention, memory in pairs]
             keys, values = (tuple(torch.cat([pair[part], empty], 2) for pair in slots) for part in (0, 1))
             hidden = tuple(new(len(state.memory), c.segment, c.width) for _ in layers)
             return Stream(state, Rows(distance_rows, keys, values, (), (), hidden, (), ()), 0)
@@ -367,10 +364,10 @@ class Memformer(Model):
         """A layer's self-attention (B, 1, D) of a token x (B, 1, D); columns and unread (1, N') are for keys with positions."""
         attention, by_distance = self.decoder.layers[number].attention, rows.distance_rows[number]
         by_key = by_distance.index_select(-2, columns.clamp(max=by_distance.shape[-2] - 1))  # (..., N', E); later keys are unread
-        normal, slots = attention.norm(x), rows.keys[number].shape[2] - len(columns)
-        pairs = zip((rows.keys[number], rows.values[number]), attention.key_value(normal), strict=True)
+        slots = rows.keys[number].shape[2] - len(columns)
+        query, *new = attention.project(attention.norm(x), "query", "key", "value")
+        pairs = zip((rows.keys[number], rows.values[number]), new, strict=True)
         keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
-        query = attention.project_query(normal)
         return attention.output_rows(attention.attend(query, keys, values, by_key, len(columns), unread))
 
     def close(self, stream: Stream) -> State:

@@ -14,7 +14,7 @@ from accelerated.attention.content import sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
-from accelerated.attention.sliding_window import of_query, score_offset, sliding_attention, tables_by_distance
+from accelerated.attention.sliding_window import of_query, offsets_of, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
@@ -73,12 +73,14 @@ class Layer(Recomputable):
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden).relu_()  # (B, N, F)
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
-    def forward(self, x: Tensor, previous: tuple, memory: Memory, tile: tuple, memory_only: bool = False) -> tuple[Tensor, tuple]:
+    def forward(
+        self, x: Tensor, previous: tuple, memory: Memory, offset: Tensor, memory_only: bool = False
+    ) -> tuple[Tensor, tuple]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
-        tile: (in_bucket, mask) of the distances, from far to near, (3N - 1, buckets) and (3N - 1,)
+        offset: what is added to the scores of local attention, (H, N, 2N)
         memory_only: return x unchanged as the output
         """
         dropout = self.config.dropout if self.training else 0.0
@@ -86,8 +88,6 @@ class Layer(Recomputable):
         if memory_only:
             return x, (key, value)
         keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
-        by_distance = score_offset(self.position_bias, self.scale, *tile)
-        offset = by_query_and_key(by_distance, self.config.segment).to(query.dtype)  # (H, N, 2N)
         attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
         if self.memory_gate is not None:
             attended = self.retrieve(query, attended, memory)
@@ -156,9 +156,10 @@ class Memorizing(Model):
         check_state(state, self.state_shapes(len(tokens)))
         x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
-        for number, layer in enumerate(self.layers, start=1):
+        offsets = by_query_and_key(offsets_of(self.layers, self.in_bucket, self.mask), c.segment).to(x.dtype)  # (L, H, N, 2N)
+        for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            x, pair = layer(x, previous, memory, (self.in_bucket, self.mask), memory_only and number == c.layers)
+            x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)
             pairs.append(pair)
         return x, self._next_state(state, pairs)
 
@@ -175,8 +176,7 @@ class Memorizing(Model):
         empty = torch.zeros_like(state.keys)
         keys, values = (torch.cat([field, empty], 3).unbind(1) for field in (state.keys, state.values))
         weights = tuple(torch.cat([layer.key, layer.query, layer.value]) for layer in self.layers)
-        of_layer = [score_offset(layer.position_bias, layer.scale, self.in_bucket, self.mask) for layer in self.layers]
-        offsets = torch.stack(of_layer).to(self.embedding.dtype)
+        offsets = offsets_of(self.layers, self.in_bucket, self.mask).to(self.embedding.dtype)
         memory = searchable(state.memory_keys.clone(), state.memory_values.clone())  # in memory of their own, as all rows
         return Stream(state, Rows(weights, offsets, keys, values, memory), 0)
 

@@ -66,7 +66,8 @@ def on_plain_cpu(x: Tensor) -> bool:
 def split_heads(x: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
     """Split x (B, n, m HE) into m = parts tensors (B, H, n, E)."""
     width = x.shape[2] // (parts * heads)  # not -1: x may have no rows
-    return x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    rows = x.view(*x.shape[:2], parts, heads, width).permute(2, 0, 3, 1, 4)
+    return rows.unbind(0) if parts > 1 else (rows.squeeze(0),)  # the gradient of unbind is a copy
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -74,9 +75,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def project(x: Tensor, heads: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b, split into heads: (B, n, D) -> (B, H, n, E)."""
-    return split_heads(functional.linear(x, weight, bias), heads, 1)[0]
+def project(x: Tensor, heads: int, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
+    """x W^T + b for each weight, by one product, split into heads: (B, n, D) -> (B, H, n, E) each."""
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+    bias = biases[0] if len(weights) == 1 or biases[0] is None else torch.cat(biases)
+    return split_heads(functional.linear(x, weight, bias), heads, len(weights))
 
 
 def project_heads_plain(x: Tensor, weight: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:

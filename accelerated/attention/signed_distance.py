@@ -14,12 +14,13 @@ from accelerated.attention.heads import at_least_float32
 from accelerated.attention.relative_shift import by_query_and_key, relative_shift
 
 
-def far_to_near(table: Tensor, lowest: int, length: int) -> Tensor:
-    """Rows of the distances length - 1 .. 1 - length, (2 length - 1, E), of a table (R, E) of lowest, lowest + 1 ..., clipped."""
-    highest = lowest + len(table) - 1
-    beyond, before = table[-1:].expand(max(0, length - 1 - highest), -1), table[:1].expand(max(0, length - 1 + lowest), -1)
-    within = table[max(0, 1 - length - lowest) : len(table) - max(0, highest - length + 1)]
-    return torch.cat([beyond, within.flip(0), before])
+def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
+    """Which row of a table of lowest .. highest (R,) the distances length - 1 .. 1 - length take, clipped: (2 length - 1, R).
+
+    A one in each row. Its product with the table is the lookup, whose gradient adds up nothing by an index.
+    """
+    row = torch.arange(length - 1, -length, -1).clamp(lowest, highest) - lowest
+    return functional.one_hot(row, highest - lowest + 1).to(torch.get_default_dtype())
 
 
 def signed_sinusoids(lowest: int, highest: int, width: int) -> Tensor:

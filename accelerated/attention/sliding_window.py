@@ -1,10 +1,11 @@
 """The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Module, functional
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import at_least_float32, on_plain_cpu
@@ -31,13 +32,19 @@ def tables_by_distance(window: int, buckets: int, max_distance: int) -> tuple[Te
 
 
 def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: Tensor) -> Tensor:
-    """The addition to a tile's scores by distance, (H, 3W - 1): the scaled bias from a table (H, buckets), or -inf if masked.
+    """The addition to a tile's scores by distance, (..., 3W - 1): the scaled bias of a table (..., buckets), or -inf if masked.
 
-    in_bucket (3W - 1, buckets) says which bucket a distance is in. A sum picks it, whose gradient adds up nothing by an index.
+    in_bucket (3W - 1, buckets) says which bucket a distance is in. A product picks it: its gradient adds up nothing by an index.
     (q.k + bias) scale = (q scale).k + bias scale, so both terms are scaled before the sum.
     """
-    by_bucket = at_least_float32(position_bias * scale[:, None])
-    return (by_bucket[:, None] * in_bucket).sum(-1).masked_fill(~mask, -math.inf)
+    by_bucket = position_bias * scale[..., None]
+    return at_least_float32(by_bucket @ in_bucket.T.to(by_bucket.dtype)).masked_fill(~mask, -math.inf)
+
+
+def offsets_of(layers: Iterable[Module], in_bucket: Tensor, mask: Tensor) -> Tensor:
+    """score_offset of all layers at once, (L, H, 3W - 1)."""
+    bias, scale = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("position_bias", "scale"))
+    return score_offset(bias, scale, in_bucket, mask)
 
 
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:

@@ -27,10 +27,9 @@ class Writer(Declared):
     def forward(self, memory: Tensor, encoded: Tensor, readable: Tensor | None = None) -> Tensor:
         """The next memory (B, S, D) from memory (B, S, D) and encoded (B, N, D); readable (B, N) is false for padding."""
         normal, source, key_bias = self.memory_norm(memory), self.norm(encoded), self.key_bias.detach()
-        query = project(normal, self.heads, self.query, self.query_bias)  # (B, H, S, E)
-        slot_key = project(normal, self.heads, self.key, key_bias)  # (B, H, S, E)
-        key = project(source, self.heads, self.key, key_bias)  # (B, H, N, E)
-        value = project(source, self.heads, self.value, self.value_bias)  # (B, H, N, D/H)
+        query, slot_key = project(normal, self.heads, [self.query, self.key], [self.query_bias, key_bias])  # (B, H, S, E)
+        [key] = project(source, self.heads, [self.key], [key_bias])  # (B, H, N, E)
+        [value] = project(source, self.heads, [self.value], [self.value_bias])  # (B, H, N, D/H)
         query = query * query.shape[-1] ** -0.5
         itself = (query * slot_key).sum(-1, keepdim=True) + self.retention[:, None, None]  # (B, H, S, 1)
         others = query @ key.transpose(-1, -2)  # (B, H, S, N)

@@ -92,8 +92,8 @@ def memformer_shares(model: Module, calls: dict) -> Shares | None:
         return None
 
     def of_layer(attention, x, distances, memory):
-        normal, slots = attention.norm(x), attention.memory_norm(memory)
-        query, key = attention.project_query(normal), torch.cat([attention.key_value(rows)[0] for rows in (slots, normal)], 2)
+        query, key = attention.project(attention.norm(x), "query", "key")
+        key = torch.cat([*attention.project(attention.memory_norm(memory), "key"), key], 2)
         placed = {"rows": attention.far_to_near(distances), "count": distances.length, "mask": distances.mask}
         return attention_to((memory.shape[1], x.shape[1]), functools.partial(attention.attend, query, key, **placed), key)
 

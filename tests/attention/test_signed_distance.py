@@ -52,11 +52,11 @@ def test_simplified_attention_is_equations_3_and_4(n, before, reach, causal, pad
     assert_agree({"out": by_hand}, {"out": out}, 1e-10)
     expected = {"out": out} | dict(zip(arrays, leading, strict=True)) | grads
     hidden = None if causal is False and readable is None else torch.tensor(~mask[..., before:])
-    rows = far_to_near(torch.tensor(table), int(distances[0]), n)
-    assert torch.equal(by_query_and_key(rows.T, n).movedim(0, -1), torch.tensor(table[index]))
+    rows = far_to_near(*(int(end) for end in distances[[0, -1]]), n)
+    assert torch.equal(by_query_and_key((rows @ torch.tensor(table)).T, n).movedim(0, -1), torch.tensor(table[index]))
     leaves = {name: torch.tensor(value, requires_grad=True) for name, value in (arrays | {"positions": table}).items()}
     *projected, positions = leaves.values()
-    actual = simplified_attention(*projected, far_to_near(positions, int(distances[0]), n), hidden)
+    actual = simplified_attention(*projected, rows @ positions, hidden)
     actual.backward(torch.tensor(dout))
     found = {"out": actual} | {name: leaf.grad for name, leaf in leaves.items()}
     assert_agree(beside_one(expected), beside_one(found), 1e-11)

@@ -82,8 +82,9 @@ def as_on_a_gpu(written_out: bool = False) -> AbstractContextManager:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """The bytes that a kernel reads of a tensor: less than its size if it is expanded."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    """The bytes that a kernel reads of a tensor: less than its size if it is expanded, or if places overlap."""
+    different = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(different * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 class Dispatched(TorchDispatchMode):
