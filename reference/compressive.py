@@ -159,7 +159,7 @@ def attention_reconstruction_forward(p, config, h, evicted, new):
     return ((out - target) ** 2).mean(), (out - target, attention_cache, key_cache, value_cache)  # l.8
 
 
-# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dv W_v
+# loss = mean((y - target)^2), y = attention over new: dy = 2 (y - target) / size, dnew = dk W_k + dx W_x
 def attention_reconstruction_backward(dloss, cache):
     """Gradient of new; none of the attention parameters."""
     difference, attention_cache, key_cache, value_cache = cache
@@ -195,8 +195,8 @@ def relative_attention_forward(query, key, value, distance_key, content_bias, di
     query (B, H, N, E), key and value x (B, H, K, E), distance_key r (H, K, E) from far to near, biases u and v (H, E).
     i - j counts a compressed row as one (decision 6: one distance throughout). in_values: the value is x_j + r_{i-j}.
     """
-    content_query = query + content_bias[:, None]
-    distance_query = query + distance_bias[:, None]
+    content_query = query + content_bias[:, None]  # for Transformer-XL's terms a and c
+    distance_query = query + distance_bias[:, None]  # for b and d
     by_distance = distance_query @ distance_key.swapaxes(-1, -2)  # (B, H, N, K)
     scores = content_query @ key.swapaxes(-1, -2) + relative_shift_forward(by_distance)[0]
     mask = causal_mask(*scores.shape[-2:])
@@ -266,7 +266,7 @@ def attend_forward(p, config, h, remembered, rng):
     return out, attention_cache.weights, (projection_caches, attention_cache, output_cache, dropout_mask)
 
 
-# source = [remembered; h], q = h W_q^T, k = source W_k^T, v = source W_v^T: dsource = dk W_k + dv W_v + [0; dq W_q]
+# source = [remembered; h], q = h W_q^T, k = source W_k^T, x = source W_x^T: dsource = dk W_k + dx W_x + [0; dq W_q]
 def attend_backward(config, dout, cache):
     """dh (B, N, D), dremembered (B, C + M, D) and the parameters' gradients."""
     (query_cache, key_cache, value_cache, distance_cache), attention_cache, output_cache, dropout_mask = cache

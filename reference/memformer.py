@@ -139,7 +139,7 @@ def slot_scores_forward(query, self_key, key, retention, mask):
     return np.concatenate([self_score, scores], axis=-1), (query, self_key, key)
 
 
-# z_0 = c q·k_0 + rho, z = c q k^T, c = 1/sqrt(E): dq = c (dz_0 k_0 + dz k), dk_0 = c dz_0 q, dk = c dz^T q, drho = sum dz_0
+# z* = c q·k* + rho, z = c q k^T, c = 1/sqrt(E): dq = c (dz* k* + dz k), dk* = c dz* q, dk = c dz^T q, drho = sum dz*
 def slot_scores_backward(dscores, cache):
     """Gradients of query, self_key, key (B, H, S or N, E) and retention."""
     query, self_key, key = cache
@@ -156,7 +156,7 @@ def slot_mean_forward(scores, slots, value):
     return weights[..., :1] * slots + weights[..., 1:] @ value, (weights, slots, value)
 
 
-# y = w_0 m + w v, [w_0, w] = softmax(z): dm = w_0 dy, dv = w^T dy, dz = softmax'([m·dy, dy v^T])
+# y = w* m + w v, [w*, w] = softmax(z): dm = w* dy, dv = w^T dy, dz = softmax'([m·dy, dy v^T])
 def slot_mean_backward(dnew, cache):
     """Gradients of scores, slots and value."""
     weights, slots, value = cache

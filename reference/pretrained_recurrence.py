@@ -3,7 +3,7 @@
 GPT-2 knows nothing of the text before its window. Here the outputs of all its layers over a window are pooled to one vector z. A
 small feed-forward network makes h_prev of z, and one layer of the next window attends to h_prev beside its own tokens. z is all
 that passes from window to window. GPT-2 and the new parameters are trained together, by back-propagation through the windows.
-A lane is one row of the batch; it reads a document of its own. vectors = 0 is exactly GPT-2.
+A lane is one row of the batch; it reads documents one after another. vectors = 0 is exactly GPT-2.
 `forward` maps (tokens, state) to (logits, next state), `backward` the gradient of the next state to that of the incoming one.
 
 Glossary: code symbol, meaning, paper symbol, shape
@@ -406,7 +406,7 @@ def loss_and_gradients(params, config, windows, seed=None):
 
 
 def checkpointed(params, config, windows, seed=None):
-    """The same loss and gradients, from the z's and one window's activations at a time (3.2; decision 11: z alone is stored)."""
+    """The same loss and gradients, from the z's, window by window (3.2; decision 11: z alone is stored)."""
     states, count = [initial_state(params, config, len(windows[0].tokens))], count_scored(windows)
     loss, grads, dstate = 0.0, {}, None
     for t, window in enumerate(windows[:-1]):
