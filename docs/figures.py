@@ -179,9 +179,9 @@ def memories():
     """What is where in memory after each segment, at the sizes of the paper's Figure 1."""
     config = compressive.Config(segment=3, memory=6, compressed_memory=6, compression_rate=3, compression="mean_pooling")
     parts = (("compressed memory", 6, STATE), ("memory", 6, PREVIOUS), ("segment", 3, TOKEN))
-    figure, axes = new_figure(11.4, 5.0)
-    for row, shown in enumerate(positions_in_memory(config, 8)):
-        y, column, x = 8 - row, 0, 0.0
+    figure, axes = new_figure(11.4, 6.0)
+    for row, shown in enumerate(positions_in_memory(config, 10)):
+        y, column, x = 10 - row, 0, 0.0
         label(axes, -0.3, y + 0.45, f"segment {row}", size=9, ha="right")
         for _, size, colour in parts:
             for positions in shown[column : column + size]:
@@ -192,14 +192,14 @@ def memories():
             x, column = x + 0.5, column + size
     x = 0.0
     for name, size, _ in parts:
-        label(axes, x + size / 2, 9.4, name)
+        label(axes, x + size / 2, 11.4, name)
         x += size + 0.5
     arrow(axes, (6.9, 0.85), (5.6, 0.85), FAINT, bend=-0.4)
     label(axes, 6.2, 0.25, "3 rows compressed into 1", FAINT, 9)
     label(axes, 14.5, 0.25, "inputs become memory", FAINT, 9)
     arrow(axes, (13.6, 0.85), (12.1, 0.85), FAINT, bend=-0.4)
     axes.set_xlim(-2.0, 16.6)
-    axes.set_ylim(-0.1, 9.8)
+    axes.set_ylim(-0.1, 11.8)
     save(figure, "compressive_memories")
 
 
