@@ -1,6 +1,8 @@
 """docs/vectors: made again they are the same. Whether they are right, other tests say."""
 
 import json
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,3 +38,28 @@ def test_every_file_is_a_case_and_together_they_are_small():
 
 def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
+
+
+@pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
+def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
+    guide, shapes, of = (FOLDER.parent / "porting.md").read_text(), {}, ""
+    for title, shape, names in re.findall(r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", guide, re.MULTILINE):
+        of = title or of
+        if of == paper:
+            shapes |= {key: shape.split(", ") for key in re.findall(r"`(\w+)`", names)}
+    rows, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
+    c = SimpleNamespace(**json.loads(metadata["config"]))
+    held = {key.removeprefix("inner/"): row.shape for key, row in rows.items() if key.startswith("inner/")}
+    length, rate = getattr(c, "window", c.segment) if "feedback" in name else c.segment, getattr(c, "compression_rate", 1)
+    letters = {"B": 3, "N": length, "D": c.width, "H": c.heads, "F": c.feed_forward, "W": getattr(c, "window", 0), "c": rate}
+    letters |= {"E": getattr(c, "head_width", c.width // c.heads), "L": getattr(c, "layers", 0)}
+    letters["S"] = getattr(c, "states", getattr(c, "slots", getattr(c, "vectors", 0)))
+    letters["K"] = sum(getattr(c, part, 0) for part in ("compressed_memory", "memory", "segment"))
+    letters["R"] = held.get("scores_by_distance", [0])[-1]  # rows of distances, as many as a value says
+    for key, found in held.items():
+        if key == "mixed" or (paper == "memformer" and c.encoder_layers == 0 and key == "weights"):
+            continue  # of the pooled rows; of slots and tokens
+        assert found == tuple(
+            eval(re.sub(r"2 (\w)", r"2 * \1", size).replace("H E", "H * E"), {"__builtins__": {}}, letters)
+            for size in shapes[key]
+        ), key

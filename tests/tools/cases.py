@@ -34,6 +34,7 @@ PRETRAINED_RECURRENCE = pretrained_recurrence.Config(
 SHORT = {"memory": 2}  # less than a segment: a segment's own rows are compressed at once
 # Little, because all files together may have 3,150,000 bytes
 LITTLE = {"layers": 1, "head_width": 2, "feed_forward": 2, "memory": 3, "compressed_memory": 2, "compression": "mean_pooling"}
+SECOND = {"vocabulary": 3, "width": 3, "heads": 1, "head_width": 2, "feed_forward": 2, "window": 2, "segment": 4, "states": 2}
 ADAPTIVE = LITTLE | {"cutoffs": (3, 5), "div_value": 2}
 SIMPLIFIED = LITTLE | {"positions": "simplified", "max_distance": 5, "vocabulary": 3, "width": 3}
 CASES = {
@@ -45,6 +46,7 @@ CASES = {
         }
         | {
             "feedback": {"feedback": True},
+            "feedback-of-layer-2": SECOND | {"feedback": True, "recurrent_layers": (2,)},
             "two-recurrent": {"layers": 3, "recurrent_layers": (1, 3)},
             "slide": {"recurrent_layers": ()},
             "xl": {"recurrent_layers": (), "segment": 4},
@@ -115,6 +117,12 @@ EVERY_CASE = [(paper, case) for paper in CASES for case in CASES[paper]]
 SELF = ("encoder_layer_forward[0]", "self_attention_forward")
 WRITER = {"normal": "normed_slots", "source": "normed_encodings"}
 WRITER |= {name: f"slot_{name}" for name in ("query", "self_key", "key", "value", "scores")}
+GATES_INNER = [
+    (("state_update_forward",), {"attended": "gate_input"}),
+    (("fixed_gate_forward",), {"z": "gate_candidate", "g": "gate"}),
+    (("lstm_gate_forward",), {"z": "gate_candidate", "i": "input_gate", "f": "forget_gate"}),
+    (("state_update_forward",), {"return.0": "states_after_a_block"}),
+]
 BLOCK_RECURRENT_INNER = [
     (("layer_forward[0]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
     (("layer_forward[0]",), {"keys": "keys", "values": "values"}),
@@ -126,13 +134,15 @@ BLOCK_RECURRENT_INNER = [
     (("recurrence_forward", "attention_forward[0]"), {"weights": "read_weights", "return.0": "read"}),
     (("state_update_forward", "attention_forward[0]"), {"return.0": "states_from_states"}),
     (("state_update_forward", "attention_forward[1]"), {"return.0": "states_from_tokens"}),
-    (("state_update_forward",), {"attended": "gate_input"}),
-    (("fixed_gate_forward",), {"z": "gate_candidate", "g": "gate"}),
-    (("lstm_gate_forward",), {"z": "gate_candidate", "i": "input_gate", "f": "forget_gate"}),
-    (("state_update_forward",), {"return.0": "states_after_a_block"}),
+    *GATES_INNER,
     (("layer_forward[0]",), {"out": "attention_output"}),
     (("layer_forward[0]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
     (("layer_forward[0]",), {"return.0": "layer_output"}),
+]
+FEEDBACK_INNER = [
+    (("state_projection_forward",), {"projected.key": "state_key"}),
+    (("layer_forward[0]",), {"cross": "read"}),
+    (("state_update_forward",), {"return.0": "states_after_a_block"}),
 ]
 COMPRESSIVE_INNER = [
     (("layer_forward",), {"h": "layer_input"}),
@@ -202,7 +212,11 @@ POOLING_INNER = [
     (("pool_forward",), {"mixed": "mixed", "return.0": "pooled"}),
 ]
 INNER_VALUES = {  # {paper: [(values, the cases that have them; None is all)]}: more would not fit
-    "block_recurrent": [(BLOCK_RECURRENT_INNER, ("fixed-skip", "lstm-dual"))],
+    "block_recurrent": [
+        (BLOCK_RECURRENT_INNER, ("fixed-skip", "lstm-dual")),
+        (GATES_INNER, ("fixed-dual",)),
+        (FEEDBACK_INNER, ("feedback", "feedback-of-layer-2")),
+    ],
     "compressive": [
         (COMPRESSIVE_INNER, ("conv-attention_reconstruction", "transformer-xl-short")),
         (EVICTED_INNER, None),
