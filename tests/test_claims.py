@@ -71,7 +71,7 @@ def test_states_that_start_alike_stay_alike_without_ids():
 
 @pytest.mark.parametrize("name,linear", [("fixed-skip", True), ("slide", True), ("xl", False)])
 def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
-    """Block-Recurrent 3.1: twice the tokens take twice the FLOPs; not if the window grows with the segment."""
+    """Block-Recurrent 3.1: each block takes as many FLOPs as the last; not if the window grows. Biases are made once."""
     own, flops = PAPERS["block_recurrent"], []
     for blocks in (1, 2, 4):
         config = variant("block_recurrent", name)
@@ -80,7 +80,8 @@ def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
         with counter, torch.no_grad():
             model(torch.zeros(1, 4 * blocks, dtype=torch.long), model.initial_state(1))
         flops.append(counter.get_total_flops())
-    assert (flops[2] == 2 * flops[1] == 4 * flops[0]) == linear and flops[2] >= 2 * flops[1]
+    first, second = flops[1] - flops[0], flops[2] - flops[1]  # of one block more, of two
+    assert (second == 2 * first and flops[0] < 1.1 * first) == linear and second >= 2 * first
 
 
 LATER = [  # (paper, changes, in how many of 12 segments the first one's last token counts; W, M or N is a segment)

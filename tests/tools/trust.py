@@ -44,6 +44,9 @@ python -m tests.tools.trust --out docs/trust.md
 On {date}, with torch {torch} on {cores} shared cores, it ran {cases} cases of the {claims} claims' tests in {minutes}
 minutes. If a test is missing, is skipped or fails, nothing is written.
 
+The proof (`pytest`) passes on the lowest and on the newest torch that pyproject allows here: on 2026-11-25 with torch
+2.6.0, Python 3.10.13 and NumPy 2.2.6, and with torch 2.14.1, Python 3.13.0 and NumPy 2.5.5.
+
 - **error** is the worst of all tensors that the test compares: the largest difference, divided by the largest number
   of the expected tensor. **times** says how many such errors fit into the tolerance.
 - Where no error is given, **tolerance** says how the test decides. *exact* is equality to the bit, or exactly zero.
