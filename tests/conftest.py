@@ -1,6 +1,8 @@
 """Settings of all tests: the same examples each time, float64 by default, one thread, no network."""
 
+import importlib.util
 import os
+import re
 import signal
 import socket
 from pathlib import Path
@@ -13,6 +15,7 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 MARKED = ("paths", "compile", "process", "house", "lab")  # folders, each of which is a marker
 PROOF = f"not ({' or '.join(MARKED)})"  # what pyproject.toml runs by default
+EXTRAS = {name: name for name in ("matplotlib", "datasets", "tokenizers", "sklearn", "safetensors")} | {"scikit-learn": "sklearn"}
 HERE = (None, "", "localhost", "127.0.0.1", "::1")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore Ctrl-C,
@@ -50,6 +53,19 @@ def pytest_collection_modifyitems(items):
         folder = item.path.relative_to(TESTS).parts[0]
         if folder in MARKED:
             item.add_marker(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skip a test that fails for want of a package which an extra brings."""
+    try:
+        return (yield)
+    except BaseException as error:
+        found = re.search(r"needs? the package ([\w-]+)|No module named '(\w+)'", str(error))
+        module = EXTRAS.get(found and (found[1] or found[2]))
+        if not module or importlib.util.find_spec(module):
+            raise
+        pytest.skip(f"needs {module}: pip install -e '.[all]'")
 
 
 @pytest.fixture(autouse=True, scope="session")
