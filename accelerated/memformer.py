@@ -99,7 +99,7 @@ class SelfAttention(Attention):
         """R of all distances, from far to near: simplified positions (2N - 1, E), or W_r R (H, R, E)."""
         if self.distance_key is None:
             return distances.rows @ self.positions
-        return project(distances.rows[None], self.heads, [self.distance_key], [None])[0][0]
+        return project(distances.rows[None], self.heads, [self.distance_key])[0][0]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, count: int, mask: Tensor | None) -> Tensor:
         """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""

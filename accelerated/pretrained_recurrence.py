@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention, sdpa
-from accelerated.attention.heads import Declared, LayerNorm, look_up, merge_heads, parameter, split_heads
+from accelerated.attention.heads import Declared, LayerNorm, look_up, merge_heads, parameter, project, split_heads
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.pretrained_recurrence import NORM_EPSILON, Config, init_params, pooled_rows
 
@@ -65,17 +65,14 @@ class Layer(Recomputable):
         x = x + self.attend(query, key, value, mask)
         return x + self.mlp(x)
 
-    def query_key_value(self, x: Tensor) -> list[Tensor]:
+    def query_key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Query, key and value (B, H, N, E) of x (B, N, D), by one product."""
-        weight = torch.cat([self.query, self.key, self.value])  # (3D, D)
-        bias = torch.cat([self.query_bias, self.key_bias.detach(), self.value_bias])
-        return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 3)
+        biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
+        return project(self.norm(x), self.heads, [self.query, self.key, self.value], biases)
 
-    def key_value(self, x: Tensor) -> list[Tensor]:
+    def key_value(self, x: Tensor) -> tuple[Tensor, ...]:
         """Key and value (B, H, S, E) of inserted vectors x (B, S, D), which have no query."""
-        weight = torch.cat([self.key, self.value])  # (2D, D)
-        bias = torch.cat([self.key_bias.detach(), self.value_bias])
-        return split_heads(functional.linear(self.norm(x), weight, bias), self.heads, 2)
+        return project(self.norm(x), self.heads, [self.key, self.value], [self.key_bias.detach(), self.value_bias])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""

@@ -1,5 +1,7 @@
 """Parameters, norms and the splitting into heads, shared by all models and attentions."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -75,7 +77,7 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def project(x: Tensor, heads: int, weights: list[Tensor], biases: list[Tensor | None]) -> tuple[Tensor, ...]:
+def project(x: Tensor, heads: int, weights: list[Tensor], biases: Sequence[Tensor | None] = (None,)) -> tuple[Tensor, ...]:
     """x W^T + b for each weight, by one product, split into heads: (B, n, D) -> (B, H, n, E) each."""
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     bias = biases[0] if len(weights) == 1 or biases[0] is None else torch.cat(biases)

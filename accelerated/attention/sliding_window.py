@@ -1,11 +1,10 @@
 """The Block-Recurrent Transformer's sliding-window attention with T5's position biases: plain, by SDPA, and for a CPU."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.nn import Module, functional
+from torch.nn import ModuleList, functional
 
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import at_least_float32, on_plain_cpu
@@ -41,7 +40,7 @@ def score_offset(position_bias: Tensor, scale: Tensor, in_bucket: Tensor, mask: 
     return at_least_float32(by_bucket @ in_bucket.T.to(by_bucket.dtype)).masked_fill(~mask, -math.inf)
 
 
-def offsets_of(layers: Iterable[Module], in_bucket: Tensor, mask: Tensor) -> Tensor:
+def offsets_of(layers: ModuleList, in_bucket: Tensor, mask: Tensor) -> Tensor:
     """score_offset of all layers at once, (L, H, 3W - 1)."""
     bias, scale = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("position_bias", "scale"))
     return score_offset(bias, scale, in_bucket, mask)

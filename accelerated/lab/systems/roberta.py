@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from accelerated import pretrained_recurrence
-from accelerated.attention.heads import LayerNorm, look_up, parameter, split_heads
+from accelerated.attention.heads import LayerNorm, look_up, parameter, project
 from accelerated.protocol import initialise
 from reference.roberta import NORM_EPSILON, Config, init_params
 
@@ -28,11 +28,10 @@ class State(NamedTuple):
 class Layer(pretrained_recurrence.Layer):
     """A layer of RoBERTa: GPT-2's parameters and attention, but norms after the sums, the exact GELU, and no causal mask."""
 
-    def projections(self, x: Tensor, count: int) -> list[Tensor]:
+    def projections(self, x: Tensor, count: int) -> tuple[Tensor, ...]:
         """The last `count` of query, key and value (B, H, n, D / H) of x (B, n, D), by one product."""
-        weight = torch.cat([self.query, self.key, self.value][-count:])
-        bias = torch.cat([self.query_bias, self.key_bias.detach(), self.value_bias][-count:])
-        return split_heads(functional.linear(x, weight, bias), self.heads, count)
+        biases = [self.query_bias, self.key_bias.detach(), self.value_bias]
+        return project(x, self.heads, [self.query, self.key, self.value][-count:], biases[-count:])
 
     def forward(self, x: Tensor, hidden_keys: Tensor, inserted: Tensor | None) -> Tensor:
         """(B, N, D) from x (B, N, D); inserted (B, 1, D); hidden_keys (B, 1, 1, 1 + N or N) is true if nobody sees the key."""
