@@ -64,8 +64,7 @@ def data_config(trained: DataConfig, data: str) -> DataConfig:
         return trained
     if data in CORPORA or not Path(data).exists():
         return DataConfig(data)
-    whole = dataclasses.replace(trained, data=data, training_documents=0, validation_tokens=0)
-    return whole if Path(data).is_dir() else dataclasses.replace(whole, documents="files")
+    return dataclasses.replace(trained, data=data, training_documents=0)
 
 
 def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> TrainedRun:

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from accelerated.program.errors import InputError, check_choice, option_name
+from accelerated.program.errors import InputError
 
 CORPORA = ("stdlib", "recall", "enwik8", "wikitext-103", "wikitext-103-raw", "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
@@ -37,7 +37,6 @@ class DataConfig:
             (without <unk>) or pg19 (fetched if absent), a text file in UTF-8, or a folder of them; its subfolders train/, valid/
             and test/ are the splits. With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), a .jsonl, .csv
             or .parquet with a column `text`, or a .gz or .zip. Or a recording of speech (.ulaw), or a folder of recordings
-        documents: what one document of a folder is: files (each file), or folders (each subfolder, such as a repository)
         tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or a
             tokenizer of the package tokenizers (its .json, or a folder with vocab.json and merges.txt); of recordings mu-law
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
@@ -46,23 +45,19 @@ class DataConfig:
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
         training_documents: read only so many documents of the training split, the first ones; 0 for all
-        validation_tokens: read only so many tokens of each validation document, the first ones; 0 for all
     """
 
     data: str = "stdlib"
-    documents: str = "files"
     tokenizer: str = "bytes"
     train_bpe: int = 0
     train_words: int = 0
     carry_over_documents: bool = False
     training_documents: int = 0
-    validation_tokens: int = 0
 
     def __post_init__(self):
-        check_choice("documents", self.documents, ("files", "folders"))
         if self.tokenizer not in ENCODINGS and os.path.isdir(self.tokenizer):  # its vocab.json stands for it
             object.__setattr__(self, "tokenizer", os.path.join(self.tokenizer, "vocab.json"))
-        for name, least in (("training_documents", 1), ("validation_tokens", 2), ("train_bpe", 257), ("train_words", 3)):
+        for name, least in (("training_documents", 1), ("train_bpe", 257), ("train_words", 3)):
             if getattr(self, name) and getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or at least {least}")
 
@@ -130,21 +125,18 @@ def is_opened_by_datasets(data: str) -> bool:
 
 def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or an existing path, and the other fields say something about it."""
-    data, is_folder = config.data, os.path.isdir(config.data)
+    data = config.data
     if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
         near = difflib.get_close_matches(data, CORPORA, n=1)
         advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
         raise InputError(f"--data {data}: no such file or folder; {advice}")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
         raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    if config.tokenizer == MU_LAW and not (is_folder or data.lower().endswith(RECORDING)):
+    if config.tokenizer == MU_LAW and not (os.path.isdir(data) or data.lower().endswith(RECORDING)):
         why = f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text"
         raise InputError(f"{why}; give a {RECORDING} or a folder of them")
-    if config.documents == "folders" and not is_folder:
-        raise InputError(f"--documents folders needs a folder of folders as --data, not {data}; give one, or --documents files")
-    for name in ("training_documents", "validation_tokens"):
-        if data == "recall" and getattr(config, name):
-            raise InputError(f"{option_name(name)} is for texts, and --data recall is made as it is read; leave it out")
+    if data == "recall" and config.training_documents:
+        raise InputError("--training-documents is for texts, and --data recall is made as it is read; leave it out")
 
 
 def check_carry_over(data: str, carry_over: bool) -> None:

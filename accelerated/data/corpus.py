@@ -7,27 +7,24 @@ manifest, written last, with checksums of both. Another state of the source has 
 import contextlib
 import hashlib
 import os
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, groupby, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
-from accelerated.data.lanes import Parts
 from accelerated.data.recall import RecallConfig, RecallDocuments
-from accelerated.data.sources import Source, Text, only_worker, read_bytes, source_of_path, standard_library
+from accelerated.data.sources import Source, only_worker, source_of_path, standard_library
 from accelerated.data.windows import SPLITS, Document, Documents, lengths_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import file_checksum, remove_unfinished, written_whole
 from accelerated.program.progress import Progress
 
 FORMAT = 8  # of the cached files and of the choice of splits; raise it to tokenise everything again
-AFTER_A_WORD = re.compile(r".*[^\W\d_](?=[ \n])", re.DOTALL)
 TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
 
 
@@ -60,14 +57,6 @@ class TextDocuments(Documents):
         return state.hexdigest()
 
 
-def truncated(documents: Sequence, tokens: int, tokenizer: object) -> Parts:
-    """The documents cut to their first `tokens` tokens; their words are those that begin there."""
-    parts = Parts(documents, [(number, 0, min(size, tokens - 1)) for number, size in enumerate(lengths_of(documents).tolist())])
-    texts = (tokenizer.decode([*part.inputs[:1], *part.targets]) for part in parts) if tokenizer.spells_text else ()
-    parts.whole, parts.words = False, np.array([len(text.split()) for text in texts], np.int64)
-    return parts
-
-
 def fingerprint(*parts: object) -> str:
     """A short hash of the parts."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -80,31 +69,16 @@ def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
     return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
 
 
-def pieces_of(text: Text, whole: bool = False) -> Iterator[bytes]:
-    """Yield pieces of a text, cut at the end of a word of letters before a blank or a line's end; or all of it, if whole."""
-    rest = b""
-    for read in read_bytes(text):
-        if not whole and (match := AFTER_A_WORD.match(read.decode(errors="surrogateescape"))):
-            cut = len(match[0].encode(errors="surrogateescape"))
-            yield rest + read[:cut]
-            rest, read = b"", read[cut:]
-        rest += read
-    yield rest
-
-
-def encoded(texts: Iterator, tokenizer: object, bar: Progress) -> Iterator[tuple]:
-    """Yield (text number, split, piece, tokens) of every piece of every text, in order; several threads encode."""
-    whole = not tokenizer.takes_pieces
-    parts = ((number, split, piece) for number, (split, text) in enumerate(texts) for piece in pieces_of(text, whole))
-    threads = os.cpu_count() or 1
+def encoded(texts: Iterator, tokenizer: object) -> Iterator[tuple]:
+    """Yield (split, content, tokens) of every text, in order; several threads encode."""
+    contents, threads = ((split, text.read()) for split, text in texts), os.cpu_count() or 1
     pool = ThreadPoolExecutor(threads)
     try:
-        while batch := list(islice(parts, 4 * threads)):
-            for part, tokens in zip(batch, pool.map(tokenizer.encode, [piece for *_, piece in batch]), strict=True):
-                bar.update(len(part[-1]))
-                yield *part, tokens
+        while batch := list(islice(contents, threads)):
+            tokens_of = pool.map(tokenizer.encode, [content for _, content in batch])
+            yield from ((*text, tokens) for text, tokens in zip(batch, tokens_of, strict=True))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for pieces that are being encoded
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for texts that are being encoded
 
 
 def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
@@ -113,13 +87,12 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
     size = None if source.packed else sum(path.stat().st_size for path in source.files)
     title = f"tokenising {folder.name.rpartition('-')[0]}"
     with written_whole(folder / TOKENS) as path, path.open("wb") as file, Progress(title, size, "B") as bar:
-        for (_, split), parts in groupby(encoded(source.texts(), tokenizer, bar), key=lambda part: part[:2]):
-            sums = np.zeros(4, np.int64)
-            for *_, piece, tokens in parts:
-                file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
-                sums += len(tokens), len(piece.split()) * tokenizer.spells_text, piece.count(b"\n"), len(piece)
-            table.extend((SPLITS.index(split), start, *sums.tolist()))
-            start += int(sums[0])
+        for split, content, tokens in encoded(source.texts(), tokenizer):
+            file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
+            words = len(content.split()) if tokenizer.spells_text else 0
+            table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n"), len(content)))
+            start += len(tokens)
+            bar.update(len(content))
     with written_whole(folder / DOCUMENTS) as path:
         path.write_bytes(table)
     text = manifest_text(folder, open_cache(folder, tokenizer.dtype))
@@ -183,8 +156,6 @@ def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
     corpus = tokenised(open_source(data, data_dir), tokenizer, data_dir)
     corpus.splits["train"].whole = not data.training_documents
-    if data.validation_tokens:
-        corpus.splits["valid"] = truncated(corpus.splits["valid"], data.validation_tokens, tokenizer)
     return corpus
 
 

@@ -11,14 +11,14 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from accelerated.data.config import HUB, MU_LAW, PACKED, RECORDING, TABLES, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
-from accelerated.program.files import DATA_ADVICE, READ_SIZE, disk_errors, locked
+from accelerated.program.files import DATA_ADVICE, disk_errors, locked
 
 TEXT_SUFFIXES = (".txt", ".text", ".raw", ".tokens", ".md", ".py", ".tex", ".c", ".h", ".rst", ".json", ".html", ".xml", "")
 SPLIT_NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "dev": "valid", "test": "test"}
@@ -32,6 +32,10 @@ class Text(NamedTuple):
     name: str
     parts: tuple  # functions that each return bytes, which stand one after another
 
+    def read(self) -> bytes:
+        """All of its bytes."""
+        return b"".join(part() for part in self.parts)
+
 
 class Source(NamedTuple):
     """Texts and their splits."""
@@ -40,13 +44,6 @@ class Source(NamedTuple):
     files: tuple  # paths
     texts: Callable  # texts() yields (split, Text)
     packed: bool = False  # whether the texts are not the bytes of the files
-
-
-def read_bytes(text: Text, size: int = READ_SIZE) -> Iterator[bytes]:
-    """Yield the bytes of a text, at most `size` at a time."""
-    for part in text.parts:
-        content = part()
-        yield from (content[start : start + size] for start in range(0, len(content), size))
 
 
 def read_file(path: Path, utf8_as: str = "") -> bytes:
@@ -73,7 +70,7 @@ def split_of(name: str) -> str:
 
 def parts_by_position(text: Text) -> Iterator[tuple[str, Text]]:
     """Yield a text's first 90% as train, the next 5% as valid and the rest as test; never cuts inside a character."""
-    content, ends = b"".join(read_bytes(text)), [0]
+    content, ends = text.read(), [0]
     for percent in (90, 95):
         end = len(content) * percent // 100
         after = content[end : end + 3]
@@ -107,9 +104,9 @@ def source_of_path(data: DataConfig) -> Source:
     """The Source of a file or of a folder of files, texts or with --tokenizer mu-law recordings.
 
     One text is split 90/5/5 by position, several texts by their names. Subfolders train/, valid/ (or validation/, val/, dev/)
-    and test/ of a folder are its splits. documents "folders" makes each subfolder one document.
+    and test/ of a folder are its splits.
     """
-    path, by_folder, of_text = Path(data.data), data.documents == "folders", data.tokenizer != MU_LAW
+    path, of_text = Path(data.data), data.tokenizer != MU_LAW
     check_is_file(path)
     files = [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))
     places = {file: file.relative_to(path).parts or (path.name,) for file in files}
@@ -120,15 +117,15 @@ def source_of_path(data: DataConfig) -> Source:
     elif beside := sorted(tops - own.keys()):
         splits, beside = ", ".join(own), ", ".join(beside)
         raise InputError(f"--data {path} has the splits {splits} and also {beside}; move them into a split, or out of the folder")
-    depth = (2 if own else 1) if by_folder else None
 
     def texts_of(split: str) -> Iterator[Text]:
-        below = (file for file in files if not own or own.get(places[file][0]) == split)
-        for name, group in groupby(below, key=lambda file: "/".join(places[file][:depth])):
-            yield Text(name, tuple(partial(read_file, file, name if of_text and not by_folder else "") for file in group))
+        for file in files:
+            if not own or own.get(places[file][0]) == split:
+                name = "/".join(places[file])
+                yield Text(name, (partial(read_file, file, name if of_text else ""),))
 
     given = {split: partial(texts_of, split) for split in {*own.values()} or {"train"}}
-    return Source(os.path.realpath(path) + " by folders" * by_folder, tuple(files), lambda: with_missing_splits(given))
+    return Source(os.path.realpath(path), tuple(files), lambda: with_missing_splits(given))
 
 
 def files_below(folder: Path, suffixes: tuple) -> list[Path]:

@@ -9,7 +9,6 @@ A rank is a BPE token's id and its place in the order of merges. train.py choose
     encode(text)    str or bytes to an array of ids
     decode(ids)     to the same bytes that were encoded, or to the text as the tokenizer normalises it
     save(run)       write what the run folder must hold of it, if it has no name
-    takes_pieces    whether a text that is cut after a word has the same tokens; otherwise it is encoded whole
 """
 
 import base64
@@ -19,7 +18,7 @@ import hashlib
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -29,8 +28,7 @@ import numpy as np
 import tiktoken
 
 from accelerated.data.config import ENCODINGS, MU_LAW, DataConfig
-from accelerated.data.corpus import pieces_of
-from accelerated.data.sources import Source, read_bytes
+from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
@@ -58,7 +56,7 @@ class Tokenizer:
 class ByteTokenizer(Tokenizer):
     """Bytes as token ids 0..255: of text, or with the name mu-law of recordings, whose samples they are."""
 
-    vocabulary, dtype, takes_pieces = 256, np.uint8, True
+    vocabulary, dtype = 256, np.uint8
     token_bytes = np.ones(256, dtype=np.int64)
 
     def __init__(self, name: str = "bytes"):
@@ -77,7 +75,7 @@ class ByteTokenizer(Tokenizer):
 class SpelledTokenizer(Tokenizer):
     """Ids that each stand for a spelling; a run folder keeps the tokenizer's content in `file`."""
 
-    spells_text = takes_pieces = True
+    spells_text = True
     file: str
 
     def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes):
@@ -125,11 +123,10 @@ class BpeTokenizer(SpelledTokenizer):
 class PackagedTokenizer(SpelledTokenizer):
     """Any tokenizer of the package tokenizers, of its .json; text never becomes a special token.
 
-    If its tokens are bytes it keeps all text that is UTF-8, otherwise it spells the text as it normalises it. It encodes each
-    text whole, because its tokens may reach over white space.
+    If its tokens are bytes it keeps all text that is UTF-8, otherwise it spells the text as it normalises it.
     """
 
-    file, takes_pieces = "tokenizer.json", False
+    file = "tokenizer.json"
 
     def __init__(self, name: str, content: bytes):
         package = tokenizers_package("a tokenizer.json")
@@ -277,9 +274,16 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     return {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *merged])}
 
 
+def cut_up(text: Text) -> Iterator[bytes]:
+    """The text, at most LEARNING_PIECE bytes at a time."""
+    for part in text.parts:
+        content = part()
+        yield from (content[start : start + LEARNING_PIECE] for start in range(0, len(content), LEARNING_PIECE))
+
+
 def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
     """Learn a tokenizer of `vocabulary` tokens from a source's training split, without bytes that are not UTF-8."""
-    texts = (read_bytes(text, LEARNING_PIECE) for split, text in source.texts() if split == "train")
+    texts = (cut_up(text) for split, text in source.texts() if split == "train")
     pieces = (piece for text in texts for piece in codecs.iterdecode(text, "utf-8", "ignore"))
     print(f"learning {vocabulary:,} tokens", file=sys.stderr)  # the package does not say how far it is
     learned = ThreadPoolExecutor(1).submit(learn_ranks, pieces, vocabulary)  # it would keep Ctrl-C from the thread that calls it
@@ -292,11 +296,11 @@ def train_words(source: Source, vocabulary: int) -> WordTokenizer:
     Equally frequent words are in the order of their spelling; <unk> is counted with the words that are left out. Raises
     InputError if there are too few different words.
     """
-    counts, pieces = Counter(), (piece for split, text in source.texts() if split == "train" for piece in pieces_of(text))
+    counts, contents = Counter(), (text.read() for split, text in source.texts() if split == "train")
     with Progress(f"counting words for {vocabulary:,} tokens", unit="B") as bar:
-        for piece in pieces:
-            counts.update(WORD.findall(piece.decode(errors="ignore")))
-            bar.update(len(piece))
+        for content in contents:
+            counts.update(WORD.findall(content.decode(errors="ignore")))
+            bar.update(len(content))
     words = sorted(counts.keys() - {LINE_END, UNKNOWN}, key=lambda word: (-counts[word], word))
     if len(words) + 2 < vocabulary:
         raise InputError(

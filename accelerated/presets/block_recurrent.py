@@ -35,10 +35,10 @@ PRESETS = {
         "heads": 16, "feed_forward": 8192, "steps": 200_000, "batch": 128, "data": "pg19", "accumulate": 16,  # 46 GB
     },
     # Section 4 and Table 1, on texts given with --data. On arXiv the learning rate is 0.5. On GitHub it is 0.25, a document
-    # is a repository, the batch is 8 times as large, and 250k steps are made
+    # is a repository (join its files), the batch is 8 times as large, and 250k steps are made
     "arxiv": BLOCK_RECURRENT | {"learning_rate": 0.5},  # 42 GB
     "github": BLOCK_RECURRENT | {
-        "learning_rate": 0.25, "batch": 256, "steps": 250_000, "documents": "folders", "accumulate": 16,  # 48 GB
+        "learning_rate": 0.25, "batch": 256, "steps": 250_000, "accumulate": 16,  # 48 GB
     },
 } | {
     # 4.1 and 4.2, Table 1: the baselines XL:512, XL:1024 and XL:2048, with as many tokens in a step; 44, 45 and 49 GB

@@ -8,7 +8,6 @@ import numpy as np
 import tiktoken
 from hypothesis import strategies as st
 
-from accelerated.data.sources import read_bytes
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import Document
 
@@ -29,7 +28,7 @@ def documents_of(lengths):
 
 def content(text):
     """The bytes of a Text, read a few at a time."""
-    return b"".join(read_bytes(text, 7))
+    return text.read()
 
 
 def as_zip(members):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from accelerated.data.sources import read_bytes, standard_library
+from accelerated.data.sources import standard_library
 from accelerated.data.windows import SPLITS
 
 KINDS = ("yes", "no")  # answers that are no spans
@@ -76,7 +76,7 @@ def prose() -> tuple[list[str], list[str]]:
     """(training lines, others) of the standard library that look like a sentence without a word of the facts."""
     lines = {split: {} for split in SPLITS}
     for split, text in standard_library().texts():
-        sentences = (line.decode() for line in PROSE.findall(b"".join(read_bytes(text))))
+        sentences = (line.decode() for line in PROSE.findall(text.read()))
         lines[split] |= dict.fromkeys(line for line in sentences if not OF_FACTS.search(line))
     return [*lines["train"]], [line for split in SPLITS[1:] for line in lines[split] if line not in lines["train"]]
 
