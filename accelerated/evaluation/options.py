@@ -28,6 +28,7 @@ RUN is a folder that train.py wrote, or eval.py export, or a published GPT-2.
   python eval.py frequency RUN                            the perplexity of words by how often training had them
   python eval.py overlap RUN RUN --overlaps 0,5           a table of pretrained_recurrence runs by overlap of their windows
   python eval.py range RUN --segments 8                   the loss by how many segments the memory has carried
+  python eval.py slots RUN --segments 8                   what memformer's slots keep and read, and how far gradients reach
   python eval.py attention RUN --sequences 200            how much attention goes to each age of compressive memories
   python eval.py compression RUN --sequences 200          the attention-reconstruction loss of each compressive layer
   python eval.py topics RUN --contexts 1000               how near the topics of continuations are to those of contexts
@@ -105,6 +106,7 @@ PAGE = (
     option("--segments", "how many segments to show (default those of about 16,384 tokens)", at_least(1), "K"),
 )
 OVERLAPS = option("--overlaps", "tokens that a window shares with the previous one (default each run's)", layer_numbers, "O,...")
+REACH = option("--segments", "how many segments back to follow gradients (default 8)", at_least(2), "K", default=8)
 SEGMENTS = option("--segments", "clear it every K segments (required)", at_least(2), "K", required=True)
 CONSTANT = option("--learning-rate", "constant (required); first try a tenth of the run's own", RATE, "RATE", required=True)
 FOLDER = option("folder", "where to write it; a folder that does not exist yet, or is empty", str, "FOLDER")
@@ -134,6 +136,7 @@ REPORTS = {
     "frequency": Report("lab.reports.frequency.report"),
     "overlap": Report("evaluation.overlap.report", (OVERLAPS, CLEAR), **GPT2, **SEVERAL),
     "range": Report("lab.reports.range.report", (SEGMENTS,)),
+    "slots": Report("lab.reports.slots.report", (REACH,), model="memformer", exact=True),
     "attention": Report("lab.reports.memories.report_attention", (SEQUENCES,), **COMPRESSIVE),
     "compression": Report(
         "lab.reports.memories.report_compression", (SEQUENCES,), **COMPRESSIVE, config="lab.reports.memories.reconstructing"

@@ -1,0 +1,96 @@
+"""eval.py slots: what a Memformer's slots keep and read, and how far gradients reach back through them.
+
+The weights are those of slot attention (Figure 2c): a slot's weight on itself is what it keeps, the others are what it reads.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+from accelerated.attention.slots import Writer
+from accelerated.data.windows import lengths_of
+from accelerated.evaluation.generation import show_text
+from accelerated.evaluation.score import TrainedRun, carried_through, evaluating
+from accelerated.program.errors import InputError
+
+SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often
+
+
+@torch.no_grad()
+def writing(model: Module, documents: Sequence, lanes: int) -> tuple[Tensor, Tensor]:
+    """What each layer's heads keep of a slot, a mean (L, H); and of each token (V,) the slots' weight on it, of the mean token's.
+
+    Of all segments after a document's first whose tokens are all scored. A token that was read seldom has weight 0.
+    """
+    writers, calls = [module for module in model.modules() if isinstance(module, Writer)], []
+    hooks = [writer.register_forward_hook(lambda *call: calls.append(call)) for writer in writers]
+    kept, sums, segments = 0.0, torch.zeros(2, model.config.vocabulary, dtype=torch.float64), 0
+    for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
+        rows = torch.from_numpy((number > 0) & segment.scored.numpy().all(1))
+        weights = [writer.weights(memory, writer.norm(encoded), *others) for writer, (memory, encoded, *others), _ in calls]
+        weights = torch.stack(weights, 1)[rows].double().cpu()  # (b, L, H, S, 1 + N)
+        calls.clear()
+        kept, segments = kept + weights[..., 0].mean(-1).sum(0), segments + len(weights)
+        tokens = (state.previous.cpu() if state.previous.numel() else segment.tokens)[rows].flatten()  # what was read
+        sums.index_add_(1, tokens, torch.stack([weights[..., 1:].mean((1, 2, 3)).flatten(), torch.ones(len(tokens))]))
+    for hook in hooks:
+        hook.remove()
+    if not segments:
+        raise InputError("no document has two segments that are scored, so nothing is written; give longer documents (--data)")
+    weight, count = sums
+    return kept / segments, torch.where(count < OFTEN, 0.0, weight / count / (weight.sum() / count.sum()))
+
+
+def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: int) -> list[float]:
+    """The norm of the gradient of a segment's loss at the memory 0, 1 .. `segments` - 1 segments earlier, over the first.
+
+    Of the longest documents, after as many segments that are read without gradient.
+    """
+    size, need = model.config.segment, 2 * segments * model.config.segment
+    order = np.argsort(-lengths_of(documents), kind="stable")[:lanes].tolist()
+    chosen = [documents[number] for number in order if lengths_of(documents)[number] >= need]
+    if not chosen:
+        raise InputError(
+            f"--segments {segments}: no document has {need:,} tokens to predict; give longer ones or a smaller number"
+        )
+    device = next(model.parameters()).device
+    read, [*_, targets] = (
+        torch.from_numpy(np.stack([field[:need].astype(np.int64) for field in fields])).to(device).split(size, 1)
+        for fields in zip(*((document.inputs, document.targets) for document in chosen), strict=True)
+    )
+    with evaluating(model):
+        with torch.no_grad():
+            state = model.initial_state(len(chosen))
+            for tokens in read[:segments]:
+                state = model.advance(tokens, state)
+        memories = [state.memory.requires_grad_()]
+        for tokens in read[segments:]:
+            reading = model.read(tokens, state)
+            state = reading.state
+            memories.append(state.memory)
+        logits = functional.linear(reading.hidden, model.output_matrix())
+        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
+    return [norm / norms[-1] for norm in reversed(norms)]
+
+
+def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
+    """What the slots keep and read, and the gradient by age of the memory."""
+    read_by = (run.model, run.documents, run.lane_count)
+    reach = gradient_by_age(*read_by, options.segments)  # says first if the documents are too short
+    kept, weight = writing(*read_by)
+    tokens = [(show_text(run.tokenizer, [number]), weight[number].item()) for number in weight.argsort(descending=True)[:SHOWN]]
+    lines = ["what a slot keeps of itself in a segment, by head; and after how many segments half is left"]
+    for layer, heads in enumerate(kept.tolist(), start=1):
+        cells = [f"{share:.3f} ({math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf:.3g})" for share in heads]
+        lines.append(f"{f'layer {layer}' if len(kept) > 1 else 'all slots':<12}" + "   ".join(cells))
+    lines.append("tokens that slots read most, with their weight over the mean token's")
+    lines.append("   ".join(f"{text!r} {times:.2f}" for text, times in tokens))
+    lines.append("the gradient of a segment's loss at the memory so many segments earlier, over that at its own")
+    lines.append("   ".join(f"{age}: {size:.2g}" for age, size in enumerate(reach)))
+    return {"kept": kept.tolist(), "most_read": dict(tokens), "gradient_by_age": reach}, lines

@@ -1,0 +1,93 @@
+"""eval.py slots: shares and gradients are those that are computed by hand, segment by segment."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from accelerated.data.windows import Document
+from accelerated.lab.reports import slots
+from accelerated.memformer import Memformer
+from accelerated.program.errors import InputError
+
+SIZES = {"vocabulary": 5, "width": 8, "heads": 2, "head_width": 3, "feed_forward": 6, "segment": 4, "slots": 3, "dropout": 0.0}
+KINDS = {
+    "encoder-decoder": {"encoder_layers": 1, "decoder_layers": 1},
+    "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def documents(*lengths):
+    """Documents of tokens 0 .. 3; 4 is never read."""
+    texts = [np.random.default_rng(number).integers(4, size=length + 1) for number, length in enumerate(lengths)]
+    return [Document("x", text[:-1], text[1:], np.ones(len(text) - 1, bool)) for text in texts]
+
+
+def model_of(kind):
+    """A model in float64 whose slots do not start alike, with another retention in each head."""
+    model = Memformer(Memformer.Config(**SIZES, **KINDS[kind], retention=0.5), 1).double()
+    for name, parameter in model.named_parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter) * ("memory" in name or "retention" in name)
+    return model
+
+
+@kinds
+def test_what_is_kept_and_read_is_the_writers_attention(kind, monkeypatch):
+    model, texts = model_of(kind), documents(12, 9)
+    monkeypatch.setattr(slots, "OFTEN", 1)
+    kept, weight = slots.writing(model, texts, lanes=2)
+    shares, on_token, count = [], torch.zeros(5), torch.zeros(5)
+    for text in texts:
+        state = model.initial_state(1)
+        for start in range(0, len(text.inputs) - 3, 4):  # whole segments
+            tokens, calls = torch.as_tensor(text.inputs[start : start + 4])[None], []
+            writers = [model.writer] if model.writer else [layer.writer for layer in model.decoder.layers]
+            hooks = [writer.register_forward_hook(lambda *call, calls=calls: calls.append(call)) for writer in writers]
+            following = model.advance(tokens, state)
+            [hook.remove() for hook in hooks]
+            if start:
+                found = [writer.weights(given[0], writer.norm(given[1])) for writer, given, _ in calls]
+                shares.append(torch.stack([weights[0, :, :, 0].mean(1) for weights in found]))
+                read = state.previous[0] if model.writer else tokens[0]
+                on_token.index_add_(0, read, torch.stack(found)[:, 0, :, :, 1:].mean((0, 1, 2)).detach())
+                count.index_add_(0, read, torch.ones(4))
+            state = following
+    torch.testing.assert_close(kept, torch.stack(shares).mean(0))
+    expected = on_token[:4] / count[:4] / (on_token.sum() / count.sum())
+    torch.testing.assert_close(weight, torch.cat([expected, torch.zeros(1)]))
+
+
+@kinds
+def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
+    model, [short, text] = model_of(kind), documents(23, 24)
+    state, read, found = model.initial_state(1), torch.as_tensor(text.inputs).view(1, 6, 4).unbind(1), []
+    for number, tokens in enumerate(read):
+        if number >= 3:
+            memory = state.memory.detach().requires_grad_()
+            after = state._replace(memory=memory)
+            for later in read[number:]:
+                reading = model.read(later, after)
+                after = reading.state
+            logits = reading.hidden @ model.output_matrix().T
+            loss = cross_entropy(logits[0], torch.as_tensor(text.targets[-4:]))
+            found.append(torch.autograd.grad(loss, memory)[0].norm().item())
+        state = model.advance(tokens, state)
+    assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx([norm / found[-1] for norm in reversed(found)])
+
+
+def test_slots_that_keep_everything_have_every_gradient(kind="decoder-only"):
+    model = model_of(kind)
+    for layer in model.decoder.layers:
+        layer.writer.retention.data += 1e3
+    kept, _ = slots.writing(model, documents(12), lanes=1)
+    assert (kept == 1).all()
+    assert min(slots.gradient_by_age(model, documents(48), 1, 4)) > 0.1
+
+
+def test_documents_that_are_too_short_are_refused():
+    model = model_of("encoder-decoder")
+    with pytest.raises(InputError, match="no document has 24 tokens to predict; give longer ones or a smaller number"):
+        slots.gradient_by_age(model, documents(23), 1, 3)
+    with pytest.raises(InputError, match="no document has two segments"):
+        slots.writing(model, documents(4), 1)
