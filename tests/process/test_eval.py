@@ -20,31 +20,20 @@ from accelerated.program import progress
 from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from tests.helpers.programs import (
-    BRIEF,
-    COMPRESSIVE,
-    WINDOWED,
-    as_json,
-    evaluate,
-    joined_runs,
-    printed,
-    refused,
-    saved,
-    train,
-    trained_runs,
-)
+from tests.helpers import programs
+from tests.helpers.programs import BRIEF, COMPRESSIVE, WINDOWED, as_json, evaluate, printed, refused, saved, train
 
 OF_ONE_MODEL = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return trained_runs(tmp_path_factory.mktemp("runs"))
+    return programs.trained_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
-    return joined_runs(tmp_path_factory.mktemp("joined"))
+    return programs.joined_runs(tmp_path_factory.mktemp("joined"))
 
 
 def test_help_shows_every_report_in_one_line_and_a_reports_help_its_example(capsys):

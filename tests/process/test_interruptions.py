@@ -18,32 +18,18 @@ from accelerated.program.errors import InputError
 from accelerated.program.interruption import STOPS, Interruption
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
-from tests.helpers.programs import (
-    COMPRESSIVE,
-    MEMFORMER,
-    MEMORIZING,
-    ROOT,
-    TINY,
-    WINDOWED,
-    differences,
-    ended,
-    hanging,
-    killed,
-    measurements,
-    saved,
-    start,
-    train,
-)
+from tests.helpers import programs
+from tests.helpers.programs import ROOT, differences, ended, hanging, killed, measurements, saved, start, train
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--keep", 2, "--log-every", 1, "--dropout", 0.1]
 BRIEF = ["--sample", 0, "--validation-segments", 5]
 MODELS = {
-    "block_recurrent": TINY,
-    "compressive": COMPRESSIVE,
-    "memformer": [*MEMFORMER, "--task-infilling", 0.4],
-    "memorizing": MEMORIZING,
-    "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
+    "block_recurrent": programs.TINY,
+    "compressive": programs.COMPRESSIVE,
+    "memformer": [*programs.MEMFORMER, "--task-infilling", 0.4],
+    "memorizing": programs.MEMORIZING,
+    "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3],
 }
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions", 9),
@@ -105,7 +91,7 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
 @pytest.mark.parametrize("step,kind", [(6, signal.SIGINT), (STEPS, signal.SIGTERM)])
 def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(text, tmp_path, capsys, monkeypatch, step, kind):
     """Resuming makes it."""
-    options, whole, run = [*COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "whole", tmp_path / "cut"
+    options, whole, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "whole", tmp_path / "cut"
     train(*options, "--out", whole)
     evaluate, predictions = score.evaluate, score.predictions
     for argv, number in (([*options, "--out", run], step // 3), (["--resume", run], 1)):
@@ -135,7 +121,7 @@ def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(text
 
 
 def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monkeypatch):
-    options, run = [*COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "cut"
+    options, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "cut"
     train(*options, "--out", tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
         patch.setattr("train.report", lambda run: os.kill(os.getpid(), signal.SIGINT))
@@ -178,7 +164,7 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, s
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tmp_path, server, moment):
     text.write_bytes(text.read_bytes() * (150 if moment == "tokenising" else 1))
-    options = [*COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
+    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
     if moment == "learning a tokenizer":
         pytest.importorskip("tokenizers", reason="learning needs the extra bpe: pip install -e '.[bpe]'")
         options += ["--train-bpe", 300]
