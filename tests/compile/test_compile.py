@@ -14,7 +14,7 @@ from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluating
 from accelerated.program.errors import InputError
-from accelerated.protocol import Model, Reading, computing_in, state_from
+from accelerated.protocol import Model, Reading, computing_in, detach
 from accelerated.training import opening, process
 from accelerated.training.optimization import TrainedModel
 from accelerated.training.options import parse as parse_training
@@ -46,19 +46,24 @@ def graphs(monkeypatch):
 
 
 def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
-    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between."""
-    model, segments, state = setting(paper, name, dropout=0.2)
+    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between.
+
+    A document starts in the first rollout, and in both lanes of the last.
+    """
+    model, segments, _ = setting(paper, name, dropout=0.2)
     compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
     with computing_in(model, dtype):
-        state = state_from(model.initial_state(2), state)
+        state = detach(model.initial_state(2))
     for number in range(4):
+        first, *others = (segment._replace(starts=torch.zeros(2, dtype=torch.bool)) for segment in segments)
+        first = first._replace(starts=torch.tensor([number in (0, 3), number == 3]))
         model.zero_grad()
         torch.manual_seed(number)
         with computing_in(model, dtype):
-            loss, _, state = replay.BACKPROP[method](compiled, segments, state)
+            loss, _, state = replay.BACKPROP[method](compiled, [first, *others], state)
             with evaluating(model), torch.no_grad():
                 for lanes in (2, 1):
-                    model.read(segments[0].tokens[:lanes], model.initial_state(lanes))
+                    model.read(first.tokens[:lanes], model.initial_state(lanes))
         watch()
     return {"loss": loss[None]} | gradients(model) | rows_of_state(state)
 

@@ -36,18 +36,6 @@ def joined(tmp_path_factory):
     return programs.joined_runs(tmp_path_factory.mktemp("joined"))
 
 
-def test_help_shows_every_report_in_one_line_and_a_reports_help_its_example(capsys):
-    with pytest.raises(SystemExit) as caught:
-        evaluate("--help")
-    lines = capsys.readouterr().out.splitlines()
-    assert not caught.value.code and EXAMPLES.keys() == REPORTS.keys()
-    for name in REPORTS:
-        assert sum(line.startswith(f"  python eval.py {name} RUN") for line in lines) == 1, name
-        with pytest.raises(SystemExit):
-            evaluate(name, "--help")
-        assert f"example: python eval.py {name} RUN" in capsys.readouterr().out, name
-
-
 @pytest.mark.parametrize("name", list(REPORTS))
 def test_the_example_runs_with_json_and_progress_is_shown_on_stderr_alone(name, runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -172,18 +160,19 @@ def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(r
 
 def test_other_data_splits_and_checkpoints_are_read(runs, tmp_path, capsys):
     """JSON has no infinity: a text of one word has all its losses, and a perplexity that no double holds."""
-    texts = {"other": "another text entirely " * 60, "short": "x" * 40, "nothing": "x", "word": "x" * 4000}
-    for name, content in texts.items():
-        (tmp_path / f"{name}.txt").write_text(content)
-    other, short, nothing, word = (("--data", tmp_path / f"{name}.txt") for name in texts)
+
+    def text(name, content):
+        (tmp_path / name).write_text(content)
+        return "--data", tmp_path / name
+
+    other, word = text("other", "another text entirely " * 60), text("word", "x" * 4000)
     lines = printed(capsys, runs.recurrent, *other, "--split", "test", "--batch", 2)
     assert f"test split of {other[1]}" in lines and "tokens scored       65 of 65 in the split\n" in lines
-    assert "tokens scored       1 of 1 in the split\n" in printed(capsys, runs.recurrent, *short)
-    assert "has nothing to predict" in refused(capsys, runs.recurrent, *nothing)
-    record = as_json(capsys, runs.recurrent, *word)
-    assert record["words"] == 1 and record["word_perplexity"] is None
-    splits = as_json(capsys, "overlap", runs.windowed, *word)["rows"][0]["splits"]
-    assert splits["test"]["words"] == 1 and splits["test"]["word_perplexity"] is None
+    assert "tokens scored       1 of 1 in the split\n" in printed(capsys, runs.recurrent, *text("short", "x" * 40))
+    assert "has nothing to predict" in refused(capsys, runs.recurrent, *text("nothing", "x"))
+    rows = as_json(capsys, "overlap", runs.windowed, *word)["rows"]
+    for record in (as_json(capsys, runs.recurrent, *word), rows[0]["splits"]["test"]):
+        assert record["words"] == 1 and record["word_perplexity"] is None
     first, last = (as_json(capsys, runs.recurrent, *other, "--checkpoint", name) for name in ("step-1", "last"))
     assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
 
@@ -324,14 +313,6 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tm
         assert words in refused(capsys, *argv)
 
 
-def test_what_its_tokenizer_cannot_read_is_refused(runs, tmp_path, capsys):
-    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", tmp_path / "run")
-    line = refused(capsys, tmp_path / "run", "--data", "recall")
-    assert re.search(r"--data recall is made of bytes, the run's tokenizer is .*; give other --data", line)
-    line = refused(capsys, "sample", tmp_path / "run", "--prompt", " ")
-    assert "has no token for the run's tokenizer; give another --prompt" in line
-
-
 def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(runs, tmp_path, capfdbinary):
     """Prompt and continuation, and nothing else; what is for text is refused or empty, of a part of it, too."""
     samples, ulaw, run = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8), tmp_path / "a.ulaw", tmp_path / "run"
@@ -362,19 +343,17 @@ def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(ru
 
 
 def test_a_sample_streams_and_its_prompt_comes_from_a_file(runs, tmp_path, capsys, monkeypatch):
-    shown, out, argv = [], sys.stdout, ["sample", runs.recurrent, "--tokens", 5]
+    shown, out, argv = [], sys.stdout, ["sample", runs.recurrent, "--tokens", 5, "--temperature", 0]
     monkeypatch.setattr(out, "flush", lambda: shown.append(1))
-    streamed = printed(capsys, *argv, "--prompt", "def ", "--temperature", 0).rstrip("\n")
+    streamed = printed(capsys, *argv, "--prompt", "def ").rstrip("\n")
     monkeypatch.undo()
-    assert len(shown) >= 5, "a token at a time"
-    whole = as_json(capsys, *argv, "--prompt", "def ", "--temperature", 0)
-    assert whole["prompt"] + whole["continuation"] == streamed
+    whole = as_json(capsys, *argv, "--prompt", "def ")
+    assert len(shown) >= 5 and whole["prompt"] + whole["continuation"] == streamed, "a token at a time"
     prompt = tmp_path / "prompt.txt"
     for content, text in (("def é".encode()[:-1], "def "), (b"word " * 100, "word " * 100)):
         prompt.write_bytes(content)
         assert as_json(capsys, *argv, "--prompt-file", prompt)["prompt"].startswith(text)
-    invalid = printed(capsys, *argv, "--prompt", os.fsdecode(b"caf\xe9"))
-    assert invalid.startswith("caf\N{REPLACEMENT CHARACTER}")
+    assert printed(capsys, *argv, "--prompt", os.fsdecode(b"caf\xe9")).startswith("caf\N{REPLACEMENT CHARACTER}")
 
 
 def test_a_seed_and_a_new_window_reach_the_sample(runs, capsys, monkeypatch):
