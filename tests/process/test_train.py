@@ -191,8 +191,12 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch
     train("--resume", tmp_path / "cut")
     assert steps == [5, 7, 5, 7] and not differences(tmp_path / "whole", tmp_path / "cut")
     steps.clear()
-    train(*options, "--validate-every", 3, "--update-every", 4, "--steps", 6, "--out", tmp_path / "validating")
+    validating = [*options, "--validate-every", 3, "--update-every", 4, "--steps", 6]
+    train(*validating, "--out", tmp_path / "validating")
     assert steps == [4, 6]
+    stop_at(4)
+    train(*validating, "--out", tmp_path / "owing")
+    assert saved(tmp_path / "owing")["validation_due"], "it waits for the next run if a signal came before"
 
 
 GROUPED = {
