@@ -290,6 +290,8 @@ def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
     assert [record["step"] for record in read_metrics(run) if record.get("final")] == [8]
     train("--resume", run, "--steps", 9)
     assert load_checkpoint(run / "best.pt")["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    validated = [record["step"] for record in read_metrics(run) if "validation_tokens" in record and "final" not in record]
+    assert validated == [2, 4, 6, 8, 9], "and after the last step"
     assert not bits, "the report takes the last validation's score"
 
 
