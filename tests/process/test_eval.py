@@ -313,6 +313,14 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tm
         assert words in refused(capsys, *argv)
 
 
+def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
+    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", tmp_path / "run")
+    assert as_json(capsys, tmp_path / "run")["config"]["vocabulary"] == 20
+    assert "--data recall is made of bytes" in refused(capsys, tmp_path / "run", "--data", "recall")
+    line = refused(capsys, "sample", tmp_path / "run", "--prompt", " ")
+    assert "has no token for the run's tokenizer; give another --prompt" in line
+
+
 def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(runs, tmp_path, capfdbinary):
     """Prompt and continuation, and nothing else; what is for text is refused or empty, of a part of it, too."""
     samples, ulaw, run = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8), tmp_path / "a.ulaw", tmp_path / "run"
@@ -332,7 +340,6 @@ def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(ru
     for argv, words in (
         (["frequency", run], "has no words; give other --data"),
         ([run, "--data", "stdlib"], r"--data stdlib is text; give a \.ulaw"),
-        ([run, "--data", "recall"], "--data recall is made of bytes"),
         ([runs.recurrent, "--data", ulaw], "--tokenizer mu-law|is not UTF-8 text"),
     ):
         with pytest.raises(InputError, match=words):
