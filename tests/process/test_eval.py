@@ -181,14 +181,12 @@ def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
     """A part of a split is called so, on the run's own data; a change of the data is told."""
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("some words of a text " * 60)
-    train(*WINDOWED, "--data", text, "--validation-tokens", 30, "--training-documents", 1, *BRIEF, "--out", run)
-    for options, tokens, which in (([], 29, "a part of valid"), (["--split", "test"], 62, "step 2, test")):
-        lines = printed(capsys, run, *options)
-        assert f"{which} split of {text}" in lines and f"tokens scored       {tokens} of {tokens} in" in lines
-        assert as_json(capsys, run, *options)["whole_split"] is (not which.startswith("a part"))
-    assert printed(capsys, "overlap", run).endswith(f"{run} (a part of valid)\n")
-    lines = printed(capsys, run, "--data", runs.book)
-    assert f"step 2, valid split of {runs.book}" in lines and "tokens scored       29 of" not in lines
+    train(*WINDOWED, "--data", text, "--training-documents", 1, *BRIEF, "--out", run)
+    for split, which in (("train", "a part of train"), ("test", "step 2, test")):
+        assert f"{which} split of {text}" in printed(capsys, run, "--split", split)
+        assert as_json(capsys, run, "--split", split)["whole_split"] is (split == "test")
+    assert printed(capsys, "overlap", run, "--split", "train").endswith(f"{run} (a part of train)\n")
+    assert f"step 2, train split of {runs.book}" in printed(capsys, run, "--data", runs.book, "--split", "train")
     assert not capsys.readouterr().err
     text.write_text("another text " * 90)
     evaluate(run)
@@ -201,11 +199,11 @@ def test_other_data_is_read_whole_and_a_folder_is_cut_as_in_training(tmp_path, m
     for folder in ("texts", "pg19"):
         (tmp_path / folder).mkdir()
     (tmp_path / "book.txt").write_text("a text")
-    trained = DataConfig("other", documents="folders", training_documents=1, validation_tokens=30)
+    trained = DataConfig("other", carry_over_documents=True, training_documents=1)
     for data, expected in {
         "other": trained,
-        "texts": DataConfig("texts", documents="folders"),
-        "book.txt": DataConfig("book.txt", documents="files"),
+        "texts": DataConfig("texts", carry_over_documents=True),
+        "book.txt": DataConfig("book.txt", carry_over_documents=True),
         "pg19": DataConfig("pg19"),
     }.items():
         assert evaluation_script.data_config(trained, data) == expected
@@ -322,18 +320,16 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
 
 
 def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(runs, tmp_path, capfdbinary):
-    """Prompt and continuation, and nothing else; what is for text is refused or empty, of a part of it, too."""
+    """Prompt and continuation, and nothing else; what is for text is refused or empty."""
     samples, ulaw, run = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8), tmp_path / "a.ulaw", tmp_path / "run"
     samples[::3] = 32  # a blank, if it were text
     ulaw.write_bytes(samples.tobytes())
     how = ("--data", ulaw, "--tokenizer", "mu-law", *COMPRESSIVE, "--steps", 1)
     train(*how, "--sample", 9, "--out", run)
-    train(*how, "--validation-tokens", 50, "--out", tmp_path / "part")
     assert b"a sample" not in capfdbinary.readouterr().out
-    for path, tokens in ((run, 99), (tmp_path / "part", 49)):  # 5% of 2,000
-        evaluate(path, "--json")
-        record = json.loads(capfdbinary.readouterr().out)
-        assert record["tokens"] == record["text_bytes"] == tokens and "words" not in record
+    evaluate(run, "--json")
+    record = json.loads(capfdbinary.readouterr().out)
+    assert record["tokens"] == record["text_bytes"] == 99 and "words" not in record, "5% of 2,000"
     evaluate("sample", run, "--prompt-file", ulaw, "--tokens", 20)
     written = capfdbinary.readouterr().out
     assert written[:2000] == samples.tobytes() and len(written) == 2020 and len(set(written[2000:])) > 3

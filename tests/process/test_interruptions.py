@@ -215,22 +215,21 @@ def test_learning_and_tokenising_show_their_progress_and_end_when_interrupted(tm
     assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} <= {".lock"}
 
 
-def test_an_interrupt_does_not_wait_for_pieces_that_are_being_encoded(monkeypatch):
-    """The second piece is begun before the interrupt, and encoded only after it has been answered."""
+def test_an_interrupt_does_not_wait_for_texts_that_are_being_encoded(monkeypatch):
+    """The second text is begun before the interrupt, and encoded only after it has been answered."""
     begun, answered = threading.Event(), threading.Event()
 
-    def encode(piece):
-        if piece == b"first":
+    def encode(content):
+        if content == b"first":
             return begun.wait(5.0)
         begun.set()
         return answered.wait(5.0)
 
     monkeypatch.setattr(token_cache.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(token_cache, "pieces_of", lambda text, whole: iter([b"first", b"second"]))
-    tokenizer = SimpleNamespace(encode=encode, takes_pieces=True)
-    bar = SimpleNamespace(update=lambda size: signal.raise_signal(signal.SIGINT))
+    texts = (("train", Text("x", (lambda content=content: content,))) for content in (b"first", b"second"))
     began = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        list(token_cache.encoded(iter([("train", Text("x", ()))]), tokenizer, bar))
+        for _ in token_cache.encoded(texts, SimpleNamespace(encode=encode)):
+            signal.raise_signal(signal.SIGINT)
     assert time.perf_counter() - began < 4.0
     answered.set()
