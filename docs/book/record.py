@@ -91,17 +91,15 @@ def functions_of(reference: Path) -> dict[str, Function]:
     return found
 
 
-def parts_of(value: object) -> list[tuple[str, object]] | None:
-    """The named parts of a value that holds others, or None."""
+def parts_of(value: object) -> dict[str, object] | None:
+    """The parts of a value that holds others, by their names, or None."""
     if isinstance(value, dict):
-        return [(str(name), part) for name, part in value.items()]
+        return {str(name): part for name, part in value.items()}
     if hasattr(value, "_asdict"):
-        return list(value._asdict().items())
+        return value._asdict()
     if isinstance(value, (tuple, list)):
-        return [(str(number), part) for number, part in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return list(vars(value).items())
-    return None
+        return {str(number): part for number, part in enumerate(value)}
+    return vars(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else None
 
 
 def part_of(value: object, path: tuple) -> object:
@@ -127,7 +125,7 @@ class Values:
         elif isinstance(value, (int, str, type(None))):
             shown = {"text": repr(value)}
         elif (parts := parts_of(value)) is not None:
-            kept = {name: self.keep(part) for name, part in parts}
+            kept = {name: self.keep(part) for name, part in parts.items()}
             shown = {"kind": type(value).__name__, "parts": {name: number for name, number in kept.items() if number >= 0}}
         else:
             return -1
@@ -239,12 +237,10 @@ class Recorder:
             variable = ("params" if bound.get("params") else "p") if place.path == ("grads",) else name[1:] * (name[0] == "d")
             if held < 0 or not bound.get(variable):
                 continue
-            shown, whole = self.values.shown[held], name == "grads" or hasattr(bound[variable][0], "_fields")
-            parts = (
-                {(): held}
-                if isinstance(shown, np.ndarray)
-                else {(key,): of for key, of in shown.get("parts", {}).items() if whole}
-            )
+            shown, parts = self.values.shown[held], {(): held}
+            if isinstance(shown, dict):
+                whole = name == "grads" or hasattr(bound[variable][0], "_fields")
+                parts = {(key,): of for key, of in shown.get("parts", {}).items() if whole}
             for key, of in parts.items():
                 path, array = (*place.path, *key), self.values.shown[of]
                 if isinstance(array, np.ndarray) and array.dtype.kind == "f":

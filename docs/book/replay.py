@@ -23,7 +23,7 @@ def arrays_in(value: object) -> Iterator[np.ndarray]:
     """The arrays of a value, with those inside its parts; a view as the array that owns its memory."""
     if isinstance(value, np.ndarray):
         yield value if value.base is None else value.base
-    for _, part in parts_of(value) or ():
+    for part in (parts_of(value) or {}).values():
         yield from arrays_in(part)
 
 

@@ -22,14 +22,14 @@ CLASSES = {Comment: "c", Keyword: "k", String: "s", Number: "s", Name.Function: 
 
 
 def code_html(source: str, functions: Iterable[str] = (), first: int = 1, places: Iterable[Place] = ()) -> str:
-    """Python from line `first` as HTML: variables are spans with the number of their place, names of functions are links."""
+    """Python from line `first` as HTML: variables have the number of their place, names of functions are links."""
     numbers = {(place.line, place.column): number for number, place in enumerate(places)}
     line, column, out = first, 0, []
     for kind, text in PythonLexer(stripnl=False, ensurenl=False).get_tokens(source):
         name = next((name for of, name in CLASSES.items() if kind in of), None)
-        shown = f'<i class="{name}">{html.escape(text)}</i>' if name else html.escape(text)
+        shown = f"<i class={name}>{html.escape(text)}</i>" if name else html.escape(text)
         if (line, column) in numbers:
-            shown = f"<span data-place={numbers[line, column]}>{shown}</span>"
+            shown = f"<var data-place={numbers[line, column]}>{shown}</var>"
         elif kind in Name and kind not in Name.Function and text in functions:
             shown = f'<a class="f" href="#{text}">{text}</a>'
         out.append(shown)
