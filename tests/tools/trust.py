@@ -5,8 +5,8 @@
 The claims stand in claims.txt, below their chapter and its letter, two lines each: the claim and its place (in the paper, as the
 chapter cites it; of our own design, a heading of design.md), then the test below tests/, -k WORD for those of its cases that are
 called so, and = HOW if comparison.py does not decide: exact (equal to the bit, or exactly zero), yes or no (something changes, or
-is counted), or a tolerance of the test itself. The named tests run, and the errors that helpers/comparison.py measures are gathered.
-A claim whose test does not exist, is skipped, fails or compares nothing is an error, and nothing is written. What the page says
+is counted), or a tolerance of the test itself. The named tests run, and the errors that comparison.py measures are gathered. A
+claim whose test does not exist, is skipped, fails or compares nothing is an error, and nothing is written. What the page says
 between its tables stays.
 """
 
