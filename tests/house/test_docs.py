@@ -4,6 +4,7 @@ import ast
 import contextlib
 import functools
 import io
+import itertools
 import json
 import re
 import runpy
@@ -53,11 +54,6 @@ def fences(page):
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
 
 
-def written(page):
-    """A page without the excerpts of its reference."""
-    return EXCERPT.sub("", page.read_text())
-
-
 def prose(page):
     """A page without its code blocks and formulas."""
     return re.sub(r"^```.*?^```$|\$`.*?`\$", "", page.read_text(), flags=re.M | re.S)
@@ -69,7 +65,7 @@ def inline_code(page):
 
 @pages
 def test_lines_are_short(page):
-    assert not [number for number, line in enumerate(written(page).splitlines(), 1) if len(line) > 120]
+    assert not [line for line in EXCERPT.sub("", page.read_text()).splitlines() if len(line) > 120]
 
 
 def test_readme_is_short():
@@ -116,14 +112,11 @@ def test_the_tours_cells_run(tmp_path, monkeypatch):
 @functools.cache
 def names_in(file):
     """Functions, classes, methods and constants that a source file defines."""
-    if not (ROOT / file).is_file():
-        return set()
-    tree = ast.parse((ROOT / file).read_text())
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    constants = (
-        target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if hasattr(target, "id")
-    )
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)} | set(constants)
+    nodes = [*ast.walk(ast.parse((ROOT / file).read_text()))] if (ROOT / file).is_file() else []
+    constants = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)} | {
+        target.id for target in constants if isinstance(target, ast.Name)
+    }
 
 
 @pages
@@ -184,52 +177,49 @@ def commands(page):
         yield from (part.strip() for part in line.split(" && ") if part.strip())
 
 
-def make_data(words):
-    """Make the text, the recording or the folder that --data names."""
-    path = Path(words[words.index("--data") + 1]) if "--data" in words else Path("stdlib")
-    if path.suffix == ".txt":
-        path.write_text("some text " * 99)
-    elif path.suffix == ".ulaw":
-        path.write_bytes(bytes(9))
-    elif f"{path}/" in words:
-        path.mkdir(parents=True, exist_ok=True)
+def make_what_is_read(words):
+    """Make the texts, recordings, prompts, folders of texts and runs that a command names."""
+    for option, word in itertools.pairwise(words):
+        if option == "--prompt-file" or (option == "--data" and word.endswith((".txt", ".ulaw"))):
+            Path(word).write_bytes(b"some text " * 99)
+        elif (option == "--data" and word.endswith("/")) or (option != "--out" and word.startswith(("RUN", "runs/"))):
+            Path(word).mkdir(parents=True, exist_ok=True)
 
 
-def check_training_options(words):
-    """Parse a train.py command line. What it names is made, or, if it is a run or a GPT-2, replaced by its model."""
+def check_training(words):
+    """Parse a train.py command line. A run or a GPT-2 that it begins with is replaced by its model."""
     for option in {"--resume", "--init", "--like"} & set(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
         known = [["--model", name] for name in NAMES if name in words[at + 1]]
         words[at : at + 2] = known[0] if known else ["--model", "pretrained_recurrence", *gpt2]
-    make_data(words)
+    make_what_is_read(words)
     parse_training(words)
+
+
+def check_evaluation(words):
+    words = [word.removesuffix("...") for word in words]
+    make_what_is_read(words)
+    parse(words)
+
+
+def check_table(words):
+    parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words])
 
 
 def check_command(line):
     words = [word for word in shlex.split(line) if word != "."]
     if "train.py" in words:
-        check_training_options(words[words.index("train.py") + 1 :])
+        check_training(words[words.index("train.py") + 1 :])
     elif "eval.py" in words:
-        words = [word.removesuffix("...") for word in words[words.index("eval.py") + 1 :]]
-        for word in words:
-            if word.startswith(("RUN", "runs/")):
-                Path(word).mkdir(parents=True, exist_ok=True)
-        make_data(words)
-        if "--prompt-file" in words:
-            Path(words[words.index("--prompt-file") + 1]).write_bytes(bytes(9))
-        parse(words)
-    elif words[:3] == ["python", "-m", "accelerated.lab.speed"]:
-        parse_bench(words[3:])
-    elif words[:3] == ["python", "-m", "accelerated.lab.tables"]:
-        parse_experiment([next(iter(TABLES)) if word == "NAME" else word for word in words[3:]])
+        check_evaluation(words[words.index("eval.py") + 1 :])
     elif words[:2] == ["python", "-m"]:
         path = ROOT / words[2].replace(".", "/")
         assert words[2] in ("pytest", "venv") or path.with_suffix(".py").exists() or (path / "__main__.py").exists(), line
-    elif words[0] == "python":
-        assert (ROOT / words[1]).exists(), line
-    elif words[0] == "pytest":
-        assert not [word for word in words if word.startswith("tests/") and not (ROOT / word.partition("::")[0]).exists()], line
+        {"accelerated.lab.speed": parse_bench, "accelerated.lab.tables": check_table}.get(words[2], list)(words[3:])
+    elif words[0] in ("python", "pytest"):
+        files = [word.partition("::")[0] for word in words if word.startswith("tests/") or word.endswith(".py")]
+        assert not [file for file in files if not (ROOT / file).exists() and not file.startswith("../")], line
     for extras in re.findall(r"\.\[([\w,]+)\]", line):
         assert set(extras.split(",")) <= set(EXTRAS), line
 
@@ -263,40 +253,34 @@ def test_options_that_are_named_exist(page):
 def drawn(path):
     """What a picture shows: [(tag, style, letters of the path, text)] and all numbers of its paths and places."""
     shapes, numbers = [], []
-    elements = (element for element in ElementTree.parse(path).iter() if element.tag.startswith("{http://www.w3.org/2000/svg}"))
-    for element in elements:
-        outline = element.get("d", "")
-        shapes.append((element.tag, element.get("style"), re.findall("[A-Za-z]", outline), (element.text or "").strip()))
-        numbers += map(float, re.findall(r"-?\d+\.?\d*", outline) + [element.get(name, "0") for name in ("x", "y")])
+    for element in ElementTree.parse(path).iter():
+        if element.tag.startswith("{http://www.w3.org/2000/svg}"):
+            outline = element.get("d", "")
+            shapes.append((element.tag, element.get("style"), re.findall("[A-Za-z]", outline), (element.text or "").strip()))
+            numbers += map(float, re.findall(r"-?\d+\.?\d*", outline) + [element.get(name, "0") for name in ("x", "y")])
     return shapes, numbers
 
 
 def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
     """Every line and letter; places to 3 points: letters differ between versions. A .png is a picture of a page, not drawn."""
     pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
-    figures = runpy.run_path(str(ROOT / "docs" / "figures.py"))
-    (tmp_path / "figures").mkdir()
-    for draw in figures["PICTURES"]:
+    new, kept = tmp_path / "figures", ROOT / "docs" / "figures"
+    new.mkdir()
+    for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:
         monkeypatch.setitem(draw.__globals__, "HERE", tmp_path)
         draw()
-    kept = ROOT / "docs" / "figures"
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {path.name for path in kept.glob("*.svg")}
-    for path in (tmp_path / "figures").iterdir():
+    assert {path.name for path in new.iterdir()} == {path.name for path in kept.glob("*.svg")}
+    for path in new.iterdir():
         (shapes, places), (kept_shapes, kept_places) = drawn(path), drawn(kept / path.name)
         assert shapes == kept_shapes and places == pytest.approx(kept_places, abs=3), f"{path.name}: run docs/figures.py"
     assert {path.name for path in kept.iterdir()} <= {target.name for page in PAGES for target, _ in links(page)}
-
-
-def formulas(page):
-    """The formulas of a page: its math blocks, and $`...`$ in its text."""
-    return [block or inline for block, inline in FORMULA.findall(page.read_text())]
 
 
 @pages
 def test_formulas_are_typeset(page):
     """Each one parses, has only commands that every typesetter knows, and stands in no other code block."""
     convert = pytest.importorskip("latex2mathml.converter", reason="formulas need the extra docs: latex2mathml").convert
-    for formula in formulas(page):
+    for formula in (block or inline for block, inline in FORMULA.findall(page.read_text())):
         assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
         assert formula.isascii(), formula
         for opening, closing in (("{", "}"), (r"\\left\b", r"\\right\b"), (r"\\begin\b", r"\\end\b")):
