@@ -18,8 +18,8 @@ from docs.excerpts import definitions
 from reference.gradients import default_case, read_case
 from reference.rollout import rollout_forward
 
-pytest.importorskip("latex2mathml", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
-pytest.importorskip("markdown_it", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
+for package in ("latex2mathml", "markdown_it"):
+    pytest.importorskip(package, reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
 ROOT = Path(__file__).parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.timeout(400)  # building takes 40 s on two quiet cores, and other tests run beside it
@@ -51,15 +51,6 @@ def array_of(data, number):
     return np.frombuffer(base64.b64decode(text), np.float32).reshape(shape)
 
 
-def held(data, function, segment, path):
-    """What a variable held at its last place in a function's last call in a segment."""
-    places = [
-        at for at, (name, _) in enumerate(next(f["places"] for f in data["functions"] if f["name"] == function)) if name == path
-    ]
-    rows = [call for call in data["calls"] if call[0] == function and call[1] == segment and call[7].startswith("case")]
-    return array_of(data, rows[-1][5][places[-1]])
-
-
 @methods
 def test_every_function_is_on_its_methods_page(book, method):
     found = {function["name"] for function in data_of(book / f"{method}.html")["functions"]}
@@ -70,8 +61,11 @@ def test_every_function_is_on_its_methods_page(book, method):
 def test_values_are_those_of_the_reference(book, method):
     data, case = data_of(book / f"{method}.html"), read_case(method, default_case(method))
     rows, _, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
+    places = next(function["places"] for function in data["functions"] if function["name"] == "forward")
+    last = max(at for at, (variable, _) in enumerate(places) if variable == "logits")
     for segment in range(len(case.segments)):
-        np.testing.assert_array_equal(held(data, "forward", segment, "logits"), np.float32(rows[f"{segment}/logits"]))
+        calls = [call for call in data["calls"] if call[:2] == ["forward", segment] and call[7].startswith("case")]
+        np.testing.assert_array_equal(array_of(data, calls[-1][5][last]), np.float32(rows[f"{segment}/logits"]))
     assert any(segment.starts.any() for segment in case.segments[1:]), "a document starts in the middle"
 
 
@@ -88,40 +82,30 @@ def test_finite_differences_equal_the_gradients_beside_them(book, method):
 
 
 def test_pages_are_small_and_load_nothing(book):
+    loads = r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\("
     for page in book.iterdir():
         text = page.read_text()
-        assert len(text) <= 3e6, page.name
-        assert "default-src 'none'" in text
-        assert not re.search(
-            r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\(", text
-        ), page.name
+        assert len(text) <= 3e6 and "default-src 'none'" in text and not re.search(loads, text), page.name
 
 
 @pytest.mark.skipif(not BROWSER, reason="looking at pages needs a browser: apt-get install chromium")
 @pytest.mark.parametrize("page", [*NAMES, "replay", "index"])
 def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path}",
-        "--virtual-time-budget=3000",
-    ]
-    done = subprocess.run([*command, "--dump-dom", f"file://{book}/{page}.html"], capture_output=True, text=True, timeout=100)
-    article = re.search(r"<article>(.*)</article>", done.stdout, re.S)[1]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    command = [BROWSER, *options, f"--user-data-dir={tmp_path}", f"file://{book}/{page}.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+    article = re.search(r"<article>(.*)</article>", shown, re.S)[1]
     plain = re.sub(r"<(code|pre)\b.*?</\1>|<math.*?</math>", "", article, flags=re.S)
     assert "$`" not in plain and "$$" not in plain and "\\frac" not in plain
     if page in NAMES:
         data = data_of(book / f"{page}.html")
-        largest = re.findall(r"largest ([\d.e+-]+)", done.stdout)
-        state = [array_of(data, number) for _, number in data["values"][data["states"][0][0]]["parts"]]
-        assert [float(text) for text in largest[: len(state)]] == pytest.approx(
-            [np.abs(field).max() or 1 for field in state], rel=1e-3
-        )
-        assert '<pre id="code">' in done.stdout and 'class="v has"' in done.stdout
+        parts = data["values"][data["states"][0][0]]["parts"]
+        largest = [np.abs(array_of(data, number)).max() or 1 for _, number in parts]
+        found = [float(text) for text in re.findall(r"largest ([\d.e+-]+)", shown)]
+        assert found[: len(largest)] == pytest.approx(largest, rel=1e-3)
+        assert '<pre id="code">' in shown and 'class="v has"' in shown
     if page == "replay":
-        assert "step 1 of" in done.stdout and "KiB; peak so far" in done.stdout
+        assert "step 1 of" in shown and "KiB; peak so far" in shown
 
 
 def test_a_file_as_folder_is_refused(tmp_path):
