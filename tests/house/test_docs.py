@@ -268,10 +268,8 @@ def test_formulas_are_typeset(page):
     convert = pytest.importorskip("latex2mathml.converter", reason="formulas need the extra docs: latex2mathml").convert
     for formula in (block or inline for block, inline in FORMULA.findall(page.read_text())):
         assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
-        assert formula.isascii(), formula
-        for opening, closing in (("{", "}"), (r"\\left\b", r"\\right\b"), (r"\\begin\b", r"\\end\b")):
-            assert len(re.findall(opening, formula)) == len(re.findall(closing, formula)), formula
-        assert "<merror" not in convert(formula)
+        assert formula.isascii() and formula.count("{") == formula.count("}"), formula
+        assert "<merror" not in convert(formula) and "\\" not in convert(formula), formula
     outside = FORMULA.sub("", page.read_text())
     assert "$$" not in outside and "$`" not in outside
 
@@ -286,9 +284,8 @@ def test_excerpts_are_the_references_code(page):
 def test_every_exercise_has_an_answer_that_runs(page):
     """An exercise is followed by its folded answer, which asserts something."""
     parts = re.split(r"^\*\*Exercise (\d+)\.\*\*", page.read_text(), flags=re.M)[1:]
-    numbers, exercises = parts[::2], parts[1::2]
-    assert numbers == [str(number) for number in range(1, len(numbers) + 1)] and len(numbers) >= 5
-    for exercise in exercises:
+    assert parts[::2] == [str(number) for number in range(1, len(parts) // 2 + 1)] and len(parts) >= 10
+    for exercise in parts[1::2]:
         answer = re.search(r"^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$", exercise, re.M | re.S)[1]
         assert "```python" in answer and "assert" in answer
     assert f"{page.stem}.html" in page.read_text(), "an exercise sends its reader to the book's page"
