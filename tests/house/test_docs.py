@@ -44,11 +44,6 @@ pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 
 
-def fences(page):
-    """[(language, code)] of a page's code blocks."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
-
-
 def prose(page):
     """A page without its code blocks and formulas."""
     return re.sub(r"^```.*?^```$|\$`.*?`\$", "", page.read_text(), flags=re.M | re.S)
@@ -159,7 +154,8 @@ def test_every_page_is_reached_from_the_index_and_links_onward():
 
 def commands(page):
     """Command lines of a page, from its bash blocks and from code in its text that begins like one."""
-    lines = [line for language, code in fences(page) if language == "bash" for line in code.replace("\\\n", " ").splitlines()]
+    blocks = re.findall(r"^```bash\n(.*?)^```$", page.read_text(), re.M | re.S)
+    lines = [line for code in blocks for line in code.replace("\\\n", " ").splitlines()]
     lines += [code for code in inline_code(page) if re.match(r"(python|torchrun|pytest|pip) \S|(train|eval)\.py .*--", code)]
     lines += [f"python eval.py {code}" for code in inline_code(page) if re.match(r"[a-z]+ RUN", code)]
     for line in lines:

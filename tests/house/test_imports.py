@@ -109,16 +109,3 @@ def test_presets_and_command_lines_load_no_torch():
     ]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-@every_file
-def test_public_functions_say_their_types(file):
-    """Not those of torch.autograd.Function, whose arguments are what apply() is given."""
-    tree = (FILES | SCRIPTS)[file]
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    own = [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
-    for node in (
-        node for body in [tree.body, *own] for node in body if isinstance(node, ast.FunctionDef) and node.name[0] != "_"
-    ):
-        arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
-        assert node.returns is not None and all(a.annotation for a in arguments), node.name
