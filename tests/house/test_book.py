@@ -101,8 +101,8 @@ def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
         data = data_of(book / f"{page}.html")
         parts = data["values"][data["states"][0][0]]["parts"]
         largest = [np.abs(array_of(data, number)).max() or 1 for _, number in parts]
-        found = [float(text) for text in re.findall(r"largest ([\d.e+-]+)", shown)]
-        assert found[: len(largest)] == pytest.approx(largest, rel=1e-3)
+        found = re.findall(r"largest ([\d.e+-]+)", shown)[: len(largest)]
+        assert [float(text) for text in found] == pytest.approx(largest, rel=1e-3)
         assert '<pre id="code">' in shown and 'class="v has"' in shown
     if page == "replay":
         assert "step 1 of" in shown and "KiB; peak so far" in shown
