@@ -22,7 +22,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.helpers import comparison
 from tests.tools.reach import COLUMNS, ROWS, SAME
 
 CLAIMS = Path(__file__).with_name("claims.txt")
@@ -70,6 +69,8 @@ class Record:
 
     def pytest_collection_modifyitems(self, items: list) -> None:
         """Leave out other cases; have tests/helpers/comparison.py report here."""
+        from tests.helpers import comparison  # not before pytest has begun: it imports Hypothesis
+
         items[:] = [item for item in items if any(claim.covers(item.nodeid) for claim in self.claims)]
         comparison.measured = lambda error, tolerance: self.errors[self.now].append((error, tolerance))
 
