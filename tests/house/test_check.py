@@ -57,8 +57,8 @@ def test_a_right_reference_passes(paper, capsys):
     ],
 )
 def test_a_wrong_backward_is_named_with_its_file(paper, case, place, first, named, capsys, monkeypatch):
-    """Wrong by a factor of 2 where @ stands; named is the function that returns the gradient."""
-    wrong = reference_with(lambda source: source.replace(place.replace("@", ""), place.replace("@", "2 * ")), paper)
+    """Wrong by a thousandth where @ stands; named is the function that returns the gradient."""
+    wrong = reference_with(lambda source: source.replace(place.replace("@", ""), place.replace("@", "1.001 * ")), paper)
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
     *_, verdict, advice = capsys.readouterr().out.splitlines()
