@@ -9,28 +9,17 @@ import pytest
 import torch
 
 import accelerated
-from tests.helpers.programs import (
-    COMPRESSIVE,
-    MEMFORMER,
-    MEMORIZING,
-    ROOT,
-    TINY,
-    WINDOWED,
-    as_json,
-    evaluate,
-    refused,
-    saved,
-    train,
-)
+from tests.helpers import programs
+from tests.helpers.programs import ROOT, as_json, evaluate, refused, saved, train
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs the extra gpt2: safetensors")
 
 RUNS = {
-    "block_recurrent": [*TINY, "--train-bpe", 300],
-    "compressive": [*COMPRESSIVE, "--no-carry-over-documents"],
-    "memformer": MEMFORMER,
-    "memorizing": MEMORIZING,
-    "pretrained_recurrence": [*WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
+    "block_recurrent": [*programs.TINY, "--train-bpe", 300],
+    "compressive": [*programs.COMPRESSIVE, "--no-carry-over-documents"],
+    "memformer": programs.MEMFORMER,
+    "memorizing": programs.MEMORIZING,
+    "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
 }
 
 
