@@ -7,15 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.recall import (
-    ASK,
-    FILLER,
-    SYMBOLS,
-    RecallConfig,
-    RecallDocuments,
-    places_in_filler,
-    recall_document,
-)
+from accelerated.data.recall import ASK, FILLER, SYMBOLS, RecallConfig, RecallDocuments, places_in_filler, recall_document
 from accelerated.data.windows import SPLITS
 
 MARKS = {ASK, *FILLER.tolist()}

@@ -4,20 +4,12 @@ import dataclasses
 
 import pytest
 
+from accelerated.data.config import DataConfig, TaskConfig
 from accelerated.data.recall import RecallConfig
-from accelerated.data.tasks import TaskConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
 from accelerated.training.options import field_help
-from accelerated.training.settings import (
-    PREFIXES,
-    DataConfig,
-    TrainingConfig,
-    by_config,
-    preset_settings,
-    settings_contents,
-    settings_from,
-)
+from accelerated.training.settings import PREFIXES, TrainingConfig, by_config, preset_settings, settings_contents, settings_from
 
 PRESETS = {(model, name): preset_settings(model, name) for model in NAMES for name in presets_of(model).PRESETS}
 BLOCKS = {  # section 4, and the authors' code
