@@ -94,18 +94,6 @@ def page_of(run, path, **options):
     return record, lines, json.loads(data)
 
 
-def by_hand(model, document):
-    """Yield (window, logits with the memory carried, logits with it cleared) of a document's windows, (n, V) each."""
-    state, config = model.initial_state(1), model.config
-    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
-        tokens = np.zeros((1, config.segment), np.int64)
-        tokens[0, : window.stop - window.start] = document.inputs[window.start : window.stop]
-        tokens, rows = torch.from_numpy(tokens), slice(window.first - 1 - window.start, window.stop - window.start)
-        cleared = model(tokens, model.initial_state(1)).logits[0, rows]
-        logits, state, _ = model(tokens, state)
-        yield window, logits[0, rows].detach(), cleared.detach()
-
-
 CASES = [(*pair, BYTES, None) for pair in ONE_OF_EACH]
 CASES += [("pretrained_recurrence", "overlapping", MERGED, PARTLY), ("block_recurrent", "lstm-dual-feedback", MERGED, PARTLY)]
 
@@ -130,10 +118,17 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
     assert data["scored"] == record["tokens"] == scores[0].tokens
     assert [token for segment in data["segments"] for token in segment["tokens"]] == document.targets.tolist()
     assert data["before"] + "".join(text for segment in data["segments"] for text in segment["texts"]) == TEXT
-    for segment, (window, *both) in zip(data["segments"], by_hand(run.model, document), strict=True):
+    model, config, state = run.model, run.model.config, run.model.initial_state(1)
+    windows = cut(len(document.inputs) + 1, config.segment, overlap_of(config))
+    for segment, window in zip(data["segments"], windows, strict=True):
+        tokens = torch.zeros(1, config.segment, dtype=torch.long)
+        tokens[0, : window.stop - window.start] = torch.tensor(document.inputs[window.start : window.stop].astype(int))
+        cleared = model(tokens, model.initial_state(1)).logits
+        carried, state, _ = model(tokens, state)
         assert segment["at"] == window.first
-        for (ids, shares), logits in zip(segment["likely"], both, strict=True):
-            expected, at = logits.softmax(-1).topk(5)
+        for (ids, shares), logits in zip(segment["likely"], (carried, cleared), strict=True):
+            rows = slice(window.first - 1 - window.start, window.stop - window.start)
+            expected, at = logits[0, rows].softmax(-1).topk(5)
             assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
         for k, group in enumerate(data["groups"]):
             assert all(abs(sum(row) - 1000) <= len(group["parts"]) for row in segment["shares"][k])

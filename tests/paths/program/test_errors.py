@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from accelerated.program.errors import InputError, begin_program, check_choice, optional_package, run_program
+from accelerated.program.errors import InputError, begin_program, run_program
 
 ROOT = Path(__file__).parents[3]
 OUT_OF_MEMORY = "out of memory; give a smaller --batch or --horizon, a larger --accumulate, or --backprop memory_replay"
@@ -130,12 +130,3 @@ def test_what_the_output_cannot_encode_is_escaped():
     """A finished training must not end in a traceback at its sample."""
     body = "run_program('train.py', lambda: print('a sample \u27eb \U0001f600'))"
     assert program(body, PYTHONIOENCODING="ascii") == (0, "a sample \\u27eb \\U0001f600\n", "")
-
-
-def test_a_choice_names_the_nearest_one_and_a_missing_package_its_extra(monkeypatch):
-    words = "^--model is 'memoformer'; it must be one of memformer, compressive .nearest: memformer.$"
-    with pytest.raises(InputError, match=words):
-        check_choice("--model", "memoformer", ["memformer", "compressive"], InputError)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"^plots need the package matplotlib; install the extra: pip install -e '.\[plot\]'$"):
-        optional_package("matplotlib.figure", "plots need", "plot", "matplotlib")
