@@ -46,6 +46,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--tokenizer mu-law": "mu-law reads recordings, and --data stdlib is text; give a .ulaw or a folder of them",
     "--training-documents -1": "--training-documents is -1; it must be 0 or at least 1",
     "--train-bpe 256": "--train-bpe is 256; it must be 0 or at least 257",
+    "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
     "--optimizer adam --weight-decay 0.1": "--weight-decay is 0.1, and adam has none",
     "--schedule inverse_square_root --final-fraction 0.1": "--final-fraction has no effect: --schedule inverse",
     "--update-every-from 3": "--update-every-from has no effect: --update-every is 1",

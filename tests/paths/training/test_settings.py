@@ -33,7 +33,7 @@ GPT2 = {  # section 5
     **{"module_layers": 3, "module_width": 200, "dropout": 0.1, "horizon": 20, "warmup": 100, "schedule": "constant"},
     **{"optimizer": "adam", "weight_decay": 0.0, "tokenizer": "gpt2"},
 }
-FINE_TUNED = GPT2 | {"epochs": 2.0, "validate_every": 42}
+FINE_TUNED = GPT2 | {"epochs": 2.0, "validate_every": 42, "batch": 8}  # 42 steps read two million tokens
 PAPERS = {  # {(model, preset): {option: the paper's value}}
     ("block_recurrent", "paper"): BLOCKS | {"data": "pg19"},
     ("block_recurrent", "bytes"): BLOCKS | {"train_bpe": 0},
