@@ -109,7 +109,7 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
 ]
 
 
-@pytest.mark.parametrize("options,environment,words", IMPOSSIBLE, ids=lambda value: " ".join(map(str, value)))
+@pytest.mark.parametrize("options,environment,words", IMPOSSIBLE, ids=[words[:40] for *_, words in IMPOSSIBLE])
 def test_what_this_machine_cannot_do_is_refused_before_data_is_read(tmp_path, monkeypatch, options, environment, words):
     monkeypatch.setattr(opening, "load_data", lambda *_: pytest.fail("data was read"))
     monkeypatch.chdir(tmp_path)
