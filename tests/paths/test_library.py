@@ -50,3 +50,8 @@ def test_wrong_tokens_are_named(name):
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
+
+
+def test_what_is_printed_of_a_model_and_a_tokenizer_has_sizes(run):
+    model, tokenizer, _ = accelerated.load(run)
+    assert f"scale ({model.config.width},)" in repr(model) and repr(tokenizer) == "ByteTokenizer(bytes, 256 tokens)"

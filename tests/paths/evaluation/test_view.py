@@ -178,6 +178,9 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     assert some[0]["segments"] == [4, 6] and "segments 4 to 6 are in" in some[1][-1]
     assert some[2]["segments"] == whole["segments"][3:6] and some[2]["first"] == 4 and some[2]["before"] == TEXT[24]
     assert some[2]["overview"] == whole["overview"] and some[2]["bits"] == whole["bits"] and some[2]["count"] == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(view, "shading_scale", len)
+        assert page_of(run, tmp_path / "scale.html", first=4, segments=3)[2]["scale"] == 24, "of the tokens that are shown"
     assert page_of(run, tmp_path / "end.html", first=7, segments=30)[0]["segments"] == [7, 8]
     monkeypatch.setattr(view, "TOKENS", 30)
     assert page_of(run, tmp_path / "few.html", first=2)[0]["segments"] == [2, 4]

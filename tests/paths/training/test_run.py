@@ -86,6 +86,14 @@ def test_a_size_that_cannot_be_allocated_is_named(text, tmp_path, sizes):
     assert not (tmp_path / "run").exists()
 
 
+def test_another_error_is_not_called_a_lack_of_memory():
+    with (
+        pytest.raises(RuntimeError, match="a mistake of ours"),
+        opening.sizes_named(preset_settings(NAMES[0], "tiny").model_config),
+    ):
+        raise RuntimeError("a mistake of ours")
+
+
 def test_two_runs_that_start_at_once_take_two_numbers(text, tmp_path, monkeypatch):
     """Both have read their options before either makes its folder. One that was asked for is not renamed."""
     monkeypatch.chdir(tmp_path)
