@@ -74,7 +74,7 @@ def test_a_core_begins_undecided_from_its_seed(row):
         assert 0.9 < first.output_matrix()[OUTPUTS:].std() * 32**0.5 < 1.1, "logits of variance one"
     if row.startswith("rate"):
         config = first.config
-        assert (config.memory, config.compressed_memory, config.compression_rate) == (6, 6, int(row[5:])), "half an episode's room"
+        assert (config.memory, config.compressed_memory, config.compression_rate) == (6, 6, int(row[5:])), "half a room"
 
 
 @cores
