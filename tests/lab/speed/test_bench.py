@@ -1,5 +1,6 @@
-"""The bench prints its tables, at tiny sizes, and takes times and memory as it says."""
+"""The bench prints its tables, at tiny sizes, takes times and memory as it says, and notices what a device computes wrongly."""
 
+import argparse
 import re
 import runpy
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import steps, timing
+from accelerated.lab.speed import agreement, steps, timing
 from accelerated.lab.speed.timing import COLUMNS, measured_rows
 from accelerated.lab.speed.variants import Variant, options_of
 from accelerated.models import NAMES, presets_of
@@ -25,7 +26,7 @@ TINY = {
     "pretrained_recurrence": LAYER | {"layers": 2, "max_positions": 8, "module_width": 4},
 }
 BASELINE = {"memformer": "the same through_time"}
-TITLES = ["encoder-decoder, 4+8 layers", "decoder-only, 12 layers"]  # of Memformer's two models
+REPLAYED = presets_of("memformer").SPEED["replayed"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
     for model, sizes in TINY.items():
         facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 1, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
-        facts |= {"replayed": {title: {} for title in TITLES}} if model == "memformer" else {}
+        facts |= {"replayed": {"one model": {}, "another": {}}} if model == "memformer" else {}
         monkeypatch.setattr(presets_of(model), "SPEED", facts)
     monkeypatch.setattr(steps, "large_product", lambda device, dtype: Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16))
     monkeypatch.setattr(steps, "POSITIONS", (10, 100))
@@ -42,54 +43,49 @@ def tiny(monkeypatch):
 
 
 def tables(capsys):
-    """[(head of the first column, {name of a row: its cells})] of all tables that were printed."""
-    printed = capsys.readouterr().out
-    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", printed, re.M)]
+    """[(head of the first column, the rows of cells)] of all tables that were printed."""
+    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)]
     split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
     assert all(len({line.count("|") for line in block}) == 1 and set(block[1]) <= set("|- ") for block in blocks)
-    return [(head[0], {row[0]: row[1:] for row in rows}) for head, _, *rows in split]
+    return [(head[0], rows) for head, _, *rows in split]
 
 
-def run(*argv):
+def shown(capsys, *argv):
+    """[(head of the first column, names of the rows)] of the tables of a command."""
     bench.main([*argv, "--device", "cpu", "--repeats", "2"])
+    return [(head, [row[0] for row in rows]) for head, rows in tables(capsys)]
 
 
 @pytest.mark.parametrize("model", NAMES)
 def test_steps(model, capsys):
-    run("steps", "--model", model)
+    bench.main(["steps", "--model", model, "--device", "cpu", "--repeats", "2"])
     [(_, rows)] = tables(capsys)
-    assert list(rows) == [model, BASELINE.get(model) or presets_of(model).SPEED["baseline"][0], "one large product"]
-    for cells in rows.values():
-        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", cells[0]) and cells[2:4] == ["1.0", "1.00"] and cells[-1] == "2"
-        assert cells[4] != "-", "GFLOP/s"
-    assert rows[model][1] == "1.000 (1.000..1.000)"
+    baseline = BASELINE.get(model) or presets_of(model).SPEED["baseline"][0]
+    assert [row[0] for row in rows] == [model, baseline, "one large product"] and rows[0][2] == "1.000 (1.000..1.000)"
+    for _, spent, _, peak, of_first, rate, turns in rows:
+        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", spent) and (peak, of_first, turns) == ("1.0", "1.00", "2")
+        assert rate != "-", "GFLOP/s"
 
 
 def test_every_model_that_is_named_gets_its_tables(capsys):
     """Memformer has two models. Horizons are a model's own, or those asked for."""
-    run("horizons", "--model", "memformer", "compressive")
-    run("horizons", "--model", "compressive", "--horizons", "3")
-    found = tables(capsys)
-    assert [title for title, _ in found] == [*["horizon 1", "horizon 2"] * 3, "horizon 3"]
-    assert all(list(rows) == list(BACKPROP) for _, rows in found)
-    run("generation", "--model", "pretrained_recurrence")
-    assert [(title, list(rows)) for title, rows in tables(capsys)] == [
-        ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
-    ]
+    ways = list(BACKPROP)
+    both = shown(capsys, "horizons", "--model", "memformer", "compressive")
+    assert both == [("horizon 1", ways), ("horizon 2", ways)] * 3
+    assert shown(capsys, "horizons", "--model", "compressive", "--horizons", "3") == [("horizon 3", ways)]
+    generated = shown(capsys, "generation", "--model", "pretrained_recurrence")
+    assert generated == [("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])]
 
 
-def test_what_is_measured_is_a_papers_on_a_gpu(monkeypatch):
+def test_what_is_measured_is_a_papers_on_a_gpu():
     """Steps of Block-Recurrent if nothing is asked for. Memformer's two models have the paper's layers."""
     default = bench.parse_options([])
     assert (default.table, default.model) == ("steps", ["block_recurrent"])
     assert options_of("compressive", CPU, "float32").config.width == 8
     options = options_of("compressive", torch.device("cuda"), "bfloat16")
     assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
-    monkeypatch.undo()
-    replayed = presets_of("memformer").SPEED["replayed"]
-    assert {title: tuple(fields.values()) for title, fields in replayed.items()} == dict(
-        zip(TITLES, [(4, 8), (0, 12)], strict=True)
-    )
+    layers = {title: tuple(fields.values()) for title, fields in REPLAYED.items()}
+    assert layers == {"encoder-decoder, 4+8 layers": (4, 8), "decoder-only, 12 layers": (0, 12)}
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
@@ -97,8 +93,7 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     horizons, rollout = [], steps.rollout
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
-    run("compile", "--model", "compressive")
-    assert [(title, list(rows)) for title, rows in tables(capsys)] == [("compressive, --compile", list(COMPILERS))]
+    assert shown(capsys, "compile", "--model", "compressive") == [("compressive, --compile", list(COMPILERS))]
     assert horizons == [1] * len(COMPILERS)
 
 
@@ -122,7 +117,7 @@ def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, word
 
 
 def options(**changes):
-    return bench.argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
+    return argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
 
 
 def test_a_variant_that_fails_is_a_row():
@@ -159,15 +154,61 @@ def test_the_time_budget_ends_the_repeats(monkeypatch):
     assert [len(timing.time_in_turn(calls, 9, CPU, budget)["b"]) for budget in (-1, 60, float("inf"))] == [1, 2, 9]
 
 
-def test_peak_memory_counts_what_is_held_at_once(monkeypatch):
+@pytest.mark.parametrize("kept", [1, 3])
+def test_peak_memory_counts_what_is_held_at_once(kept, monkeypatch):
     monkeypatch.undo()
 
-    def step(keep):
-        held = [torch.zeros(250_000) for _ in range(3 if keep else 1)]  # 1 MB each
-        for _ in range(4):
-            torch.zeros(250_000)
-        return held
+    def step():
+        held = [torch.zeros(250_000) for _ in range(kept)]  # 1 MB each
+        return [held, *(torch.zeros(250_000).sum() for _ in range(4))]
 
-    torch.set_default_dtype(torch.float32)
-    one, three = (timing.peak_memory(lambda keep=keep: step(keep), CPU) for keep in (False, True))
-    assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
+    assert 1e6 * (kept + 1) <= timing.peak_memory(step, CPU) < 1e6 * (kept + 1.1)
+
+
+# The table `agreement`
+
+
+def test_every_model_agrees(capsys, monkeypatch):
+    monkeypatch.undo()
+    for model in NAMES:
+        facts = presets_of(model).SPEED
+        small = facts["small"] | {"width": 32, "feed_forward": 32}
+        monkeypatch.setattr(presets_of(model), "SPEED", facts | {"small": small})
+    bench.main(["agreement", "--device", "cpu"])
+    [(_, rows)] = tables(capsys)
+    for model in NAMES:
+        compared = [{row[2] for row in rows if row[:2] == [model, dtype]} for dtype in ("float32", "bfloat16")]
+        assert {"logits", "generation", "gradients"} <= compared[0] and {"logits", "gradients, 1 - cosine"} <= compared[1]
+        assert any(what.startswith("state: ") for what in compared[0])
+    assert all(row[5] == "ok" and float(row[3]) <= float(row[4]) for row in rows)
+
+
+def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
+    """Gradients that are NaN, logits by a twentieth, a model that raises, and gradients that point elsewhere."""
+    numbers = torch.arange(1.0, 5)
+    right = {"logits": numbers, "gradients": numbers}
+    wrong = {"block_recurrent": {"gradients": numbers * torch.nan}, "compressive": {"logits": 1.05 * numbers}}
+    wrong["memorizing"] = {"gradients": numbers.flip(0)}
+
+    def results(model, device, dtype):
+        if dtype != torch.float64 and model == "memformer":
+            raise RuntimeError("device | lost\nmore")
+        return right if dtype == torch.float64 else right | wrong.get(model, {})
+
+    monkeypatch.setattr(agreement, "model_results", results)
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["agreement", "--device", "cpu"])
+    [(_, rows)] = tables(capsys)
+    assert stopped.value.code == 1 and [tuple(row[:3]) for row in rows if row[-1] == "FAIL"] == [
+        (model, dtype, what)
+        for dtype, gradients in (("float32", "gradients"), ("bfloat16", "gradients, 1 - cosine"))
+        for model, what in zip(NAMES, (gradients, "logits", "RuntimeError: device / lost", gradients), strict=False)
+    ]
+
+
+def test_nothing_but_numbers_agrees():
+    expected = torch.ones(3)
+    for value, error in ((1.5, 0.5), (float("nan"), float("inf")), (float("inf"), float("inf"))):
+        assert agreement.relative_error(expected, torch.tensor([1.0, value, 1.0])) == error
+    assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
+    assert agreement.relative_error(torch.zeros(2), expected[:2]) > 1
