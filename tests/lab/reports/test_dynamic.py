@@ -99,18 +99,14 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_step_it_is_evaluation_and_with_steps_lanes_share_them(kind):
-    """In two lanes (rows of the batch), one ends while the other is inside its second document."""
-    model, documents = model_of(kind), [*documents_of(BYTES), document_from(TEXT[:40], BYTES), document_from("he", BYTES)]
-    for lanes in (2, 7):
-        expected = evaluate(model, documents, BYTES, lanes)
-        score = evaluate_dynamically(model, documents, BYTES, lanes, sgd(model, 0.0))
-        assert score.nats == pytest.approx(expected.nats, rel=1e-12) and score[1:] == expected[1:]
-    alone, twin = copy.deepcopy(model), document_from(TEXT, BYTES)
-    one, two = (evaluate_dynamically(own, [twin] * lanes, BYTES, lanes, sgd(own)) for lanes, own in ((1, alone), (2, model)))
-    assert two.nats == pytest.approx(2 * one.nats, rel=1e-9), "lanes share one step along the mean over all their tokens"
-    for parameter, beside in zip(alone.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(parameter, beside, rtol=1e-8, atol=1e-10)
+def test_lanes_share_one_step_along_the_mean_over_all_their_tokens(kind):
+    beside, twin = model_of(kind), document_from(TEXT, BYTES)
+    alone = copy.deepcopy(beside)
+    one = evaluate_dynamically(alone, [twin], BYTES, 1, sgd(alone))
+    two = evaluate_dynamically(beside, [twin] * 2, BYTES, 2, sgd(beside))
+    assert two.nats == pytest.approx(2 * one.nats, rel=1e-9)
+    for parameter, other in zip(alone.parameters(), beside.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-8, atol=1e-10)
 
 
 def test_no_token_is_scored_after_an_update_that_saw_it():

@@ -43,13 +43,7 @@ def test_words_are_those_between_white_space(some, tokenizer, wanted):
 
 
 NAMES = ["more than 10,000", "1,000 to 10,000", "100 to 999", "fewer than 100", "all"]
-
-
-def name_of(count):
-    """Of Table 7."""
-    if count > 10_000:
-        return NAMES[0]
-    return NAMES[1] if count >= 1000 else NAMES[2] if count >= 100 else NAMES[3]
+LEAST = (10_001, 1000, 100, 0)  # times in the training split, of a word in these rows but the last (Table 7)
 
 
 @examples(80)
@@ -66,7 +60,8 @@ def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data
         assert (found, places.tolist()) == (words, owners)
         for number, word in enumerate(words):
             own = [place - 1 for place in range(1, len(ids)) if owners[place] == number and document.scored[place - 1]]
-            for name in (name_of(counts[word]), "all") if own else ():
+            row = next(name for name, least in zip(NAMES, LEAST, strict=False) if counts[word] >= least)
+            for name in (row, "all") if own else ():
                 total, of_words, of_tokens = expected[name]
                 expected[name] = [total + sum(losses[own]), of_words + 1, of_tokens + len(own)]
     rows = by_frequency(nats, documents, counts, tokenizer)

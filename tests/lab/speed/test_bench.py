@@ -42,24 +42,23 @@ def tiny(monkeypatch):
     monkeypatch.setattr(timing, "peak_memory", lambda step, device: [step(), 1_000_000][1])  # a profiler is slow
 
 
-def tables(capsys):
-    """[(head of the first column, the rows of cells)] of all tables that were printed."""
+def tables(capsys, *argv):
+    """[(head of the first column, the rows of cells)] of all tables that a command prints."""
+    bench.main([*argv, "--device", "cpu"])
     blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)]
-    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
     assert all(len({line.count("|") for line in block}) == 1 and set(block[1]) <= set("|- ") for block in blocks)
+    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
     return [(head[0], rows) for head, _, *rows in split]
 
 
-def shown(capsys, *argv):
+def names(capsys, *argv):
     """[(head of the first column, names of the rows)] of the tables of a command."""
-    bench.main([*argv, "--device", "cpu", "--repeats", "2"])
-    return [(head, [row[0] for row in rows]) for head, rows in tables(capsys)]
+    return [(head, [row[0] for row in rows]) for head, rows in tables(capsys, *argv, "--repeats", "2")]
 
 
 @pytest.mark.parametrize("model", NAMES)
 def test_steps(model, capsys):
-    bench.main(["steps", "--model", model, "--device", "cpu", "--repeats", "2"])
-    [(_, rows)] = tables(capsys)
+    [(_, rows)] = tables(capsys, "steps", "--model", model, "--repeats", "2")
     baseline = BASELINE.get(model) or presets_of(model).SPEED["baseline"][0]
     assert [row[0] for row in rows] == [model, baseline, "one large product"] and rows[0][2] == "1.000 (1.000..1.000)"
     for _, spent, _, peak, of_first, rate, turns in rows:
@@ -70,10 +69,9 @@ def test_steps(model, capsys):
 def test_every_model_that_is_named_gets_its_tables(capsys):
     """Memformer has two models. Horizons are a model's own, or those asked for."""
     ways = list(BACKPROP)
-    both = shown(capsys, "horizons", "--model", "memformer", "compressive")
-    assert both == [("horizon 1", ways), ("horizon 2", ways)] * 3
-    assert shown(capsys, "horizons", "--model", "compressive", "--horizons", "3") == [("horizon 3", ways)]
-    generated = shown(capsys, "generation", "--model", "pretrained_recurrence")
+    assert names(capsys, "horizons", "--model", "memformer", "compressive") == [("horizon 1", ways), ("horizon 2", ways)] * 3
+    assert names(capsys, "horizons", "--model", "compressive", "--horizons", "3") == [("horizon 3", ways)]
+    generated = names(capsys, "generation", "--model", "pretrained_recurrence")
     assert generated == [("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])]
 
 
@@ -93,7 +91,7 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     horizons, rollout = [], steps.rollout
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
-    assert shown(capsys, "compile", "--model", "compressive") == [("compressive, --compile", list(COMPILERS))]
+    assert names(capsys, "compile", "--model", "compressive") == [("compressive, --compile", list(COMPILERS))]
     assert horizons == [1] * len(COMPILERS)
 
 
@@ -126,15 +124,14 @@ def test_a_variant_that_fails_is_a_row():
     def out_of_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried | to allocate 3 GiB\nsecond line")
 
-    calls = iter([torch.zeros] * 3)  # its first, that of its peak, and a warm-up
-    good = lambda: Variant(lambda: torch.zeros(1000), 5e9)  # noqa: E731
-    later = lambda: next(calls)(1000) if calls.__length_hint__() else out_of_memory()  # noqa: E731
-    makers = {"made": out_of_memory, "good": good, "run": lambda: Variant(out_of_memory), "later": lambda: Variant(later)}
-    rows = measured_rows(makers, options())
-    assert [row[0] for row in rows] == list(makers) and all(len(row) == 1 + len(COLUMNS) for row in rows)
+    calls = iter(range(3))  # its first, that of its peak, and a warm-up
+    later = lambda: out_of_memory() if next(calls, None) is None else None  # noqa: E731
+    steps = {"good": lambda: None, "run": out_of_memory, "later": later}
+    makers = {"made": out_of_memory} | {name: lambda step=step: Variant(step, 5e9) for name, step in steps.items()}
+    made, good, run, late = measured_rows(makers, options())
     error = "OutOfMemoryError: CUDA out of memory. Tried / to allocate 3 GiB"[:60]
-    assert [row[1] == error and set(row[2:]) == {"-"} for row in rows] == [True, False, True, True]
-    assert rows[1][2:5] == ("-", "1.0", "-") and rows[1][-1] == 1, "the first variant has no time to compare with"
+    assert [made, run, late] == [(name, error, *["-"] * (len(COLUMNS) - 1)) for name in ("made", "run", "later")]
+    assert good[0] == "good" and good[2:5] == ("-", "1.0", "-") and good[-1] == 1, "the first has no time to compare with"
     assert {row[1] for row in measured_rows(makers, options(seconds=-1))} == {"no time was left"}
 
 
@@ -165,17 +162,13 @@ def test_peak_memory_counts_what_is_held_at_once(kept, monkeypatch):
     assert 1e6 * (kept + 1) <= timing.peak_memory(step, CPU) < 1e6 * (kept + 1.1)
 
 
-# The table `agreement`
-
-
 def test_every_model_agrees(capsys, monkeypatch):
     monkeypatch.undo()
     for model in NAMES:
         facts = presets_of(model).SPEED
         small = facts["small"] | {"width": 32, "feed_forward": 32}
         monkeypatch.setattr(presets_of(model), "SPEED", facts | {"small": small})
-    bench.main(["agreement", "--device", "cpu"])
-    [(_, rows)] = tables(capsys)
+    [(_, rows)] = tables(capsys, "agreement")
     for model in NAMES:
         compared = [{row[2] for row in rows if row[:2] == [model, dtype]} for dtype in ("float32", "bfloat16")]
         assert {"logits", "generation", "gradients"} <= compared[0] and {"logits", "gradients, 1 - cosine"} <= compared[1]
@@ -196,19 +189,18 @@ def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
         return right if dtype == torch.float64 else right | wrong.get(model, {})
 
     monkeypatch.setattr(agreement, "model_results", results)
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="1"):
         bench.main(["agreement", "--device", "cpu"])
-    [(_, rows)] = tables(capsys)
-    assert stopped.value.code == 1 and [tuple(row[:3]) for row in rows if row[-1] == "FAIL"] == [
-        (model, dtype, what)
+    failed = [line.split(" | ")[:3] for line in capsys.readouterr().out.splitlines() if line.endswith("FAIL |")]
+    assert failed == [
+        [f"| {model}", dtype, what]
         for dtype, gradients in (("float32", "gradients"), ("bfloat16", "gradients, 1 - cosine"))
         for model, what in zip(NAMES, (gradients, "logits", "RuntimeError: device / lost", gradients), strict=False)
     ]
 
 
-def test_nothing_but_numbers_agrees():
-    expected = torch.ones(3)
-    for value, error in ((1.5, 0.5), (float("nan"), float("inf")), (float("inf"), float("inf"))):
-        assert agreement.relative_error(expected, torch.tensor([1.0, value, 1.0])) == error
+@pytest.mark.parametrize("value, error", [(1.5, 0.5), (torch.nan, torch.inf), (torch.inf, torch.inf)])
+def test_nothing_but_numbers_agrees(value, error):
+    assert agreement.relative_error(torch.ones(3), torch.tensor([1.0, value, 1.0])) == error
     assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
-    assert agreement.relative_error(torch.zeros(2), expected[:2]) > 1
+    assert agreement.relative_error(torch.zeros(2), torch.ones(2)) > 1
