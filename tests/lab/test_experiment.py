@@ -33,29 +33,26 @@ def conduct(tmp_path, monkeypatch):
     return conducted
 
 
-def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path, capsys):
+def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path, capsys, monkeypatch):
+    """A record names every machine."""
     conduct.interrupted = "a", 1
     with pytest.raises(KeyboardInterrupt, match="what was trained is kept; continue with the same command"):
         conduct("--rows c a --seeds 0 1")
     assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)] and not (tmp_path / "toy.md").exists()
     conduct.interrupted = None
-    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", "--rows b --seeds 2 10"):
+    for machine, words in {
+        "B": "--rows c a --seeds 0 1",
+        "A": "--rows b --seeds 10 2",
+        "B again": "--rows b --seeds 2 10",
+    }.items():
+        monkeypatch.setattr(experiment, "machine", lambda machine=machine: machine[0])
         conduct(words)
     assert conduct.trained[3:] == [("a", 1), ("b", 10), ("b", 2)]
     record = json.loads((tmp_path / "toy.json").read_text())
     assert record == json.loads((tmp_path / "toy.md").read_text()) and record["settings"] == {"updates": 50}
     seeds = [(row, list(runs)) for row, runs in record["runs"].items()]
     assert seeds == [("a", ["0", "1"]), ("b", ["2", "10"]), ("c", ["0", "1"])] and record["runs"]["b"]["10"] == {"value": 10}
-    assert "b, seed 10: {'value': 10}\n" in capsys.readouterr().out
-
-
-def test_all_rows_have_three_seeds_and_a_record_names_every_machine(conduct, tmp_path, monkeypatch):
-    for name, words in {"A": "--rows b --seeds 0", "B": "--rows a --seeds 0", "A again": ""}.items():
-        monkeypatch.setattr(experiment, "machine", lambda name=name: name[0])
-        conduct(words)
-    record = json.loads((tmp_path / "toy.json").read_text())
-    assert record["machine"] == "A and B"
-    assert {row: list(runs) for row, runs in record["runs"].items()} == {row: ["0", "1", "2"] for row in "abc"}
+    assert record["machine"] == "A and B" and "b, seed 10: {'value': 10}\n" in capsys.readouterr().out
 
 
 REFUSED = {  # what: (words, fields of the experiment, an earlier record, the message)

@@ -31,15 +31,14 @@ def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
     prefix = [reader.CLS, *(BPE.encode(asked)[: segment // 2 - 2] + reader.FIRST), reader.SEP]
     read = []
     for tokens, readable, of_text in zip(example.tokens, example.readable, example.text, strict=True):
-        length = readable.sum()
-        assert readable[:length].all() and (tokens[~readable] == reader.PAD).all()
-        assert tokens[: len(prefix)].tolist() == prefix and tokens[length - 1] == reader.SEP
-        assert np.flatnonzero(of_text).tolist() == list(range(len(prefix), length - 1)) and len(tokens) == segment
-        assert of_text.sum() >= 1 and len(tokens) - len(prefix) - 1 >= segment / 2 - 1
-        read.extend(tokens[of_text])
-    assert read == (BPE.encode(text_of(question)[0]) + reader.FIRST).tolist()
-    assert example.readable[:-1].all() and example.spelled == text_of(question)[0].encode() and example.answer == (1, 0, 0)
-    assert example.ends[-1] == len(example.spelled)
+        own = tokens[of_text].tolist()
+        padding = segment - len(prefix) - len(own) - 1
+        assert tokens.tolist() == [*prefix, *own, reader.SEP, *[reader.PAD] * padding]
+        assert readable.tolist() == [True] * (segment - padding) + [False] * padding
+        assert own and segment - len(prefix) - 1 >= segment / 2 - 1
+        read += own
+    assert read == (BPE.encode(text_of(question)[0]) + reader.FIRST).tolist() and example.readable[:-1].all()
+    assert example.spelled == text_of(question)[0].encode() and example.ends[-1] == len(example.spelled)
 
 
 @given(text=TEXTS, data=st.data(), segment=st.integers(6, 20))

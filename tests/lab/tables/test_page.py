@@ -115,24 +115,11 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
         assert all(len(values) == seeds for values in row["measured"].values())
 
 
-METHOD_OF = {  # as choosing.md calls them
-    "compressive, 96 of 112 rows compressed": "compressive",
-    "Transformer-XL, 112 rows": "Transformer-XL",
-    "block_recurrent, 16 states": "block-recurrent",
-    "the same without states (Slide)": "Slide",
-    "memformer, 8 slots": "Memformer",
-    "memorizing, 8 of 512 tokens": "Memorizing",
-    "pretrained_recurrence, one vector": "recurrent GPT-2",
-    "the same without it (GPT-2)": "GPT-2",
-    "pretrained_recurrence, one vector, or without": "GPT-2",
-}
-
-
-def chosen(heading):
-    """The head and {method: cells} of the first table below a heading of choosing.md."""
-    text = (RESULTS.parent / "choosing.md").read_text().partition(f"## {heading}\n")[2]
+def table_below(page, heading):
+    """(head, rows) of the first table below a heading; the rows are in the order of the record."""
+    text = page.read_text().partition(heading)[2]
     head, _, *rows = (re.split(r" *\| *", line)[1:-1] for line in re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines())
-    return head[1:], {METHOD_OF[name]: cells for name, *cells in rows}
+    return head, rows
 
 
 def accuracies(name):
@@ -145,29 +132,26 @@ def accuracies(name):
 
 
 def test_what_choosing_says_is_what_was_measured():
-    rows, measured = json.loads((RESULTS / "methods.json").read_text())["rows"], accuracies("recall-distance")
-    assert chosen("Better predictions of long text")[1] == {
-        row["name"]: [
-            *(f"{mean_of(values):.3f}" for values in row["measured"].values()),
-            f"{1000 / np.median(row['step_seconds']):,.0f}",
-        ]
-        for row in rows
-    }
-    distances, said = chosen("Facts from far back")
-    assert said.keys() | {"recurrent GPT-2"} == measured.keys()
-    for method, cells in said.items():
+    page, measured = RESULTS.parent / "choosing.md", accuracies("recall-distance")
+    rows = table_below(page, "## Better predictions of long text\n")[1]
+    for (_, *cells), row in zip(rows, json.loads((RESULTS / "methods.json").read_text())["rows"], strict=True):
+        bits = [f"{mean_of(values):.3f}" for values in row["measured"].values()]
+        assert cells == [*bits, f"{1000 / np.median(row['step_seconds']):,.0f}"], row["name"]
+    assert measured.pop("recurrent GPT-2") == measured["GPT-2"], "they share a row"
+    (_, *distances), rows = table_below(page, "## Facts from far back\n")
+    for (_, *cells), (method, own) in zip(rows, measured.items(), strict=True):
         for distance, cell in zip(distances, cells, strict=True):
-            right = 100 * measured[method][f"distance {distance}"]
+            right = 100 * own[f"distance {distance}"]
             assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
-    assert measured["recurrent GPT-2"] == measured["GPT-2"], "they share a row"
 
 
 def test_what_recall_says_of_other_tasks_is_what_was_measured():
-    part = (RESULTS / "recall.md").read_text().partition("**What else.**")[2].partition("**By a preset.**")[0]
-    columns, _, *lines = [re.split(r" *\| *", line)[1:-1] for line in part.splitlines() if line.startswith("|")]
-    links = re.findall(r"^- \*\*\[(.+)\]\((recall-.+)\.md\)\*\*", part, re.MULTILINE)  # a bullet for each column
-    assert [title.lower() for title, _ in links] == columns[1:]
-    assert {name for _, name in links} | {"recall-distance", "recall-capacity"} == {p.stem for p in RESULTS.glob("recall-*.json")}
-    for at, (_, name) in enumerate(links, start=1):
-        right = {method: f"{100 * share:.1f}" for method, own in accuracies(name).items() for share in own.values()}
-        assert {line[0]: line[at] for line in lines} == right, name
+    page = RESULTS / "recall.md"
+    (_, *titles), rows = table_below(page, "**What else.**")
+    links = re.findall(r"^- \*\*\[(.+)\]\((recall-.+)\.md\)\*\*", page.read_text(), re.MULTILINE)  # a bullet for each column
+    names = {title.lower(): name for title, name in links}
+    shown = {"recall-distance", "recall-capacity", *(names[title] for title in titles)}
+    assert shown == {record.stem for record in RESULTS.glob("recall-*.json")}
+    for at, title in enumerate(titles, start=1):
+        right = {method: f"{100 * share:.1f}" for method, own in accuracies(names[title]).items() for share in own.values()}
+        assert {row[0]: row[at] for row in rows} == right, title
