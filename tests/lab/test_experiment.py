@@ -40,12 +40,8 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path, capsy
         conduct("--rows c a --seeds 0 1")
     assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)] and not (tmp_path / "toy.md").exists()
     conduct.interrupted = None
-    for machine, words in {
-        "B": "--rows c a --seeds 0 1",
-        "A": "--rows b --seeds 10 2",
-        "B again": "--rows b --seeds 2 10",
-    }.items():
-        monkeypatch.setattr(experiment, "machine", lambda machine=machine: machine[0])
+    for machine, words in (("B", "--rows c a --seeds 0 1"), ("A", "--rows b --seeds 10 2"), ("B", "--rows b --seeds 2 10")):
+        monkeypatch.setattr(experiment, "machine", lambda machine=machine: machine)
         conduct(words)
     assert conduct.trained[3:] == [("a", 1), ("b", 10), ("b", 2)]
     record = json.loads((tmp_path / "toy.json").read_text())

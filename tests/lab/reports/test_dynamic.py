@@ -98,17 +98,6 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
         torch.testing.assert_close(learned, expected, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_lanes_share_one_step_along_the_mean_over_all_their_tokens(kind):
-    beside, twin = model_of(kind), document_from(TEXT, BYTES)
-    alone = copy.deepcopy(beside)
-    one = evaluate_dynamically(alone, [twin], BYTES, 1, sgd(alone))
-    two = evaluate_dynamically(beside, [twin] * 2, BYTES, 2, sgd(beside))
-    assert two.nats == pytest.approx(2 * one.nats, rel=1e-9)
-    for parameter, other in zip(alone.parameters(), beside.parameters(), strict=True):
-        torch.testing.assert_close(parameter, other, rtol=1e-8, atol=1e-10)
-
-
 def test_no_token_is_scored_after_an_update_that_saw_it():
     """A document of one segment is scored with the initial weights; a second reading has a lower loss."""
     model, document = model_of("block-recurrent"), document_from(TEXT[: RECURRENT.segment + 1], BYTES)

@@ -67,12 +67,10 @@ def test_memory_of_a_preset():
         return counts.training_bytes(name, config, dataclasses.replace(training, **changes))
 
     held, whole = memory()
-    assert held == 16 * parameters + state
-    assert whole > 1.4 * memory(accumulate=2)[1]
-    assert memory(horizon=104)[1] == memory(horizon=4)[1] + 100 * state
     recomputed, exact = memory(checkpoint_layers=True), memory(dtype="float32")
-    assert recomputed[0] == held and recomputed[1] < 0.95 * whole
-    assert exact[0] - held == training.batch * 2 * config.width
+    assert held == recomputed[0] == 16 * parameters + state == exact[0] - training.batch * 2 * config.width
+    assert whole > 1.4 * memory(accumulate=2)[1] and recomputed[1] < 0.95 * whole
+    assert memory(horizon=104)[1] == memory(horizon=4)[1] + 100 * state
     assert whole < exact[1] < 1.05 * whole, "this small, copies take almost as much as they save"
     assert held - 8 * parameters < memory(optimizer="adafactor")[0] < held - 7.9 * parameters
 
