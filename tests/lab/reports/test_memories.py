@@ -38,19 +38,10 @@ def read_alone(model, documents, first=40):
     return found
 
 
-@pytest.mark.parametrize(
-    "change,expected",
-    [
-        ({"memory": 16}, 2 + 3),
-        ({"memory": 0}, 3),
-        ({"compressed_memory": 0}, 2),
-        ({"compressed_memory": 4}, 4),
-        ({"memory": 0, "compressed_memory": 0}, 0),
-    ],
-)
-def test_one_segment_fewer_than_fill_the_memories_leaves_zeros(change, expected):
+@pytest.mark.parametrize("memory, compressed, expected", [(16, 5, 2 + 3), (0, 5, 3), (12, 0, 2), (12, 4, 2 + 2), (0, 0, 0)])
+def test_one_segment_fewer_than_fill_the_memories_leaves_zeros(memory, compressed, expected):
     """Two segments fill memory; the five compressed rows come from three evicted segments."""
-    config = dataclasses.replace(SMALL, compression="mean_pooling", **change)
+    config = dataclasses.replace(SMALL, compression="mean_pooling", memory=memory, compressed_memory=compressed)
     assert memories.segments_to_fill(config) == expected
     model, filled = Compressive(config).eval(), []
     state = model.initial_state(1)
