@@ -68,7 +68,6 @@ def test_a_folder_is_converted_with_the_folders_below_it_and_back(tmp_path, caps
         (b"", "b.ulaw", 1, r"a\.wav is not a recording of 16-bit PCM \(it is cut off\)"),
         (wav(range(100))[:-51], "b.ulaw", 1, r"a\.wav is cut off after 74 of 100 samples"),
     ],
-    ids=["two of a kind", "no rate", "an empty folder", "two channels", "8 bits", "no recording", "an empty file", "cut off"],
 )
 def test_what_cannot_be_converted_is_refused(tmp_path, content, target, rate, words):
     source = tmp_path if content is None else tmp_path / "a.wav"

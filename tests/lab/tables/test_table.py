@@ -6,20 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.data.recall import RecallConfig
 from accelerated.lab.tables.measure import PREPARE, settings_of
 from accelerated.lab.tables.notes import NOTES
 from accelerated.lab.tables.table import TABLES, Row, lines_of, panel
 from accelerated.lab.trials import LOG, LOG_NUMBERS, Trial, join
 
 METHODS = ("compressive", "Transformer-XL", "block-recurrent", "Slide", "Memformer", "Memorizing", "recurrent GPT-2", "GPT-2")
-FAR = {"questions": 32, "spacing": 2, "vary_distance": True}
-TASKS = {  # of each recall table: its task and how many tokens of documents every method reads
-    "recall-distance": (RecallConfig(distance=256, **FAR), 8_000_000),
-    "recall-capacity": (RecallConfig(distance=64, pairs=64, values=2, vary_pairs=True, **FAR), 4_000_000),
-    "recall-rewriting": (RecallConfig(distance=64, rewrites=8, **FAR), 2_500_000),
-    "recall-copying": (RecallConfig(distance=64, task="copying", pairs=8, **(FAR | {"questions": 8})), 2_500_000),
-}
 
 
 def row_settings(table, row):
@@ -46,36 +38,24 @@ def test_a_line_with_groups_stands_for_one_line_of_each_choice():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_can_be_trained_and_read_as_many_tokens(name):
-    """In an update; the methods of the recall family, which are trained in different ways, as many documents in all."""
-    tokens = {}
+def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
+    """The methods of the recall family, which are trained in different ways, learn the same task."""
+    tokens, tasks = {}, set()
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
-        training, segment = settings.training, settings.model_config.segment
+        training = settings.training
         added = training.update_every if name.endswith("-claim") else 1  # iterations of short segments that are an update
-        tokens[label] = added * training.batch * training.horizon * segment
-        if name in TASKS:
-            task, read = TASKS[name]
-            segments = -(-task.length // segment)  # of a document
-            steps = read // task.length * segments // (training.batch * training.horizon)
-            assert settings.recall == task and (training.steps, training.warmup) == (steps, max(10, steps // 20)), label
-            assert training.horizon in (1, segments), "whole documents, or a segment of more lanes"
-            tokens[label] = read
-    assert len(set(tokens.values())) == 1, tokens
+        tokens[label] = added * training.batch * training.horizon * settings.model_config.segment
+        tasks.add(settings.recall)
+    assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), tokens
 
 
-def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_times_as_much():
-    rows = TABLES["recall-distance"].rows | TABLES["recall-capacity"].rows
+def test_a_cell_of_the_recall_family_asks_its_own():
     for method in METHODS:
-        asked = [row.asked for name, row in rows.items() if name.startswith(f"{method}: distance ")]
+        asked = [row.asked for name, row in TABLES["recall-distance"].rows.items() if name.startswith(f"{method}: distance ")]
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
-        for facts in (2, 4, 8, 16, 32, 64):
-            usual, large = rows[f"{method}: {facts} facts"], rows.get(f"{method}: {facts} facts, large")
-            assert usual.asked == f"--recall-pairs {facts}"
-            assert (large is None) == (method in ("Slide", "Memorizing", "GPT-2"))
-            if large:
-                changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
-                assert large.asked == usual.asked and [int(b) / int(a) for a, b in changed] == [4.0]
+    for name, row in TABLES["recall-capacity"].rows.items():
+        assert row.asked == f"--recall-pairs {int(name.partition(': ')[2].partition(' facts')[0])}", name
 
 
 @pytest.mark.parametrize("name", TABLES)
