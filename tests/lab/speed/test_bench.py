@@ -1,6 +1,7 @@
 """The bench prints its tables, at tiny sizes, takes times and memory as it says, and notices what a device computes wrongly."""
 
 import argparse
+import dataclasses
 import re
 import runpy
 import sys
@@ -15,16 +16,9 @@ from accelerated.lab.speed.variants import Variant, options_of
 from accelerated.models import NAMES, presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
+from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
-LAYER = {"width": 8, "heads": 2, "feed_forward": 8, "segment": 4}
-TINY = {
-    "block_recurrent": LAYER | {"head_width": 4, "layers": 1, "window": 2, "recurrent_layers": (1,), "states": 2},
-    "compressive": LAYER | {"head_width": 4, "layers": 1, "memory": 4, "compressed_memory": 2, "compression_rate": 2},
-    "memformer": LAYER | {"head_width": 4, "encoder_layers": 1, "decoder_layers": 1, "slots": 2},
-    "memorizing": LAYER | {"head_width": 4, "layers": 1, "memory_layer": 1, "memory": 8, "retrieved": 2},
-    "pretrained_recurrence": LAYER | {"layers": 2, "max_positions": 8, "module_width": 4},
-}
 BASELINE = {"memformer": "the same through_time"}
 REPLAYED = presets_of("memformer").SPEED["replayed"]
 
@@ -32,7 +26,8 @@ REPLAYED = presets_of("memformer").SPEED["replayed"]
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
-    for model, sizes in TINY.items():
+    for model in NAMES:
+        sizes = dataclasses.asdict(PAPERS[model].small)
         facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 1, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
         facts |= {"replayed": {"one model": {}, "another": {}}} if model == "memformer" else {}
         monkeypatch.setattr(presets_of(model), "SPEED", facts)
@@ -79,7 +74,7 @@ def test_what_is_measured_is_a_papers_on_a_gpu():
     """Steps of Block-Recurrent if nothing is asked for. Memformer's two models have the paper's layers."""
     default = bench.parse_options([])
     assert (default.table, default.model) == ("steps", ["block_recurrent"])
-    assert options_of("compressive", CPU, "float32").config.width == 8
+    assert options_of("compressive", CPU, "float32").config == PAPERS["compressive"].small
     options = options_of("compressive", torch.device("cuda"), "bfloat16")
     assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
     layers = {title: tuple(fields.values()) for title, fields in REPLAYED.items()}
