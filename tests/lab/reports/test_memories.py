@@ -91,7 +91,7 @@ def test_bucket_table_shows_mean_and_standard_error():
     assert found["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6)
 
 
-@pytest.mark.parametrize("segments, count", [([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)])
+@pytest.mark.parametrize("segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)])
 def test_compression_by_layer_weighs_segments_equally(segments, count):
     """As if each document were read alone, though in two lanes one begins while the other is in its middle."""
     model, documents = Compressive(SMALL).eval(), counting_documents([int(8 * n) + 1 for n in segments])
@@ -99,4 +99,4 @@ def test_compression_by_layer_weighs_segments_equally(segments, count):
     found = memories.compression_by_layer(model, documents, 2, 100)
     assert len(losses) == count and not found.requires_grad
     assert_agree({"losses": torch.stack(losses).mean(0)}, {"losses": found}, 1e-12)
-    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == 3
+    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(count, 3)
