@@ -62,7 +62,7 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 
 
 def test_yes_and_no_are_kinds_and_a_span_stands_in_the_last_supporting_sentence():
-    """Though the text has the words yes and no, and the answer elsewhere too. Of two paragraphs with one title the first counts."""
+    """Though the text has these words, and the answer elsewhere too. Of two paragraphs with one title the first counts."""
     context = ("T", (" yes, no, a cat,", " a dog,", " a cat.")), ("T", ("", "", " no cat"))
     question = Question("x", context, "cat", (("T", 1), ("T", 2)))
     at = len(["<CLS>", "x", "<SEP>"]) + text_of(question)[0].index("cat.")  # each letter is a token
