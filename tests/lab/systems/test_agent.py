@@ -146,3 +146,9 @@ def test_a_point_of_a_curve_is_a_mean_of_ten_updates(monkeypatch):
     [(core, seed, settings, _)] = calls
     assert settings is agent.SETTINGS and seed == 7
     assert torch.equal(agent.make_core("rate-3", 7).embedding, core.embedding)
+
+
+def test_success_of_exactly_90_percent_is_solved():
+    record = {"settings": agent.SETTINGS, "date": "", "machine": "", "torch": ""}
+    record["runs"] = {"rate-4": {"0": {"successes": [0.5, 0.6, 0.7, 0.9, 0.92]}}}
+    assert "| rate-4 | 0 | 92.0 | 0.18 |" in agent.page(record), "4 points of 10 x 128 x 36 steps"
