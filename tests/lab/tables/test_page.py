@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accelerated.lab.tables.notes import draw, mean_of, sign_test, topics, values_of
+from accelerated.lab.tables.notes import draw, mean_of, pareto, sign_test, topics, values_of
 from accelerated.lab.tables.page import differences, mean_and_interval, page, verdict
 from accelerated.lab.tables.table import TABLES, Panel
 from tests.helpers.programs import TWO, record_of
@@ -45,10 +45,10 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 
 def test_a_page_says_what_diverged_what_was_not_timed_and_what_was_not_tuned():
     """What the published pages show, which are compared with their records, is not said again."""
-    record = record_of(TWO, a=[1.0, None, 3.0], b=[1.5, 2.25, 3.75]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
-    text = page(TWO, json.loads(json.dumps(record)))
-    assert "| a | 1 of 3 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
-    assert "Best at an end of the grid: a; b." in " ".join(text.split())
+    record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
+    text = " ".join(page(TWO, json.loads(json.dumps(record))).split())
+    assert "| a | 1 of 4 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
+    assert "of seeds 0, 1, 2; 0 to 3 of a." in text and "Best at an end of the grid: a; b." in text
     assert "end of the grid" not in page(TWO, record | {"grid": ["--rate 1", "--rate 4"]}), "every choice is an end"
     for row, passes in zip(record["rows"], ("1", "1.5"), strict=True):
         row["options"] += f" --epochs {passes}"
@@ -57,6 +57,15 @@ def test_a_page_says_what_diverged_what_was_not_timed_and_what_was_not_tuned():
         del row["step_seconds"]
     assert "| b | 1,234 | `--rate 1` |\n" in page(TWO, record), "it was not timed"
     assert "No row was tuned" in page(TWO, record | {"grid": [""]})
+
+
+def test_what_costs_more_and_is_as_good_is_not_on_the_pareto_line():
+    points = {"T": (3, 2.0), "T / 2": (2, 2.1), "recurrent, T": (3, 1.9), "recurrent, T / 2": (2.5, 2.1)}
+    titles = "FLOPs per token", "test, bits per byte"
+    rows = [
+        {"name": name, "measured": {title: [x] for title, x in zip(titles, own, strict=True)}} for name, own in points.items()
+    ]
+    assert pareto({"rows": rows}).endswith("cheap ones first: T / 2; recurrent, T.")
 
 
 def test_contexts_that_are_as_near_count_for_neither_and_a_run_that_diverged_has_no_row():
