@@ -88,7 +88,13 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
         assert printed(capsys, name, run) and {*seen} == {dtype}, name
         seen.clear()
-    assert {name for name, report in REPORTS.items() if report.exact} == {"attention", "compression", "dynamic", "export", "slots"}
+    assert {name for name, report in REPORTS.items() if report.exact} == {
+        "attention",
+        "compression",
+        "dynamic",
+        "export",
+        "slots",
+    }
 
 
 def test_attention_and_compression(runs, capsys):

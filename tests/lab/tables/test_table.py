@@ -78,6 +78,17 @@ def test_orderings_and_pictures_name_rows_and_measures(name):
     assert not re.search(r"[{}$]", " ".join(words))
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_both_sides_of_an_ordering_have_one_unit(name):
+    table = TABLES[name]
+    paths = {m.title: "bits_per_byte" if m.report == LOG else re.sub(r"/\d+$", "", m.path) for m in table.measures}
+    kinds = {m.title: (re.split("[/=]", paths[m.title])[-1], m.times) for m in table.measures}
+    for ordering in table.orderings:
+        sides = [side.partition(" @ ") for side in ordering.split(" < ")]
+        units = {kinds[title or (names if names in kinds else table.measures[0].title)] for names, _, title in sides}
+        assert len(units) == 1, ordering
+
+
 ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
 POSITIONS = {"memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}], "memory_cleared": []}
 SPLITS = {"test": {"bits_per_byte": 2.5, "word_perplexity": 9.0}, "valid": {"bits_per_byte": 3.0, "word_perplexity": 8.0}}
