@@ -10,7 +10,6 @@ import math
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -74,22 +73,17 @@ class PlainDots(block_recurrent.Layer):
         return key, query * self.config.head_width**-0.5, None, value
 
 
-def with_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
-    """A module with other weights."""
-    module.load_state_dict(weights)
-    return module
-
-
 def mix_losses(model: nn.Module, kind: type = MixedLoss) -> None:
-    """Let the compression loss train the whole model."""
-    model.layers = nn.ModuleList(with_weights(kind(model.config), layer.state_dict()) for layer in model.layers)
+    """Let the compression loss train the whole model; the layers keep their weights."""
+    for layer in model.layers:
+        layer.__class__ = kind
 
 
 def drop_normalization(model: nn.Module) -> None:
     """Take dot products of keys and queries as they are; the scales, now factors beside 1 / sqrt(E), begin at 1."""
-    for number, layer in enumerate(model.layers, start=1):
-        weights = layer.state_dict() | {"scale": torch.ones_like(layer.scale)}
-        model.layers[number - 1] = with_weights(PlainDots(model.config, number), weights)
+    for layer in model.layers:
+        layer.__class__ = PlainDots
+        nn.init.ones_(layer.scale)
 
 
 class Ablation(NamedTuple):
@@ -159,9 +153,9 @@ def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterat
 
 
 def trained(row: str, seed: int) -> dict:
-    """The test score in bits per byte (None if training diverged), norms of the gradient, and the seconds, of a row."""
+    """The test score in bits per byte (None if training diverged) and norms of the gradient, of a row."""
     name, way, rate = ROWS[row]
-    began, ablation = time.monotonic(), ABLATIONS[name]
+    ablation = ABLATIONS[name]
     added = ablation.added if way == "changed" else ""
     settings, start = parse(shlex.split(f"{ablation.options} {added} --learning-rate {rate} --seed {seed}"))
     tokenizer, training = open_tokenizer(settings.data.tokenizer), settings.training
@@ -170,21 +164,16 @@ def trained(row: str, seed: int) -> dict:
     if way == "changed":
         ablation.change(model)
     lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
-    norms = []
-    with Progress(f"{row}, seed {seed}", training.steps, "step") as bar:
-        for norm in gradient_norms(model, settings, lanes):
-            norms.append(norm)
-            bar.update()
+    steps = gradient_norms(model, settings, lanes)
+    norms = list(Progress(f"{row}, seed {seed}", training.steps, "step", over=steps))
     score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
-    spent = round(time.monotonic() - began, 1)
-    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later), "seconds": spent}
+    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
 
 
 def said(run: dict) -> str:
     """What came out of a run."""
-    bits = run["bits_per_byte"]
-    return f"{'diverged' if bits is None else f'{bits:.3f} bits per byte'}, {run['seconds']:.0f} s"
+    return "diverged" if run["bits_per_byte"] is None else f"{run['bits_per_byte']:.3f} bits per byte"
 
 
 def result(record: dict, name: str) -> str:

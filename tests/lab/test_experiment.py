@@ -47,10 +47,11 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path, capsy
     record = json.loads((tmp_path / "toy.json").read_text())
     assert record == json.loads((tmp_path / "toy.md").read_text()) and record["settings"] == {"updates": 50}
     assert {row: list(runs.items()) for row, runs in record["runs"].items()} == {
-        row: [(str(seed), {"value": seed}) for seed in seeds] for row, seeds in {"a": (0, 1), "b": (2, 10), "c": (0, 1)}.items()
+        row: [(str(seed), {"value": seed, "seconds": 0.0}) for seed in seeds]
+        for row, seeds in {"a": (0, 1), "b": (2, 10), "c": (0, 1)}.items()
     }
     assert list(record["runs"]) == ["a", "b", "c"]
-    assert "b, seed 10: {'value': 10}\n" in capsys.readouterr().out
+    assert "b, seed 10: {'value': 10, 'seconds': 0.0}, 0 s\n" in capsys.readouterr().out
 
 
 def test_all_rows_have_three_seeds_and_a_record_names_every_machine(conduct, tmp_path, monkeypatch):

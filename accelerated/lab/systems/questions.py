@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,8 +20,7 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import SpelledTokenizer, train_bpe
-from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.experiment import Experiment, conduct
+from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
@@ -104,18 +102,17 @@ def trained(row: str, seed: int) -> Roberta:
 
 def run(row: str, seed: int) -> dict:
     """What a row reaches with a seed; of each answer the distance between the hops, whether it is a span, and exact match."""
-    asked, began, scores, rows = task().asked, time.monotonic(), [], []
+    asked, scores, rows = task().asked, [], []
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
         rows.append([example.distance, answer not in two_hops.KINDS, int(two_hops.exact_match(given, answer))])
-    means = {"f1": percent(scores), "exact match": percent([right for *_, right in rows])}
-    return means | {"answers": rows, "seconds": round(time.monotonic() - began, 1)}
+    return {"f1": percent(scores), "exact match": percent([right for *_, right in rows]), "answers": rows}
 
 
 def said(run: dict) -> str:
     """What came out of a run, in a line."""
-    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}, {run['seconds']:.0f} s"
+    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}"
 
 
 def percent(scores: Sequence[float]) -> float:
@@ -147,16 +144,12 @@ def page(record: dict) -> str:
 
 def draw(record: dict, path: Path) -> None:
     """Draw exact match on spans by the distance between the hops: the mean of a row's seeds, and each seed as a thin line."""
-    figure, [axes] = new_figure()
-    for number, (row, runs) in enumerate(record["runs"].items()):
+    curves, labels = {}, {"xlabel": "windows between the hops", "ylabel": "exact match on spans, percent"}
+    for row, runs in record["runs"].items():
         distances = sorted({distance for run in runs.values() for distance, span, _ in run["answers"] if span})
-        curves = np.array([[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances])
-        axes.plot(distances, curves, color=f"C{number}", linewidth=0.5, alpha=0.4)
-        axes.plot(distances, curves.mean(1), "o-", color=f"C{number}", label=row)
-    axes.axhline(100 / len(two_hops.PLACES), color="0.5", linewidth=1, linestyle=":")
-    axes.set(xlabel="windows between the hops", ylabel="exact match on spans, percent", ylim=(0, 102))
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+        shares = [[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances]
+        curves[row] = distances, np.array(shares), "o-"
+    draw_shares(path, curves, guess=100 / len(two_hops.PLACES), **labels)
 
 
 def main(argv: list[str]) -> None:
