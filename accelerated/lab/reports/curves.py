@@ -45,14 +45,14 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
     if options.plot:
         draw_several(curves, options.plot, tokens=options.against == "tokens")
     lines = ["losses in bits per byte", f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"]
-    rows, names = [], ("bits_per_byte", "validation_bits_per_byte", "best_validation_bits_per_byte")
+    rows = []
     for run, training, validation, tokens in curves:
         step, last, best = max(training), max(validation, default=None), min(validation, key=validation.get, default=None)
-        losses = training[step], validation.get(last), validation.get(best)
-        measured = dict(zip(names, losses, strict=True))
-        rows.append({"run": run, "step": step, "tokens_per_step": tokens, **measured, "best_step": best})
-        cells = "".join(f"{'-' if loss is None else format(loss, '.4f'):>12}" for loss in losses)
-        lines.append(f"{step:10,d}{cells}{'-' if best is None else format(best, ',d'):>10}   {run}")
+        row = {"run": run, "step": step, "tokens_per_step": tokens, "bits_per_byte": training[step]}
+        row |= {"validation_bits_per_byte": validation.get(last), "best_validation_bits_per_byte": validation.get(best)}
+        rows.append(row | {"best_step": best})
+        cells = (f"{validation[at]:12.4f}" if validation else f"{'-':>12}" for at in (last, best))
+        lines.append(f"{step:10,d}{training[step]:12.4f}{''.join(cells)}{f'{best:,d}' if validation else '-':>10}   {run}")
     return {"runs": rows}, lines
 
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from accelerated.data.tokenizers import SpelledTokenizer
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.systems.two_hops import KINDS, Question, text_of
+from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
 from accelerated.training.optimization import check_finite
 
@@ -29,7 +30,6 @@ class Example(NamedTuple):
 
     question: Question
     tokens: np.ndarray  # (K, N)
-    readable: np.ndarray  # (K, N), false on padding
     text: np.ndarray  # (K, N), true on tokens of the text
     spelled: bytes  # the text
     ends: np.ndarray  # (tokens of the text,), where each ends among the bytes
@@ -42,8 +42,7 @@ def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
 
     So text has at least `segment` / 2 - 1 tokens of every window, whatever is asked.
     """
-    text, sentences = text_of(question)
-    ranks = bpe.encode(text)
+    text, ranks = question.text, bpe.encode(question.text)
     ends = bpe.token_bytes[ranks].cumsum()
     prefix = [CLS, *(bpe.encode(question.question)[: segment // 2 - 2] + FIRST), SEP]
     room = segment - len(prefix) - 1
@@ -51,35 +50,27 @@ def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
     tokens, of_text = np.full((windows, segment), PAD), np.zeros((windows, segment), bool)
     of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ranks)
     tokens[:, : len(prefix)], tokens[of_text] = prefix, ranks + FIRST
-    filled = len(prefix) + of_text.sum(1)  # (K,)
-    tokens[np.arange(windows), filled] = SEP
-    readable = np.arange(segment) <= filled[:, None]
+    tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
 
     def place(character: int, side: str = "left") -> int:
         """The place among all K N of the token in which a character ends; with the side right, in which it begins."""
         token = np.searchsorted(ends, len(text[:character].encode()), side=side)
         return int(np.flatnonzero(of_text)[token])
 
-    hops = sorted(sentences[fact] for fact in question.supporting_facts)
     if question.answer in KINDS:
         answer = 1 + KINDS.index(question.answer), 0, 0
     else:
-        begin = text.index(question.answer, *sentences[question.supporting_facts[-1]])
+        begin = text.index(question.answer, *question.hops[-1])
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
-    distance = place(hops[-1][1]) // segment - place(hops[0][1]) // segment
-    return Example(question, tokens, readable, of_text, text.encode(), ends, answer, distance)
+    of_hops = [place(end) // segment for _, end in question.hops]
+    return Example(question, tokens, of_text, text.encode(), ends, answer, max(of_hops) - min(of_hops))
 
 
 def batched(examples: Sequence[Example]) -> list:
     """The K windows (tokens, readable, text), (B, N) each, of examples; those with fewer windows end early."""
-    count, (_, segment) = max(len(example.tokens) for example in examples), examples[0].tokens.shape
-    fields = []
-    for name, empty in (("tokens", PAD), ("readable", False), ("text", False)):
-        field = np.full((count, len(examples), segment), empty)
-        for lane, example in enumerate(examples):
-            field[: len(example.tokens), lane] = getattr(example, name)
-        fields.append(torch.from_numpy(field))
-    return list(zip(*fields, strict=True))
+    tokens = pad_sequence([torch.from_numpy(example.tokens) for example in examples], padding_value=PAD)  # (K, B, N)
+    text = pad_sequence([torch.from_numpy(example.text) for example in examples])
+    return list(zip(tokens, tokens != PAD, text, strict=True))
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.systems.two_hops import Question, text_of
+from accelerated.lab.systems.two_hops import Question
 from accelerated.program.errors import InputError
 from tests.conftest import examples
 
@@ -25,19 +25,19 @@ TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 
 @given(text=TEXTS, asked=TEXTS, segment=st.integers(6, 20))
 def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
-    question = Question(asked, (("T", (text,)),), "yes", (("T", 0),))
+    question = Question(asked, text, "yes", ((0, len(text)),))
     example = reader.cut(question, BPE, segment)
     prefix = [reader.CLS, *(BPE.encode(asked)[: segment // 2 - 2] + reader.FIRST), reader.SEP]
     read = []
-    for tokens, readable, of_text in zip(example.tokens, example.readable, example.text, strict=True):
+    for (tokens,), (readable,), (of_text,) in reader.batched([example]):
         length = readable.sum()
         assert readable[:length].all() and (tokens[~readable] == reader.PAD).all()
         assert tokens[: len(prefix)].tolist() == prefix and tokens[length - 1] == reader.SEP
         assert np.flatnonzero(of_text).tolist() == list(range(len(prefix), length - 1)) and len(tokens) == segment
         assert of_text.sum() >= 1 and len(tokens) - len(prefix) - 1 >= segment / 2 - 1
         read.extend(tokens[of_text])
-    assert read == (BPE.encode(text_of(question)[0]) + reader.FIRST).tolist()
-    assert example.readable[:-1].all() and example.spelled == text_of(question)[0].encode() and example.answer == (1, 0, 0)
+    assert read == (BPE.encode(text) + reader.FIRST).tolist()
+    assert (example.tokens[:-1] != reader.PAD).all() and example.spelled == text.encode() and example.answer == (1, 0, 0)
     assert example.ends[-1] == len(example.spelled)
 
 
@@ -45,7 +45,7 @@ def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
 def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     begin = data.draw(st.integers(0, len(text) - 1))
     answer = text[begin : data.draw(st.integers(begin + 1, len(text)))]
-    question = Question("the", (("T", (text,)),), answer, (("T", 0),))
+    question = Question("the", text, answer, ((0, len(text)),))
     example = reader.cut(question, BPE, segment)
     kind, first, last = example.answer
     spans = np.zeros((2, example.text.size))
@@ -55,7 +55,7 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     pieces = [bytes(TOKENS[token - 3]) for token in example.tokens[example.text][own]]
     spelled = b"".join(pieces)
     assert kind == 0 and answer.encode() in spelled
-    begin = 2 + len(text[: text.index(answer)].encode())  # behind the title
+    begin = len(text[: text.index(answer)].encode())
     end = begin + len(answer.encode())
     ends = [0, *example.ends.tolist()]
     assert ends[own.start] <= begin < ends[own.start + 1] and ends[own.stop - 1] < end <= ends[own.stop]
@@ -65,17 +65,15 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 
 def test_which_answer_it_is():
     """Yes and no are kinds though the text has the words; a span stands in the last supporting sentence, and nowhere else."""
-    facts = {"kind": (("T", 0),), "span": (("T", 1), ("T", 2)), "no such sentence": (("T", 3),), "no such answer": (("T", 1),)}
-    context = (("T", (" yes, no, a cat,", " a dog,", " a cat.")),)
+    text, sentences = " yes, no, a cat, a dog, a cat.", [(0, 16), (16, 23), (23, 30)]
     for number, answer in enumerate(("yes", "no"), 1):
-        example = reader.cut(Question("x", context, answer, facts["kind"]), BPE, 40)
+        example = reader.cut(Question("x", text, answer, (sentences[0],)), BPE, 40)
         assert example.answer == (number, 0, 0)
         assert reader.answer_text(example, np.zeros((2, example.text.size)), np.eye(3)[number]) == answer
-    kind, first, last = reader.cut(question := Question("x", context, "cat", facts["span"]), BPE, 60).answer
-    assert (kind, first - 3) == (0, text_of(question)[0].rindex("cat")) and last == first + 2, "each letter is a token here"
-    for what, error in {"no such sentence": KeyError, "no such answer": ValueError}.items():
-        with pytest.raises(error):
-            reader.cut(question._replace(supporting_facts=facts[what]), BPE, 60)
+    kind, first, last = reader.cut(question := Question("x", text, "cat", (*sentences[1:],)), BPE, 60).answer
+    assert (kind, first - 3) == (0, text.rindex("cat")) and last == first + 2, "each letter is a token here"
+    with pytest.raises(ValueError, match="substring"):
+        reader.cut(question._replace(hops=(sentences[1],)), BPE, 60)
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**31))
@@ -87,10 +85,13 @@ def test_the_best_span_is_the_best_of_all(length, longest, seed):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
 def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(lengths, data):
-    """Each x is a token; a window of 10 has 6 of the text, which begins with the title and a line's end."""
-    facts = tuple(("T", data.draw(st.integers(0, len(lengths) - 1))) for _ in range(data.draw(st.integers(1, 3))))
-    question = Question("x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
-    windows = [(2 + sum(lengths[: number + 1]) - 1) // 6 for _, number in facts]
+    """Each x is a token; a window of 10 has 6 of the text."""
+    ends, numbers = np.cumsum(lengths).tolist(), st.integers(0, len(lengths) - 1)
+    hops = tuple(
+        (ends[number] - lengths[number], ends[number]) for number in data.draw(st.lists(numbers, min_size=1, max_size=3))
+    )
+    question = Question("x", "x" * ends[-1], "x", hops)
+    windows = [(end - 1) // 6 for _, end in hops]
     distance = reader.cut(question, BPE, 10).distance
     assert distance == max(windows) - min(windows)
 
