@@ -15,18 +15,17 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
-from accelerated.attention.heads import split_heads
+from accelerated.attention.heads import project
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
 from accelerated.program.errors import run_program
@@ -35,11 +34,6 @@ from accelerated.protocol import repeat_lane
 from accelerated.training import optimization
 from accelerated.training.options import parse
 from accelerated.training.settings import Settings
-
-
-def norm_of_difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes; equal ones get no NaN as gradient."""
-    return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
 
 
 class MixedLoss(compressive.Layer):
@@ -53,14 +47,16 @@ class MixedLoss(compressive.Layer):
         """Algorithm 2 without its stop of gradients."""
         evicted = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
-        projected = functional.linear(new, torch.cat([self.key, self.value]))
-        return self.difference(content_attention(query, *split_heads(projected, self.config.heads, 2)), target)
+        return self.difference(content_attention(query, *project(new, self.config.heads, [self.key, self.value])), target)
 
 
 class MixedNorm(MixedLoss):
     """The same with the paper's own loss."""
 
-    difference = staticmethod(norm_of_difference)
+    @staticmethod
+    def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes; equal ones get no NaN as gradient."""
+        return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
 
 
 class PlainDots(block_recurrent.Layer):
@@ -68,8 +64,7 @@ class PlainDots(block_recurrent.Layer):
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
         """Key, query, None and value, (B, H, N, E) each."""
-        weight = torch.cat([self.key, self.query, self.value])
-        key, query, value = split_heads(functional.linear(self.dropout(self.norm(x)), weight), self.config.heads, 3)
+        key, query, value = project(self.dropout(self.norm(x)), self.config.heads, [self.key, self.query, self.value])
         return key, query * self.config.head_width**-0.5, None, value
 
 
@@ -190,21 +185,17 @@ def result(record: dict, name: str) -> str:
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    when = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
-    the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds. The methods
-    are in their chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
-    command = "```bash\npython -m accelerated.lab.ablations\n```"
-    parts = ["# What the papers tried and left", wrapped(ABOUT), command, wrapped(when)]
+    how = """, one thread. Mean (least .. most) of the seeds. The gradient's norm, before it is clipped, is that of the second
+    half of training, a mean of the seeds. The methods are in their chapters, [compressive](../compressive.md) and
+    [block-recurrent](../block_recurrent.md)."""
+    parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
-    return "\n\n".join(parts) + "\n"
+    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, *parts)
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    settings = {name: ablation.options for name, ablation in ABLATIONS.items()}
-    conduct(Experiment("ablations", __doc__, "ablations", list(ROWS), settings, trained, said, page), argv)
-
+SETTINGS = {name: ablation.options for name, ablation in ABLATIONS.items()}
+EXPERIMENT = Experiment("ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page)
 
 if __name__ == "__main__":
-    run_program("ablations", main, sys.argv[1:])
+    run_program("ablations", conduct, EXPERIMENT, sys.argv[1:])

@@ -114,6 +114,6 @@ def test_a_run_that_diverges_has_no_score(small, monkeypatch):
 
 def test_the_page_says_what_came_out(small, monkeypatch, tmp_path):
     score = {"bits_per_byte": None, "median_norm": 0.25, "largest_norm": 3.0}
-    monkeypatch.setattr(ablations, "trained", lambda row, seed: score)
-    ablations.main(["--rows", "normalization-changed-0.054", "--seeds", "1", "0", "--out", str(tmp_path)])
+    words = ["--rows", "normalization-changed-0.054", "--seeds", "1", "0", "--out", str(tmp_path)]
+    experiment.conduct(ablations.EXPERIMENT._replace(train=lambda row, seed: score), words)
     assert "| as projected | 0.054 | 0, 1 | 2 of 2 diverged | 0.25 | 3 |" in (tmp_path / "ablations.md").read_text()

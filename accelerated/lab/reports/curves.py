@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
 from accelerated.training.folder import METRICS, SETTINGS
@@ -25,10 +23,8 @@ class Curves(NamedTuple):
 def read_curves(run: str) -> Curves:
     """The Curves of a run, from its log and config.json alone; it may still be training. Raises InputError if it has none."""
     try:
-        losses = [
-            {record["step"]: record[name] for record in read_metrics(run) if name in record}
-            for name in ("bits_per_byte", "validation_bits_per_byte")
-        ]
+        records, names = read_metrics(run), ("bits_per_byte", "validation_bits_per_byte")
+        losses = [{record["step"]: record[name] for record in records if name in record} for name in names]
         settings = json.loads((Path(run) / SETTINGS).read_text())
         training = settings["training_config"]
         tokens = training["batch"] * training["horizon"] * settings["model_config"]["segment"]
@@ -61,7 +57,7 @@ def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     figure, [axes] = new_figure()
     from matplotlib import colormaps  # here: it is an extra
 
-    shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"](np.linspace(0, 1, len(curves))))
+    shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"].resampled(len(curves)).colors)
     names = [Path(each.run).name for each in curves]
     for each, name, colour in zip(curves, names, shades, strict=False):
         scale = each.tokens if tokens else 1

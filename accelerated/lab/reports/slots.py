@@ -57,9 +57,8 @@ def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: in
     lengths = lengths_of(documents)
     chosen = [(number, 0, need) for number in np.argsort(-lengths, kind="stable")[:lanes].tolist() if lengths[number] >= need]
     if not chosen:
-        raise InputError(
-            f"--segments {segments}: no document has {need:,} tokens to predict; give longer ones or a smaller number"
-        )
+        lack = f"no document has {need:,} tokens to predict"
+        raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
     device = next(model.parameters()).device
     read = [segment.to(device) for segment, _ in one_pass(Parts(documents, chosen), len(chosen), size)]
     with evaluating(model):

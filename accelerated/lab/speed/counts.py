@@ -14,7 +14,6 @@ import math
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -38,28 +37,23 @@ ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")  #
 LOOKUPS = ("embedding.", "index.", "gather.", "nll_loss_forward")  # beginnings of what reads no more of a tensor than it writes
 
 
-def kernel(written_out: bool) -> Callable:
-    """SDPA by a GPU's memory-efficient kernel, or written out with N x K scores, as the plain paths have them.
+def written_out(query, key, value, offset=None, dropout=0.0, causal=False, scale=None) -> torch.Tensor:
+    """SDPA with N x K scores, as the plain paths have them."""
+    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
+    if causal:
+        offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
+    if offset is not None:
+        scores = scores.masked_fill(offset, -torch.inf) if offset.dtype == torch.bool else scores + offset
+    return native_dropout(scores.softmax(-1), dropout) @ value
 
-    Flash, which a GPU takes without an offset, reads and saves the same as the memory-efficient one.
-    """
 
-    def plain(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
-        if causal:
-            offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
-        if offset is not None:
-            scores = scores.masked_fill(offset, -torch.inf) if offset.dtype == torch.bool else scores + offset
-        return native_dropout(scores.softmax(-1), dropout) @ value
-
-    def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
-        if offset is not None:
-            offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
-            offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-        attend = aten._scaled_dot_product_efficient_attention
-        return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
-
-    return plain if written_out else memory_efficient
+def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None) -> torch.Tensor:
+    """SDPA by a GPU's kernel. Flash, which a GPU takes without an offset, reads and saves the same."""
+    if offset is not None:
+        offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
+        offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    attend = aten._scaled_dot_product_efficient_attention
+    return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
 
 
 def native_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -70,15 +64,6 @@ def native_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inpla
 def rms_norm(x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """A stand-in for a GPU's fused kernel: layer norm's reads, writes and saves as much."""
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
-
-
-def as_on_a_gpu(written_out: bool = False) -> AbstractContextManager:
-    """Inside, meta tensors take the kernels that a GPU chooses; the meta device itself would take several small ones.
-
-    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
-    """
-    attention = kernel(written_out)
-    return patch.multiple(functional, scaled_dot_product_attention=attention, dropout=native_dropout, rms_norm=rms_norm)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -93,8 +78,7 @@ class Dispatched(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = [], 0, 0, 0, 0, 0
-        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # {storage: its size}
-        self.saved = {}  # {id of a size: the size}
+        self.memory, self.saved_bytes = WeakIdKeyDictionary(ref_type=weakref.ref), 0  # {storage: its bytes, whether it is saved}
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         out = function(*arguments, **(options or {}))
@@ -105,7 +89,7 @@ class Dispatched(TorchDispatchMode):
         there = {id(x.untyped_storage()) for x in reads}  # what is written into an older tensor takes no memory
         for storage in (tensor.untyped_storage() for tensor in writes):
             if storage not in self.memory and id(storage) not in there:
-                self.memory[storage] = SimpleNamespace(bytes=storage.nbytes())
+                self.memory[storage] = SimpleNamespace(bytes=storage.nbytes(), saved=False)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self.free, storage.nbytes())
@@ -122,15 +106,12 @@ class Dispatched(TorchDispatchMode):
     def free(self, size: int) -> None:
         self.live -= size
 
-    @property
-    def saved_bytes(self) -> int:
-        return sum(piece.bytes for piece in self.saved.values())
-
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """The pack hook of saved tensors. Memory that was there before, parameters' and state's, is not counted."""
         piece = self.memory.get(tensor.untyped_storage())
-        if piece is not None:
-            self.saved[id(piece)] = piece
+        if piece is not None and not piece.saved:
+            piece.saved = True
+            self.saved_bytes += piece.bytes
         return tensor
 
 
@@ -140,11 +121,15 @@ def meta_step(model: str, config: Any, segments: int, lanes: int = 1, method: st
     return rollout(model_on_meta(model, config), method, segments, options).step
 
 
-def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
-    """What a step on the meta device dispatches."""
+def counted(step: Callable[[], object], attention: Callable = memory_efficient) -> Dispatched:
+    """What a step on the meta device dispatches, by the kernels that a GPU chooses; the meta device's own are several small ones.
+
+    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
+    """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
-    with dispatched, hooks, as_on_a_gpu(written_out):
+    kernels = {"scaled_dot_product_attention": attention, "dropout": native_dropout, "rms_norm": rms_norm}
+    with dispatched, hooks, patch.multiple(functional, **kernels):
         step()
     return dispatched
 
@@ -173,8 +158,8 @@ def report(options: Namespace) -> None:
     """Print a row of counts for each model, with scores written out in a second row, then the memory that each preset takes."""
     rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
-        for name, plain in ((model, False), ("its scores written out", True)):
-            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), plain)
+        for name, attention in ((model, memory_efficient), ("its scores written out", written_out)):
+            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), attention)
             sizes = (f"{counts.saved_bytes / 1e6:,.0f}", f"{counts.moved_bytes / 1e9:.1f}", f"{counts.peak / 1e6:,.0f}")
             rows.append((name, f"{len(counts.names):,}", f"{counts.casts:,}", *sizes, f"{counts.flops / 1e12:.2f}"))
     print_table(*rows)

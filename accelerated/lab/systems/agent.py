@@ -17,7 +17,7 @@ from torch.nn import functional
 from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
@@ -201,14 +201,14 @@ def page(record: dict) -> str:
         solved = (next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0) for run in runs.values())
         steps = ", ".join(f"{point * POINT / updates_of_a_million:.2f}" if point else "not" for point in solved)
         table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), steps])
-    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread:
-    {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is the last tenth. Mean
-    (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the agent are in the
-    [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
-    parts = ["# Compressive Transformers, Figure 5: memory for an agent", "```bash\npython -m accelerated.lab.systems.agent\n```"]
-    parts += [wrapped(text), "![the share of right choices by environment steps](compressive-figure-5.svg)"]
+    title = "Compressive Transformers, Figure 5: memory for an agent"
+    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is
+    the last tenth. Mean (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the
+    agent are in the [chapter](../compressive.md#memory-for-an-agent). Settings:
+    {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
+    picture = "![the share of right choices by environment steps](compressive-figure-5.svg)"
     head = ["memory", "seeds", "right at the end, percent", f"million steps until {100 * SOLVED:.0f}% are right"]
-    return "\n\n".join([*parts, markdown_table(head, *table)]) + "\n"
+    return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))
 
 
 def draw(record: dict, path: Path) -> None:
@@ -226,10 +226,7 @@ def said(run: dict) -> str:
     return f"{final(run):.1f}% right at the end"
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    conduct(Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw), argv)
-
+EXPERIMENT = Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw)
 
 if __name__ == "__main__":
-    run_program("agent", main, sys.argv[1:])
+    run_program("agent", conduct, EXPERIMENT, sys.argv[1:])

@@ -25,7 +25,7 @@ from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.program.errors import run_program
 
 NAME = "pretrained_recurrence-3"
@@ -106,7 +106,8 @@ def run(row: str, seed: int) -> dict:
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
-        rows.append([example.distance, answer not in two_hops.KINDS, int(two_hops.exact_match(given, answer))])
+        right = two_hops.normalised(given) == two_hops.normalised(answer)
+        rows.append([example.distance, answer not in two_hops.KINDS, int(right)])
     return {"f1": percent(scores), "exact match": percent([right for *_, right in rows]), "answers": rows}
 
 
@@ -132,14 +133,12 @@ def page(record: dict) -> str:
         whole = (mean_and_spread([run[score] for run in runs.values()], ".1f") for score in ("f1", "exact match"))
         parts = (mean_and_spread([share(run, chosen) for run in runs.values()], ".0f") for chosen in PARTS.values())
         table.append([row, ", ".join(runs), *whole, *parts])
-    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}. Mean (least .. most) of the seeds, in
-    percent; the columns behind exact match are its parts. The method and the questions are in the
-    [chapter](../pretrained_recurrence.md#question-answering)."""
-    parts = ["# Adding Recurrence, Table 3: question answering"]
-    parts += ["```bash\npython -m accelerated.lab.systems.questions\n```", wrapped(text)]
-    parts += [f"![exact match by the distance between the hops]({NAME}.svg)"]
+    how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its parts. The method and the
+    questions are in the [chapter](../pretrained_recurrence.md#question-answering)."""
+    parts = [f"![exact match by the distance between the hops]({NAME}.svg)"]
     parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)]
-    return "\n\n".join([*parts, wrapped(f"Settings: {json.dumps(record['settings'])}.")]) + "\n"
+    parts += [wrapped(f"Settings: {json.dumps(record['settings'])}.")]
+    return laid_out(record, "Adding Recurrence, Table 3: question answering", "systems.questions", "", how, *parts)
 
 
 def draw(record: dict, path: Path) -> None:
@@ -152,10 +151,7 @@ def draw(record: dict, path: Path) -> None:
     draw_shares(path, curves, guess=100 / len(two_hops.PLACES), **labels)
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    conduct(Experiment("systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw), argv)
-
+EXPERIMENT = Experiment("systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw)
 
 if __name__ == "__main__":
-    run_program("questions", main, sys.argv[1:])
+    run_program("questions", conduct, EXPERIMENT, sys.argv[1:])

@@ -31,8 +31,7 @@ class Example(NamedTuple):
     question: Question
     tokens: np.ndarray  # (K, N)
     text: np.ndarray  # (K, N), true on tokens of the text
-    spelled: bytes  # the text
-    ends: np.ndarray  # (tokens of the text,), where each ends among the bytes
+    ends: np.ndarray  # (tokens of the text,), where each ends among the text's bytes
     answer: tuple[int, int, int]  # kind, first and last place among all K N; without a span the places are 0
     distance: int  # windows from the end of the first supporting sentence in the text to that of the last
 
@@ -63,7 +62,7 @@ def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
         begin = text.index(question.answer, *question.hops[-1])
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
     of_hops = [place(end) // segment for _, end in question.hops]
-    return Example(question, tokens, of_text, text.encode(), ends, answer, max(of_hops) - min(of_hops))
+    return Example(question, tokens, of_text, ends, answer, max(of_hops) - min(of_hops))
 
 
 def batched(examples: Sequence[Example]) -> list:
@@ -87,7 +86,7 @@ def answer_text(example: Example, spans: np.ndarray, kinds: np.ndarray) -> str:
         return KINDS[kind - 1]
     first, last = best_span(*spans[:, : example.text.size][:, example.text.ravel()])
     begin = example.ends[first - 1] if first else 0
-    return example.spelled[begin : example.ends[last]].decode(errors="ignore").strip()
+    return example.question.text.encode()[begin : example.ends[last]].decode(errors="ignore").strip()
 
 
 @torch.no_grad()

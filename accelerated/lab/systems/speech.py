@@ -20,7 +20,6 @@ from accelerated.training.options import OptionParser
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
 RECORDINGS, SPOKEN = 60, 400  # characters of a docstring that are read, about 25 seconds
 UNREAD = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # folders
-ADVICE = "give another OUT"
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
@@ -51,21 +50,8 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
     return to_mu_law(np.frombuffer(frames, "<i2")), rate
 
 
-def convert(source: Path, target: Path, rate: int) -> int:
-    """Write a .wav as .ulaw, or a .ulaw as a .wav of `rate` samples per second; returns the rate. Nothing is overwritten."""
-    with written_whole(target, ADVICE, new=True) as temporary:
-        if target.suffix == ".ulaw":
-            values, rate = read_wav(source)
-            values.tofile(temporary)
-        else:
-            with wave.open(str(temporary), "wb") as file:
-                file.setparams((1, 2, rate, 0, "NONE", ""))
-                file.writeframes(from_mu_law(np.fromfile(source, np.uint8)).astype("<i2").tobytes())
-    return rate
-
-
 def main(argv: list[str]) -> None:
-    """Convert what the command line names."""
+    """Write the .wav that a command line names as .ulaw, or the .ulaw as .wav. Nothing is overwritten."""
     parser = OptionParser(prog="python -m accelerated.lab.systems.speech", description=__doc__)
     parser.add_argument("source", metavar="IN", type=Path, help="a .wav (one channel, 16-bit PCM), or a .ulaw")
     parser.add_argument("target", metavar="OUT", type=Path, help="the .ulaw or .wav")
@@ -73,7 +59,15 @@ def main(argv: list[str]) -> None:
     source, target, rate = vars(parser.parse(argv)).values()
     if rate < 1 or {source.suffix, target.suffix} != {".wav", ".ulaw"}:
         raise InputError(f"cannot convert {source} to {target} at --rate {rate}; give a .wav and a .ulaw, and a rate")
-    print(f"wrote 1 file, {convert(source, target, rate):,} samples a second")
+    with written_whole(target, "give another OUT", new=True) as temporary:
+        if target.suffix == ".ulaw":
+            values, rate = read_wav(source)
+            values.tofile(temporary)
+        else:
+            with wave.open(str(temporary), "wb") as file:
+                file.setparams((1, 2, rate, 0, "NONE", ""))
+                file.writeframes(from_mu_law(np.fromfile(source, np.uint8)).astype("<i2").tobytes())
+    print(f"wrote 1 file, {rate:,} samples a second")
 
 
 def read_aloud(folder: Path) -> None:

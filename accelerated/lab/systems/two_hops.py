@@ -42,11 +42,6 @@ def normalised(answer: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
 
 
-def exact_match(given: str, answer: str) -> bool:
-    """Whether two answers are the same when normalised."""
-    return normalised(given) == normalised(answer)
-
-
 def f1(given: str, answer: str) -> float:
     """The harmonic mean of precision and recall of the words; 0 if only one of the two is yes, no or noanswer."""
     ours, theirs = normalised(given), normalised(answer)

@@ -170,11 +170,10 @@ def test_the_page_says_what_came_out(tmp_path, monkeypatch, capsys):
     """Success of exactly 90% counts as solved."""
     pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)  # of this whole process
-    monkeypatch.setattr(agent, "SETTINGS", agent.SETTINGS | {"updates": 50})
     curves = {"rate-4": [0.5, 0.6, 0.7, 0.9, 0.9], "lstm": [0.5] * 5}
     run = lambda row, seed: {"successes": [x + 0.02 * seed for x in curves[row]]}  # noqa: E731
-    monkeypatch.setattr(agent, "run", run)
-    agent.main(["--rows", "rate-4", "lstm", "--seeds", "0", "1", "--out", str(tmp_path)])
+    changed = agent.EXPERIMENT._replace(settings=agent.SETTINGS | {"updates": 50}, train=run)
+    experiment.conduct(changed, ["--rows", "rate-4", "lstm", "--seeds", "0", "1", "--out", str(tmp_path)])
     page = (tmp_path / "compressive-figure-5.md").read_text()
     assert "| rate-4 | 0, 1 | 91.0 (90.0 .. 92.0) | 0.18, 0.18 |" in page  # 4 points of 10 x 128 x 36 steps
     assert "| lstm | 0, 1 | 51.0 (50.0 .. 52.0) | not, not |" in page

@@ -28,7 +28,7 @@ def test_the_page_says_what_came_out(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(reader, "answers", answers)
     monkeypatch.setattr(questions, "task", lambda: questions.Task(None, [], examples))
     monkeypatch.setattr(experiment.torch, "set_num_threads", lambda count: None)  # of this whole process
-    questions.main(["--out", str(tmp_path)])
+    experiment.conduct(questions.EXPERIMENT, ["--out", str(tmp_path)])
     assert calls == [(row, seed) for seed in range(3) for row in ("disjoint", "recurrent")]
     page = (tmp_path / "pretrained_recurrence-3.md").read_text()
     assert "| disjoint | 0, 1, 2 | 25.0 | 25.0 | 100 | 0 |" in page
@@ -79,7 +79,7 @@ def test_a_row_is_trained_on_short_texts_then_longer_ones_and_answers_of_unseen_
     assert (first, second, len(short), len(long), len(task.asked)) == (1, 2, 20, 20, 10)
     assert all(example.question.text.count("\n") in (4, 6) for example in short)
     assert all(e.question.text.count("Test\n Three.\n") == e.question.text.count("Test") > 0 for e in task.asked)
-    assert b"Three" not in b"".join(example.spelled for example in short + long)
+    assert "Three" not in "".join(example.question.text for example in short + long)
     monkeypatch.setattr(reader, "fine_tune", lambda *how: stages.append(how[1:6]) or fine_tune(*how))
     run = questions.run("recurrent", 3)
     assert stages == [(examples, updates, 32, 0.002, 3) for examples, updates in task.stages]

@@ -59,7 +59,7 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 def test_rows_with_more_seeds_are_compared_on_those_that_both_have():
     record = record_of(TWO, a=[1.0, 2.0, 3.0, 4.0, 5.0], b=[1.5, 2.5, 3.5])
     assert differences(record, "a < b") == [0.5, 0.5, 0.5]
-    text = page(TWO, record)
+    text = page(TWO._replace(headline=["a"]), record)
     assert "Mean (least .. most) of seeds 0, 1, 2; 0 to 4 of a." in " ".join(text.split())
     assert "| a | 3.000 (1.000 .. 5.000) | 1.5 |" in text
 
