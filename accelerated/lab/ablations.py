@@ -13,8 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
@@ -41,9 +40,7 @@ class MixedLoss(compressive.Layer):
 
     difference = staticmethod(compressive.mean_square)
 
-    def attention_reconstruction(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, new: torch.Tensor
-    ) -> torch.Tensor:
+    def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
         evicted = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
@@ -54,7 +51,7 @@ class MixedNorm(MixedLoss):
     """The same with the paper's own loss."""
 
     @staticmethod
-    def difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def difference(x: Tensor, y: Tensor) -> Tensor:
         """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes; equal ones get no NaN as gradient."""
         return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
 
@@ -62,7 +59,7 @@ class MixedNorm(MixedLoss):
 class PlainDots(block_recurrent.Layer):
     """A layer of Transformer-XL with T5's position bias: q·k / sqrt(E) of what was projected, not of unit length."""
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         """Key, query, None and value, (B, H, N, E) each."""
         key, query, value = project(self.dropout(self.norm(x)), self.config.heads, [self.key, self.query, self.value])
         return key, query * self.config.head_width**-0.5, None, value
@@ -159,8 +156,7 @@ def trained(row: str, seed: int) -> dict:
     if way == "changed":
         ablation.change(model)
     lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
-    steps = gradient_norms(model, settings, lanes)
-    norms = list(Progress(f"{row}, seed {seed}", training.steps, "step", over=steps))
+    norms = list(Progress(f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)))
     score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
     return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}

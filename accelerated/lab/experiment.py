@@ -70,8 +70,7 @@ def read_record(path: Path, settings: dict) -> dict:
             return record
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    others = f"{path} has runs of other settings, {record['settings']} and not {settings}"
-    raise InputError(f"{others}; {ADVICE}, or the same options")
+    raise InputError(f"{path} has runs of other settings, {record['settings']} and not {settings}; {ADVICE}, or the same options")
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:

@@ -37,23 +37,28 @@ ALLOCATIONS = ("empty", "new_empty", "_unsafe_view", "lift", "promote_types")  #
 LOOKUPS = ("embedding.", "index.", "gather.", "nll_loss_forward")  # beginnings of what reads no more of a tensor than it writes
 
 
-def written_out(query, key, value, offset=None, dropout=0.0, causal=False, scale=None) -> torch.Tensor:
-    """SDPA with N x K scores, as the plain paths have them."""
-    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
-    if causal:
-        offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
-    if offset is not None:
-        scores = scores.masked_fill(offset, -torch.inf) if offset.dtype == torch.bool else scores + offset
-    return native_dropout(scores.softmax(-1), dropout) @ value
+def kernel(written_out: bool) -> Callable:
+    """SDPA by a GPU's memory-efficient kernel, or written out with N x K scores, as the plain paths have them.
 
+    Flash, which a GPU takes without an offset, reads and saves the same as the memory-efficient one.
+    """
 
-def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None) -> torch.Tensor:
-    """SDPA by a GPU's kernel. Flash, which a GPU takes without an offset, reads and saves the same."""
-    if offset is not None:
-        offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
-        offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    attend = aten._scaled_dot_product_efficient_attention
-    return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
+    def plain(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
+        scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-1, -2)
+        if causal:
+            offset = scores.new_empty(scores.shape[-2:], dtype=torch.bool)
+        if offset is not None:
+            scores = scores.masked_fill(offset, -torch.inf) if offset.dtype == torch.bool else scores + offset
+        return native_dropout(scores.softmax(-1), dropout) @ value
+
+    def memory_efficient(query, key, value, offset=None, dropout=0.0, causal=False, scale=None):
+        if offset is not None:
+            offset = torch.where(offset, 0.0, -torch.inf) if offset.dtype == torch.bool else offset
+            offset = offset.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+        attend = aten._scaled_dot_product_efficient_attention
+        return attend(query, key, value, offset, query.requires_grad, dropout, causal, scale=scale)[0]
+
+    return plain if written_out else memory_efficient
 
 
 def native_dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -78,7 +83,8 @@ class Dispatched(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = [], 0, 0, 0, 0, 0
-        self.memory, self.saved_bytes = WeakIdKeyDictionary(ref_type=weakref.ref), 0  # {storage: its bytes, whether it is saved}
+        self.saved_bytes = 0
+        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # {storage: its bytes, and whether they are saved}
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         out = function(*arguments, **(options or {}))
@@ -121,14 +127,14 @@ def meta_step(model: str, config: Any, segments: int, lanes: int = 1, method: st
     return rollout(model_on_meta(model, config), method, segments, options).step
 
 
-def counted(step: Callable[[], object], attention: Callable = memory_efficient) -> Dispatched:
+def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
     """What a step on the meta device dispatches, by the kernels that a GPU chooses; the meta device's own are several small ones.
 
     Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
     """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
-    kernels = {"scaled_dot_product_attention": attention, "dropout": native_dropout, "rms_norm": rms_norm}
+    kernels = {"scaled_dot_product_attention": kernel(written_out), "dropout": native_dropout, "rms_norm": rms_norm}
     with dispatched, hooks, patch.multiple(functional, **kernels):
         step()
     return dispatched
@@ -158,8 +164,8 @@ def report(options: Namespace) -> None:
     """Print a row of counts for each model, with scores written out in a second row, then the memory that each preset takes."""
     rows = [("one lane", "kernels", "casts", "saved MB", "moved GB", "peak MB", "TFLOP")]
     for model in NAMES:
-        for name, attention in ((model, memory_efficient), ("its scores written out", written_out)):
-            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), attention)
+        for name, plain in ((model, False), ("its scores written out", True)):
+            counts = counted(meta_step(model, paper_settings(model)[0], presets_of(model).SPEED["segments"]), plain)
             sizes = (f"{counts.saved_bytes / 1e6:,.0f}", f"{counts.moved_bytes / 1e9:.1f}", f"{counts.peak / 1e6:,.0f}")
             rows.append((name, f"{len(counts.names):,}", f"{counts.casts:,}", *sizes, f"{counts.flops / 1e12:.2f}"))
     print_table(*rows)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
-from accelerated.lab.speed.counts import counted, meta_step, written_out
+from accelerated.lab.speed.counts import counted, meta_step
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
 from accelerated.models import presets_of
@@ -27,7 +27,7 @@ def step_variant(config: Any, method: str, segments: int, options: Namespace, co
     network, flops = random_model(options.model, config, options.device), None
     trained = TrainedModel(network, TrainingConfig(compile=compiler))
     if compiler == "none":
-        flops = counted(meta_step(options.model, config, segments, options.batch, method), written_out).flops
+        flops = counted(meta_step(options.model, config, segments, options.batch, method), written_out=True).flops
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 

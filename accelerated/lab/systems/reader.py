@@ -3,7 +3,7 @@
 A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded. K windows, N tokens in a window.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -117,16 +117,15 @@ def pretrain(model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: 
     """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; returns the loss of each update, in nats."""
     rng, room, vocabulary = np.random.default_rng(0), model.config.segment - 2, model.config.vocabulary - FIRST - 1
 
-    def losses() -> Iterator[torch.Tensor]:
-        while True:
-            starts = rng.integers(len(ranks) - room, size=(batch, 1))
-            targets = np.full((batch, room + 2), CLS)
-            targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], SEP
-            targets[:, 1:-1] += FIRST
-            read, scored = masked(targets, vocabulary, rng)
-            yield model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
+    def loss_of(update: int) -> torch.Tensor:
+        starts = rng.integers(len(ranks) - room, size=(batch, 1))
+        targets = np.full((batch, room + 2), CLS)
+        targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], SEP
+        targets[:, 1:-1] += FIRST
+        read, scored = masked(targets, vocabulary, rng)
+        return model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
 
-    return train(model, losses(), updates, rate, "pretraining")
+    return train(model, loss_of, updates, rate, "pretraining")
 
 
 def fine_tune(
@@ -136,24 +135,23 @@ def fine_tune(
     rng = np.random.default_rng(seed)
     order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))])
 
-    def losses() -> Iterator[torch.Tensor]:
-        for at in range(0, updates * batch, batch):
-            some = [examples[number] for number in order[at : at + batch]]
-            answer = torch.tensor([example.answer for example in some])  # (B, 3)
-            yield model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
+    def loss_of(update: int) -> torch.Tensor:
+        some = [examples[number] for number in order[(update - 1) * batch : update * batch]]
+        answer = torch.tensor([example.answer for example in some])  # (B, 3)
+        return model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
 
-    return train(model, losses(), updates, rate, title)
+    return train(model, loss_of, updates, rate, title)
 
 
-def train(model: Roberta, losses: Iterator[torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
-    """Update a model with Adam; returns the losses. Raises InputError if one becomes NaN or infinite."""
+def train(model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
+    """Update a model with Adam; returns the loss of each update, from 1. Raises InputError if one becomes NaN or infinite."""
     optimizer, values = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6), []
     warmup = max(1, round(WARMUP * updates))
     model.train()
     for update in Progress(title, updates, "update", over=range(1, updates + 1)):
         optimizer.param_groups[0]["lr"] = rate * min(update / warmup, (updates - update + 1) / (updates - warmup + 1))
         optimizer.zero_grad()
-        loss = next(losses)
+        loss = loss_of(update)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         values.append(loss.item())
