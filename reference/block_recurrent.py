@@ -106,7 +106,7 @@ def recurrence_forward(p, config, cross_query, cross_scale, keys, values, states
 # c_{t+1} = update(c_t), y_t = read(c_t): dc_t = update'(dc_{t+1}) + read'(dy_t), from the last block to the first
 def recurrence_backward(config, dout, dstates, caches, dkeys, dvalues):
     """Adds to dkeys, dvalues; returns dcross_query, dcross_scale, dstates, and the gradients of the state's parameters."""
-    grads, dcross_query, dcross_scale = {}, np.empty_like(dout), 0.0
+    grads, dcross_query, dcross_scale = {}, np.zeros_like(dout), 0.0
     blocks = blocks_of(dout.shape[2], config.window)
     for (own, tile), (projection_cache, read_cache, update_cache) in zip(reversed(blocks), reversed(caches), strict=True):
         dcarry, dprojected, dkey, dvalue, dupdate = state_update_backward(config, dstates, update_cache)
@@ -258,7 +258,7 @@ def backward(params, config, cache, dlogits, dnext_state=None):
     dnormed, dembedding = linear_backward(dlogits, output_cache)
     dy, dnorm = layer_norm_backward(dnormed * config.width**-0.5, norm_cache)
     grads = {"embedding": dembedding} | dnorm
-    dx, dstate = np.empty_like(dy), dnext_state
+    dx, dstate = np.zeros_like(dy), dnext_state
     for span, span_cache in zip(reversed(spans), reversed(caches), strict=True):
         dx[:, span], dstate, dstack = stack_backward(config, dy[:, span], dstate, span_cache)
         add_into(grads, dstack)
@@ -422,7 +422,7 @@ def sliding_attention_forward(p, config, query, keys, values, rng):
 def sliding_attention_backward(dout, cache, dkeys, dvalues):
     """Adds to dkeys, dvalues (B, H, W + N, E); returns dquery and the gradients of scale and position_bias."""
     caches, bias_cache = cache
-    dquery, dscale, dbias = np.empty_like(dout), 0.0, 0.0
+    dquery, dscale, dbias = np.zeros_like(dout), 0.0, 0.0
     for (own, tile), tile_cache in zip(blocks_of(dout.shape[2], dout.shape[2] // len(caches)), caches, strict=True):
         dquery[:, :, own], dkey, dvalue, dscale_tile, dbias_tile = attention_backward(dout[:, :, own], tile_cache)
         dkeys[:, :, tile] += dkey

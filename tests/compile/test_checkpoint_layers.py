@@ -17,14 +17,9 @@ from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 TOLERANCE = 1e-12  # float64, relative; the worst error measured is 0
 CASES = [
     *ONE_OF_EACH,
-    ("block_recurrent", "lstm-dual-feedback"),
-    ("block_recurrent", "adjacent-recurrent-lstm"),
-    ("compressive", "conv-attention_reconstruction"),
-    ("compressive", "conv-auto_encoding"),
-    ("compressive", "most_used-none"),
-    ("memformer", "encoder-decoder-xl"),
-    ("pretrained_recurrence", "plain"),
-    ("pretrained_recurrence", "at-every-layer"),
+    *(("block_recurrent", name) for name in ("lstm-dual-feedback", "adjacent-recurrent-lstm")),
+    *(("compressive", name) for name in ("conv-attention_reconstruction", "conv-auto_encoding", "most_used-none")),
+    *(("memformer", "encoder-decoder-xl"), ("pretrained_recurrence", "plain"), ("pretrained_recurrence", "at-every-layer")),
 ]
 
 
@@ -85,17 +80,16 @@ def saved_bytes(model, segment, state):
 @over(ONE_OF_EACH)
 def test_only_the_layers_inputs_are_kept(paper, name):
     """At sizes at which the layers' own activations dominate."""
-    config = dataclasses.replace(variant(paper, name), feed_forward=512, width=32 if paper != "memformer" else 40, dropout=0.1)
-    if paper != "pretrained_recurrence":
-        config = dataclasses.replace(config, head_width=16)
+    sizes = {"feed_forward": 512, "width": 40, "dropout": 0.1}
+    sizes |= {"head_width": 16} if paper != "pretrained_recurrence" else {"width": 32}
+    config = dataclasses.replace(variant(paper, name), **sizes)
     with torch.device("meta"):
-        model = PAPERS[paper].model(config).to("meta").train()
-    tokens, state = torch.zeros(2, config.segment, dtype=torch.long, device="meta"), model.initial_state(2)
+        model = PAPERS[paper].model(config).train()
+        tokens, state = torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2)
     whole, once = saved_bytes(model, tokens, state)
     recomputed(model)
     inputs, twice = saved_bytes(model, tokens, state)
-    assert inputs < 0.25 * whole
-    assert twice == [2 * count for count in once]
+    assert inputs < 0.25 * whole and twice == [2 * count for count in once]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -113,19 +107,18 @@ def test_random_states_are_kept_only_for_dropout(dropout, monkeypatch):
 def test_without_gradient_nothing_is_computed_again(paper, name, monkeypatch):
     """Evaluation and generation give the same, and checkpointing never begins."""
     model, [segment, *_], state = setting(paper, name)
+    model.eval()
 
-    def read(model):
-        model.eval()
-        with torch.no_grad():
-            reading = model.read(*replay.inputs_of(segment, state))
-        prompt = segment.tokens[:, : model.config.segment]
-        tokens = generation.continue_text(model, prompt, 4, generation.Sampling(0.0))
+    @torch.no_grad()
+    def read():
+        reading = model.read(*replay.inputs_of(segment, state))
+        tokens = generation.continue_text(model, segment.tokens, 4, generation.Sampling(0.0))
         return {"hidden": reading.hidden, "tokens": torch.stack([*tokens])} | named("state", reading.state)
 
-    expected = read(model)
+    expected = read()
     monkeypatch.setattr(torch.utils.checkpoint._CheckpointFrame, "save_inputs", lambda *_: pytest.fail("a layer is checkpointed"))
     recomputed(model)
-    found = read(model)
+    found = read()
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 

@@ -1,16 +1,16 @@
 """--compile: a model's `read` is one graph, compiled in the first two iterations only, and computes what it computed before."""
 
 import contextlib
-import dataclasses
 import itertools
 import shutil
 from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
 from accelerated import replay
+from accelerated.attention import sliding_window
+from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.data.lanes import Segment
 from accelerated.evaluation.score import evaluating
 from accelerated.program.errors import InputError
@@ -21,7 +21,7 @@ from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY
-from tests.helpers.rollouts import back_propagated, both_sides, random_segments, rows_of_state, torch_segments
+from tests.helpers.rollouts import back_propagated, both_sides, gradients, rows_of_state, setting
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
 METHODS = ("through_time", "memory_replay")
@@ -45,34 +45,27 @@ def graphs(monkeypatch):
     return found
 
 
-def iterations(paper, name, count):
-    """Rollouts for two lanes; a document starts in the first, and in both lanes of the last."""
-    rng = np.random.default_rng(3)
-    for iteration in range(count):
-        segments = random_segments(paper, name, rng)
-        starts = [np.zeros(2, bool) for _ in segments]
-        starts[0][:] = iteration in (0, count - 1), iteration == count - 1
-        yield torch_segments(paper, segments, starts)
-
-
 def trained(paper, name, method, compiling, watch=lambda: None, dtype=torch.float64):
-    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between."""
-    config = dataclasses.replace(variant(paper, name), dropout=0.2)
-    model = PAPERS[paper].model(config, seed=9).train()
+    """The last gradients and state of a model after four rollouts in dtype; it is evaluated in between.
+
+    A document starts in the first rollout, and in both lanes of the last.
+    """
+    model, segments, _ = setting(paper, name, dropout=0.2)
     compiled = TrainedModel(model, TrainingConfig(backprop=method, compile=compiling))
     with computing_in(model, dtype):
         state = detach(model.initial_state(2))
-    for number, segments in enumerate(iterations(paper, name, 4)):
+    for number in range(4):
+        first, *others = (segment._replace(starts=torch.zeros(2, dtype=torch.bool)) for segment in segments)
+        first = first._replace(starts=torch.tensor([number in (0, 3), number == 3]))
         model.zero_grad()
         torch.manual_seed(number)
         with computing_in(model, dtype):
-            loss, _, state = replay.BACKPROP[method](compiled, segments, state)
+            loss, _, state = replay.BACKPROP[method](compiled, [first, *others], state)
             with evaluating(model), torch.no_grad():
                 for lanes in (2, 1):
-                    model.read(segments[0].tokens[:lanes], model.initial_state(lanes))
+                    model.read(first.tokens[:lanes], model.initial_state(lanes))
         watch()
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
-    return {"loss": loss[None]} | grads | rows_of_state(state)
+    return {"loss": loss[None]} | gradients(model) | rows_of_state(state)
 
 
 @pytest.mark.parametrize("case,method,dtype", TYPED, ids=[f"{' '.join(case)} {dtype}" for case, _, dtype in TYPED])
@@ -114,20 +107,20 @@ def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(metho
     assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
 
 
-BACKWARD_FIRST = "give --horizon 1 or --backprop memory_replay"  # a CUDA graph's results hold until its next replay
-ASKED = [  # options, the device, what is refused
-    ("cudagraphs --horizon 1 --backprop through_time", "cuda", None),
-    ("cudagraphs --horizon 2 --backprop memory_replay", "cuda", None),
-    ("cudagraphs --horizon 2 --backprop through_time", "cuda", BACKWARD_FIRST),
-    ("cudagraphs --horizon 2 --backprop checkpointed", "cuda", BACKWARD_FIRST),
-    ("inductor --dtype bfloat16", "cuda", None),
-    ("inductor --dtype bfloat16", "cpu", "--compile inductor with --dtype bfloat16 crashed on a CPU"),
-]
+ASKED = {  # {options: (the device, what is refused); without that all checks are passed}
+    "cudagraphs --horizon 1 --backprop through_time": ("cuda", None),
+    "cudagraphs --horizon 2 --backprop memory_replay": ("cuda", None),
+    "cudagraphs --horizon 2 --backprop through_time": ("cuda", "give --horizon 1 or --backprop memory_replay"),
+    "cudagraphs --horizon 2 --backprop checkpointed": ("cuda", "give --horizon 1 or --backprop memory_replay"),
+    "inductor --dtype bfloat16 --device cuda": ("cuda", None),
+    "inductor --dtype bfloat16": ("cpu", "--compile inductor with --dtype bfloat16 crashed on a CPU"),
+}
 
 
-@pytest.mark.parametrize("options,device,refused", ASKED, ids=[f"{options}, {device}" for options, device, _ in ASKED])
-def test_what_a_compiler_cannot_do_is_refused(options, device, refused, monkeypatch):
-    """On a GPU in name only; what is not refused passes all checks."""
+@pytest.mark.parametrize("options", ASKED)
+def test_what_a_compiler_cannot_do_is_refused(options, monkeypatch):
+    """On a GPU in name only. A CUDA graph's results hold until its next replay, so a backward pass must come before that."""
+    device, refused = ASKED[options]
     monkeypatch.setattr(process, "choose_device", lambda name: torch.device(device))
     with pytest.raises(InputError, match=refused) if refused else contextlib.nullcontext():
         opening.check_machine(*parse_training([*map(str, TINY), "--compile", *options.split()]))
@@ -136,12 +129,12 @@ def test_what_a_compiler_cannot_do_is_refused(options, device, refused, monkeypa
 @pytest.mark.parametrize("paper,name", [("memformer", "encoder-decoder"), ("block_recurrent", "fixed-skip")])
 def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
     """A CUDA graph writes a segment's gradients where it wrote those of the segment before, which are read only then."""
-    model, leaves, arriving = PAPERS[paper].model(variant(paper, name)), [], []
+    model, segments, state = setting(paper, name)
+    leaves, arriving = [], []
     leaf_of, backward = replay.require_gradient, torch.autograd.backward
     monkeypatch.setattr(replay, "require_gradient", lambda state: leaves.append(leaf_of(state)) or leaves[-1])
     monkeypatch.setattr(torch.autograd, "backward", lambda roots, grads: arriving.extend(grads[1:]) or backward(roots, grads))
-    segments = [segment for segments in iterations(paper, name, 2) for segment in segments]
-    replay.memory_replay(model, segments, model.initial_state(2))
+    replay.memory_replay(model, segments, state)
     own = {field.grad.data_ptr() for leaf in leaves for field in leaf if field.grad is not None and field.numel()}
     assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
 
@@ -195,6 +188,18 @@ def test_a_token_compiles_to_one_graph_for_all_positions(paper, name, graphs):
             assert_agree({"logits": logits}, {"logits": found}, 1e-12)
             stream = model.next_stream(stream)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_sliding_attention_by_sdpa_compiles_to_one_graph(device):
+    """With the kernels pinned and with dropout: the meta device takes a GPU's branch."""
+    seen = by_query_and_key(sliding_window.tables_by_distance(4, 4, 8)[1], 4)
+    offset = torch.randn(3, 4, 8).masked_fill(~seen, -torch.inf)  # three heads, two blocks of four queries
+    inputs = [x.to(device).requires_grad_() for x in (*(torch.randn(2, 3, length, 5) for length in (8, 12, 12)), offset)]
+    compiled = torch.compile(sliding_window.sliding_attention_sdpa, backend="eager", fullgraph=True)
+    out = compiled(*inputs, 0.1)
+    out.sum().backward()
+    assert out.shape == inputs[0].shape and all(x.grad.shape == x.shape for x in inputs)
 
 
 class Total(NamedTuple):

@@ -17,11 +17,8 @@ QUESTIONS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.eq
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 CASES = [
     *ONE_OF_EACH,
-    ("compressive", "most_used-none"),
-    ("compressive", "conv-attention_reconstruction"),
-    ("memformer", "encoder-decoder-xl"),
-    ("block_recurrent", "lstm-dual-feedback"),
-    ("pretrained_recurrence", "plain"),
+    *(("compressive", name) for name in ("most_used-none", "conv-attention_reconstruction")),
+    *(("memformer", "encoder-decoder-xl"), ("block_recurrent", "lstm-dual-feedback"), ("pretrained_recurrence", "plain")),
 ]
 
 
@@ -36,18 +33,10 @@ class NoQuestions(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-ASKING = {
-    "a number": lambda x: 1 if x.sum() > 0 else 0,
-    "a shape": lambda x: x.nonzero(),
-    "rows by a mask": lambda x: x[x > 0],
-    "rows set by a mask": lambda x: x.index_put_((x > 0,), torch.zeros(())),
-}
-
-
-@pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING)
-def test_questions_are_refused(ask):
-    with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
-        ask(torch.randn(4))
+def test_questions_are_refused():
+    for ask in (torch.is_nonzero, torch.nonzero, lambda x: x[x > 0], lambda x: x.index_put_((x > 0,), x)):
+        with NoQuestions(), pytest.raises(AssertionError, match="asks the device"):
+            ask(torch.ones(1))
 
 
 @over(CASES)
@@ -91,9 +80,7 @@ def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypa
     """Two updates of two gathered iterations, in groups of lanes."""
     calls = []
 
-    def watch(owner, name):
-        function = getattr(owner, name)
-
+    def watch(owner, name, function):
         def watched(*given):
             calls.append(name)
             with NoQuestions():
@@ -102,8 +89,8 @@ def test_train_asks_nothing_before_it_reads_the_numbers(text, tmp_path, monkeypa
         monkeypatch.setattr(owner, name, watched)
 
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)  # a CPU in place of a GPU
-    watch(training_script, "forward_and_backward")
-    watch(optimization, "average_and_clip")
+    watch(training_script, "forward_and_backward", training_script.forward_and_backward)
+    watch(optimization, "average_and_clip", optimization.average_and_clip)
     options = ["--batch", 2, "--accumulate", 2, "--update-every", 2, "--steps", 4, "--sample", 0, "--validation-segments", 1]
     train(*model, "--data", text, *options, "--out", tmp_path / "run")
     assert calls == (["forward_and_backward"] * 2 + ["average_and_clip"]) * 2

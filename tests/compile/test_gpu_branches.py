@@ -22,21 +22,16 @@ from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WIN
 from tests.helpers.rollouts import filled
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
-SCRIPTS = {
-    "block_recurrent": TINY,
-    "compressive": COMPRESSIVE,
-    "memformer": MEMFORMER,
-    "memorizing": MEMORIZING,
-    "pretrained_recurrence": WINDOWED,
-}
-REPORTS_OF = {
+SCRIPTS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING}
+SCRIPTS |= {"pretrained_recurrence": WINDOWED}
+ONLY = {  # {report: the models that are tried, if not all}
+    "attention": ["compressive"],
     "compression": ["compressive"],
     "overlap": ["pretrained_recurrence"],
-    "attention": ["compressive"],
     "dynamic": ["block_recurrent", "compressive"],
     "topics": [],  # samples as `sample` does; its topic model is of another package
 }
-OPTIONS_OF = {
+OPTIONS = {
     "range": ["--segments", 2],
     "overlap": ["--overlaps", "0,2"],
     "dynamic": ["--learning-rate", 0.01],
@@ -56,41 +51,28 @@ class NoDoubles(TorchDispatchMode):
         return result
 
 
-MAKING = {
-    "returned": lambda x: x.to(torch.complex128),
-    "as an option": lambda x: x.sum(dtype=torch.float64),
-    "taken": lambda x: x + torch.from_numpy(x.numpy().astype(float)),
-}
-
-
-@pytest.mark.parametrize("make", MAKING.values(), ids=MAKING)
-def test_doubles_are_refused(make):
-    torch.set_default_dtype(torch.float32)
-    with NoDoubles(), pytest.raises(AssertionError, match="takes or returns"):
-        make(torch.randn(4) * 0.5)
+def test_doubles_are_refused():
+    for make in (torch.Tensor.double, lambda x: x.to(torch.complex128), lambda x: x.sum(dtype=torch.float64)):
+        with NoDoubles(), pytest.raises(AssertionError, match="takes or returns"):
+            make(torch.ones(4, dtype=torch.float32))
 
 
 @pytest.fixture
-def without_doubles(monkeypatch):
-    """A function (owner, name, ...) that lets the named functions run only without doubles and on a GPU's branches."""
-    calls = []
-
-    def watch(owner, *names):
-        for name in names:
-            function = getattr(owner, name)
-
-            def watched(*given, name=name, function=function, **options):
-                calls.append(name)
-                with NoDoubles():
-                    return function(*given, **options)
-
-            monkeypatch.setattr(owner, name, watched)
-        return calls
-
+def on_a_gpus_branches(monkeypatch):
     monkeypatch.setattr(replay, "on_host", lambda tensor: False)
     for module in (content, relative_shift, sliding_window, signed_distance):
         monkeypatch.setattr(module, "takes_sdpa", lambda query, key: key.shape[-2] > 1)
-    return watch
+
+
+def without_doubles(function, name, calls):
+    """The function, which then makes no doubles and adds its name to calls."""
+
+    def watched(*given, **options):
+        calls.append(name)
+        with NoDoubles():
+            return function(*given, **options)
+
+    return watched
 
 
 def options_of(model, text, run):
@@ -104,38 +86,27 @@ REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bflo
 
 
 @pytest.mark.parametrize("model,how", zip(SCRIPTS, [REPLAY, THROUGH_TIME, REPLAY, CHECKPOINTED, THROUGH_TIME], strict=True))
-def test_training_validation_and_sampling_make_no_doubles(text, tmp_path, model, how, without_doubles):
+def test_training_validation_and_sampling_make_no_doubles(text, tmp_path, monkeypatch, model, how, on_a_gpus_branches):
     """Of what train.py does after the run has been built, all."""
-    calls = without_doubles(training_script, "train", "report", "sample")
+    calls = []
+    for name in ("train", "report", "sample"):
+        monkeypatch.setattr(training_script, name, without_doubles(getattr(training_script, name), name, calls))
     train(*options_of(model, text, tmp_path / "run"), *how)
     assert calls == ["train", "report", "sample"]
 
 
 @pytest.mark.parametrize("model", SCRIPTS)
-def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, without_doubles):
+def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, on_a_gpus_branches):
     """All of eval.py's reports that this model has."""
     text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
     train(*options_of(model, text, tmp_path / "run"), "--sample", 0)
-    function_at, watched = evaluation_script.function_at, []
-
-    def watching(place):
-        function = function_at(place)
-
-        def run(*given):
-            watched.append(place)
-            with NoDoubles():
-                return function(*given)
-
-        return run
-
-    monkeypatch.setattr(evaluation_script, "function_at", watching)
+    function_at, calls = evaluation_script.function_at, []
+    monkeypatch.setattr(evaluation_script, "function_at", lambda place: without_doubles(function_at(place), place, calls))
+    places = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
     for name, report in REPORTS.items():
-        if model not in REPORTS_OF.get(name, SCRIPTS):
-            continue
-        watched.clear()
-        written = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
-        evaluate(name, tmp_path / "run", *written.get(name, OPTIONS_OF.get(name, [])))
-        assert report.function in watched, name
+        if model in ONLY.get(name, SCRIPTS):
+            evaluate(name, tmp_path / "run", *places.get(name, OPTIONS.get(name, [])))
+            assert report.function in calls, name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -60,9 +60,8 @@ def test_a_token_is_captured_and_replayed(paper, name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_run_is_trained_resumed_evaluated_and_exported(name, text, tmp_path):
     run = tmp_path / "run"
-    train(
-        *PROGRAMS[name], "--data", text, "--device", "cuda", "--steps", 2, "--validation-segments", 2, "--sample", 3, "--out", run
-    )
+    brief = ["--steps", 2, "--validation-segments", 2, "--sample", 3]
+    train(*PROGRAMS[name], "--data", text, "--device", "cuda", *brief, "--out", run)
     train("--resume", run, "--steps", 3, "--accumulate", 3, "--checkpoint-layers")
     assert saved(run)["step"] == 3 and saved(run)["training_config"]["device"] == "cuda"
     evaluate("score", run, "--device", "cuda")

@@ -8,15 +8,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import (
-    Joined,
-    Lanes,
-    Parts,
-    cut_for_lanes,
-    joined_for_lanes,
-    longest_document,
-    spread,
-)
+from accelerated.data.lanes import Joined, Lanes, Parts, cut_for_lanes, joined_for_lanes, longest_document, spread
 from accelerated.data.windows import cut
 from accelerated.program.errors import InputError
 from tests.helpers.texts import documents_of

@@ -1,13 +1,10 @@
 """Windows: every token after the first is scored exactly once, in order, at any length, window and overlap."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.windows import Window, count_windows, cut, overlap_of
-from accelerated.training.settings import preset_settings
+from accelerated.data.windows import Window, count_windows, cut
 
 
 @st.composite
@@ -44,12 +41,6 @@ def test_figure_3():
     assert [(w.start + 1, w.stop, w.first + 1) for w in cut(8, 3, 1)] == [(1, 3, 2), (3, 5, 5), (5, 7, 7)]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 2)] == [(1, 3), (2, 4), (3, 5), (4, 6)]
     assert [(w.start + 1, w.stop) for w in cut(7, 3, 0)] == [(1, 3), (4, 6)]
-
-
-def test_only_one_model_has_windows_that_overlap():
-    assert overlap_of(preset_settings("memformer", "tiny").model_config) == 0
-    config = preset_settings("pretrained_recurrence", "tiny").model_config
-    assert overlap_of(config) == 0 and overlap_of(dataclasses.replace(config, overlap=7)) == 7
 
 
 @pytest.mark.parametrize("window,overlap", [(0, 0), (4, 4), (4, -1)])

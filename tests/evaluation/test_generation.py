@@ -16,18 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.data.windows import cut, overlap_of
 from accelerated.evaluation import generation
-from accelerated.evaluation.generation import (
-    GraphedStep,
-    Sampling,
-    continue_text,
-    draw,
-    nucleus,
-    prompt_from,
-    read_prompt,
-    show_text,
-    step_of,
-    stream_text,
-)
+from accelerated.evaluation.generation import GraphedStep, Sampling, continue_text, read_prompt, show_text, stream_text
 from accelerated.program.errors import InputError
 from tests.helpers.texts import BYTES, MERGED, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
@@ -163,7 +152,7 @@ def test_what_is_drawn():
     """Temperature first, then the nucleus."""
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log().repeat(4000, 1)
     for sampling, expected in DRAWN.items():
-        tokens = draw(logits, sampling, torch.Generator().manual_seed(0))
+        tokens = generation.draw(logits, sampling, torch.Generator().manual_seed(0))
         for token, probability in enumerate(expected):
             share = (tokens == token).double().mean().item()
             assert share == pytest.approx(probability / sum(expected), abs=0.03 if probability else 0), sampling
@@ -178,7 +167,7 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(row, other, share
     """Compared with all sets of tokens, in exact numbers; rows do not depend on each other."""
     size = max(len(row), len(other))
     rows = [some + [0] * (size - len(some)) for some in (row, other)]
-    kept = nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
+    kept = generation.nucleus(torch.tensor(rows, dtype=torch.float64), share / 8).tolist()
     for weights, row in zip(rows, kept, strict=True):
         chosen = [value for value in row if value]
         assert all(value in (0, before) for value, before in zip(row, weights, strict=True))
@@ -224,7 +213,7 @@ def test_a_token_costs_the_same_however_long_the_text(paper, name, monkeypatch):
 
 def test_a_very_long_continuation_begins_at_once_and_without_a_gpu_no_graph_is_made():
     model, prompt = BlockRecurrent(SMALL), torch.randint(11, (2, 3))
-    assert step_of(model) == model.step and next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
+    assert generation.step_of(model) == model.step and next(continue_text(model, prompt, 10**15, Sampling())).shape == (2,)
 
 
 @pytest.mark.parametrize("sampling,value", [(Sampling(), math.nan), (GREEDY, math.inf), (Sampling(top_p=0.5), math.nan)])
@@ -267,4 +256,4 @@ def test_text_in_and_out():
     shown = {b"h\xc3": "h\ufffd", b"\xc3h": "\ufffdh", b"\xe2\x82": "\ufffd", b"": "", b"hi\xff": "hi\ufffd"}
     for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
-    assert prompt_from(documents_of([50])[0], 8).tolist() == [list(range(1, 9))]
+    assert generation.prompt_from(documents_of([50])[0], 8).tolist() == [list(range(1, 9))]

@@ -9,14 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
-from accelerated.evaluation.overlap import (
-    counted_flops_per_token,
-    model_name,
-    overlap_table,
-    paper_flops,
-    report,
-    window_flops,
-)
+from accelerated.evaluation.overlap import counted_flops_per_token, model_name, overlap_table, paper_flops, report, window_flops
 from accelerated.evaluation.score import TrainedRun, evaluate
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence

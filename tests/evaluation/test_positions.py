@@ -16,8 +16,6 @@ from accelerated.evaluation.score import TrainedRun, token_nats
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 from tests.helpers.variants import PAPERS, variant
 
-BITS = math.log(2)
-
 
 @given(first=st.integers(1, 9), length=st.integers(0, 200))
 def test_doubling_ranges(first, length):
@@ -62,33 +60,24 @@ def test_a_scored_nan_stays_visible():
 
 def test_rows_hold_plain_numbers():
     """Rows made from arrays can be written as JSON; where nothing is scored, rates are NaN."""
-    [row] = by_position([np.array([BITS])], [document_from("ab", BYTES)], BYTES, 8)
-    expected = {"start": 0, "stop": 2, "documents": 1, "nats": BITS, "tokens": 1, "text_bytes": 1}
+    [row] = by_position([np.array([math.log(2)])], [document_from("ab", BYTES)], BYTES, 8)
+    expected = {"start": 0, "stop": 2, "documents": 1, "nats": math.log(2), "tokens": 1, "text_bytes": 1}
     assert json.loads(json.dumps(row)) == expected | {"bits_per_token": 1.0, "bits_per_byte": 1.0}
     [row] = by_position([np.array([math.nan])], [document_from("ab", BYTES, [False])], BYTES, 8)
     assert math.isnan(row["bits_per_token"]) and math.isnan(row["bits_per_byte"])
     assert by_position([], [], BYTES, 4) == by_position([np.zeros(0)], [document_from("0", BYTES)], BYTES, 4) == []
 
 
-FIELDS = ("start", "stop", "documents", "nats", "tokens", "text_bytes", "bits_per_token", "bits_per_byte")
-FIRST, SECOND, LAST = (
-    dict(zip(FIELDS, values, strict=True))
-    for values in (
-        (0, 512, 3, 2048 * BITS, 1024, 2048, 2.0, 1.0),
-        (512, 700, 1, 0.0, 0, 0, math.nan, math.nan),
-        (512, 1024, 1, 50 * BITS, 10, 100, 5.0, 0.5),
-    )
-)
-ROWS = [FIRST, SECOND]
-
-
 def test_what_the_figure_shows(monkeypatch, tmp_path):
+    """A point in the middle of each range that has text."""
     pytest.importorskip("matplotlib", reason="plots need the extra plot: matplotlib")
-    draw_positions(tmp_path / "positions.png", {"carried": ROWS}, reach=100)
+    first = {"start": 0, "stop": 512, "text_bytes": 2048, "bits_per_byte": 1.0}
+    rows = [first, first | {"text_bytes": 0}, {"start": 512, "stop": 1024, "text_bytes": 100, "bits_per_byte": 0.5}]
+    draw_positions(tmp_path / "positions.png", {"carried": rows}, reach=100)
     assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
     figures = []
     monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
-    draw_positions("a.png", {"carried": [*ROWS, LAST], "cleared": [FIRST]}, reach=600)
+    draw_positions("a.png", {"carried": rows, "cleared": [first]}, reach=600)
     [axes] = figures[0].axes
     carried, cleared, reach = axes.lines
     np.testing.assert_allclose(carried.get_xydata(), [(256, 1.0), (768, 0.5)])

@@ -25,9 +25,8 @@ BLOCKS = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=264)
 
 def model_of(config):
     """A model with weights so large that every token of a context has an effect."""
-    return PAPERS["block_recurrent" if isinstance(config, BlockRecurrent.Config) else "pretrained_recurrence"].random_model(
-        config
-    )
+    paper = "block_recurrent" if isinstance(config, BlockRecurrent.Config) else "pretrained_recurrence"
+    return PAPERS[paper].random_model(config)
 
 
 @torch.no_grad()

@@ -26,11 +26,6 @@ def documents_of(lengths):
     return [text_document(str(d), text, BYTES) for d, text in enumerate(texts)]
 
 
-def content(text):
-    """The bytes of a Text, read a few at a time."""
-    return text.read()
-
-
 def as_zip(members):
     """The bytes of a zip of {name: content}."""
     file = io.BytesIO()

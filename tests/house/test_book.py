@@ -18,8 +18,8 @@ from docs.excerpts import definitions
 from reference.gradients import default_case, read_case
 from reference.rollout import rollout_forward
 
-pytest.importorskip("latex2mathml", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
-pytest.importorskip("markdown_it", reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
+for package in ("latex2mathml", "markdown_it"):
+    pytest.importorskip(package, reason="the book needs the extra docs: latex2mathml, markdown-it-py and Pygments")
 ROOT = Path(__file__).parents[2]
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.timeout(400)  # building takes 40 s on two quiet cores, and other tests run beside it
@@ -47,31 +47,24 @@ def data_of(page):
 
 def array_of(data, number):
     """An array of a page."""
-    shape, _, text = data["values"][number]
-    return np.frombuffer(base64.b64decode(text), np.float32).reshape(shape)
-
-
-def held(data, function, segment, path):
-    """What a variable held at its last place in a function's last call in a segment."""
-    places = [
-        at for at, (name, _) in enumerate(next(f["places"] for f in data["functions"] if f["name"] == function)) if name == path
-    ]
-    rows = [call for call in data["calls"] if call[0] == function and call[1] == segment and call[7].startswith("case")]
-    return array_of(data, rows[-1][5][places[-1]])
+    value = data["values"][number]
+    return np.frombuffer(base64.b64decode(value["data"]), np.float32).reshape(value["shape"])
 
 
 @methods
 def test_every_function_is_on_its_methods_page(book, method):
-    found = {function["name"] for function in data_of(book / f"{method}.html")["functions"]}
-    assert found == set(definitions(ROOT / "reference" / f"{method}.py"))
+    assert set(data_of(book / f"{method}.html")["functions"]) == set(definitions(ROOT / "reference" / f"{method}.py"))
 
 
 @methods
 def test_values_are_those_of_the_reference(book, method):
     data, case = data_of(book / f"{method}.html"), read_case(method, default_case(method))
     rows, _, _ = rollout_forward(case.reference, case.params, case.config, case.segments, case.state)
+    last = max(at for at, (path, _) in enumerate(data["functions"]["forward"]["places"]) if path == "logits")
     for segment in range(len(case.segments)):
-        np.testing.assert_array_equal(held(data, "forward", segment, "logits"), np.float32(rows[f"{segment}/logits"]))
+        of_segment = [call for call in data["calls"] if (call["function"], call["segment"]) == ("forward", segment)]
+        shown = array_of(data, of_segment[-1]["held"][last])
+        np.testing.assert_array_equal(shown, np.float32(rows[f"{segment}/logits"]))
     assert any(segment.starts.any() for segment in case.segments[1:]), "a document starts in the middle"
 
 
@@ -79,49 +72,39 @@ def test_values_are_those_of_the_reference(book, method):
 def test_finite_differences_equal_the_gradients_beside_them(book, method):
     data, count = data_of(book / f"{method}.html"), 0
     for call in data["calls"]:
-        for name, (_, entries) in call[6].items():
+        for name, (_, entries) in call["beside"].items():
             gradient = array_of(data, int(name.rpartition(":")[2])).ravel()
             for flat, numeric in entries:
-                assert abs(gradient[flat] - numeric) <= 1e-5 + 1e-4 * abs(numeric), (call[0], name)
+                assert abs(gradient[flat] - numeric) <= 1e-5 + 1e-4 * abs(numeric), (call["function"], name)
                 count += 1
     assert count > 100
 
 
 def test_pages_are_small_and_load_nothing(book):
+    loads = r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\("
     for page in book.iterdir():
         text = page.read_text()
-        assert len(text) <= 3e6, page.name
-        assert "default-src 'none'" in text
-        assert not re.search(
-            r"(?:src|href)=\"(?:https?:)?//[^\"]*\.(?:js|css|woff2?)|@import|\bfetch\(|XMLHttpRequest|import\(", text
-        ), page.name
+        assert len(text) <= 3e6 and "default-src 'none'" in text and not re.search(loads, text), page.name
 
 
 @pytest.mark.skipif(not BROWSER, reason="looking at pages needs a browser: apt-get install chromium")
 @pytest.mark.parametrize("page", [*NAMES, "replay", "index"])
 def test_a_browser_shows_formulas_code_and_numbers(book, page, tmp_path):
-    command = [
-        BROWSER,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path}",
-        "--virtual-time-budget=3000",
-    ]
-    done = subprocess.run([*command, "--dump-dom", f"file://{book}/{page}.html"], capture_output=True, text=True, timeout=100)
-    article = re.search(r"<article>(.*)</article>", done.stdout, re.S)[1]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"]
+    command = [BROWSER, *options, f"--user-data-dir={tmp_path}", f"file://{book}/{page}.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+    article = re.search(r"<article>(.*)</article>", shown, re.S)[1]
     plain = re.sub(r"<(code|pre)\b.*?</\1>|<math.*?</math>", "", article, flags=re.S)
     assert "$`" not in plain and "$$" not in plain and "\\frac" not in plain
     if page in NAMES:
         data = data_of(book / f"{page}.html")
-        largest = re.findall(r"largest ([\d.e+-]+)", done.stdout)
-        state = [array_of(data, number) for _, number in data["values"][data["states"][0][0]]["parts"]]
-        assert [float(text) for text in largest[: len(state)]] == pytest.approx(
-            [np.abs(field).max() or 1 for field in state], rel=1e-3
-        )
-        assert '<pre id="code">' in done.stdout and 'class="v has"' in done.stdout
+        state = [array_of(data, number) for number in data["values"][data["states"][0][0]]["parts"].values()]
+        largest = [np.abs(field).max() or 1 for field in state]
+        found = re.findall(r"largest ([\d.e+-]+)", shown)[: len(largest)]
+        assert [float(text) for text in found] == pytest.approx(largest, rel=1e-3)
+        assert '<pre id="code">' in shown and 'class="has"' in shown
     if page == "replay":
-        assert "step 1 of" in done.stdout and "KiB; peak so far" in done.stdout
+        assert "step 1 of" in shown and "KiB; peak so far" in shown
 
 
 def test_a_file_as_folder_is_refused(tmp_path):
@@ -135,7 +118,7 @@ def test_a_file_as_folder_is_refused(tmp_path):
 def test_the_state_after_a_segment_is_the_next_segments_before(book, method):
     """Except in lanes where a document starts; and a segment changes the state."""
     data = data_of(book / f"{method}.html")
-    fields = [[dict(data["values"][number]["parts"]) for number in pair] for pair in data["states"]]
+    fields = [[data["values"][number]["parts"] for number in pair] for pair in data["states"]]
     for (first, after), (before, _), starts in zip(fields, fields[1:], data["starts"][1:], strict=False):
         goes_on = ~np.array(starts)
         same = {name: array_of(data, after[name])[goes_on] == array_of(data, before[name])[goes_on] for name in after}

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from accelerated.models import NAMES
 
 ROOT = Path(__file__).parents[2]
-FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "accelerated").rglob("*.py")}
+FILES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted((ROOT / "accelerated").rglob("*.py"))}
 SCRIPTS = {name: ast.parse((ROOT / name).read_text()) for name in ("train.py", "eval.py")}
 ROOMS = {  # what each room may import besides itself; the models, protocol and replay are "accelerated"
     "reference": set(),
@@ -22,19 +24,17 @@ ROOMS = {  # what each room may import besides itself; the models, protocol and 
     "lab": {"accelerated", "presets", "attention", "data", "training", "evaluation", "reference"},
     "scripts": {"accelerated", "attention", "data", "training", "evaluation", "reference"},
 }
-# configs, initial values, and pure helpers
-FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}
+FROM_REFERENCE = {"Config", "init_params", "NORM_EPSILON", "pooled_rows", "POOLS", "SPECIALS"}  # and pure helpers
+every_file = pytest.mark.parametrize("file", [*FILES, *SCRIPTS])
 
 
 def room_of(file):
     """The room that a file or a dotted module stands in; None for what everybody may import, and for libraries."""
     parts = file.removesuffix(".py").replace("/", ".").split(".")
-    if parts[0] == "reference":
-        return "reference"
+    if file in SCRIPTS or parts == ["accelerated", "__init__"]:
+        return "scripts"  # what a user runs and imports
     if parts[0] != "accelerated":
-        return "scripts" if file in SCRIPTS else None
-    if parts[1:] == ["__init__"]:
-        return "scripts"  # what a user imports
+        return "reference" if parts[0] == "reference" else None
     if parts[1:2] == ["program"]:
         return None
     return parts[1] if len(parts) > 1 and (ROOT / "accelerated" / parts[1]).is_dir() else "accelerated"
@@ -47,39 +47,35 @@ def file_of(module):
     return found[0].as_posix() if found else None
 
 
-def imported(tree):
-    """(module, name) of each import anywhere in a file; of a whole module (module, None), however it is written."""
-    for node in ast.walk(tree):
+def project_imports(file):
+    """[(module, name)] of each import of the project in a file; of a whole module (module, None), however it is written."""
+    found = []
+    for node in ast.walk((FILES | SCRIPTS)[file]):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are written from the root"
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
-                yield (whole, None) if file_of(whole) else (node.module, alias.name)
+                found.append((whole, None) if file_of(whole) else (node.module, alias.name))
+    return [(module, name) for module, name in found if module.split(".")[0] in ("accelerated", "reference")]
 
 
-def project_imports(tree):
-    return [(module, name) for module, name in imported(tree) if module.split(".")[0] in ("accelerated", "reference")]
+@every_file
+def test_imports_run_one_way(file):
+    room = room_of(file)
+    allowed = {None, room} | ROOMS[room] if room else {None}
+    assert not [module for module, _ in project_imports(file) if room_of(module) not in allowed]
 
 
-def test_imports_run_one_way():
-    for file, tree in (FILES | SCRIPTS).items():
-        room = room_of(file)
-        allowed = ROOMS[room] | {room} if room else set()
-        for module, _ in project_imports(tree):
-            assert room_of(module) in allowed | {None}, f"{file} ({room}) imports {module}"
-
-
-def test_of_a_reference_configs_and_initial_values_are_imported():
+@pytest.mark.parametrize("file", FILES)
+def test_of_a_reference_configs_and_initial_values_are_imported(file):
     """Names alone: whoever has the module could take its forward."""
-    for file, tree in FILES.items():
-        found = {(module, name) for module, name in project_imports(tree) if module.split(".")[0] == "reference"}
-        assert {name for _, name in found} <= FROM_REFERENCE, f"{file}: {sorted(found, key=str)}"
+    assert {name for module, name in project_imports(file) if module.split(".")[0] == "reference"} <= FROM_REFERENCE
 
 
 def test_no_circles_between_files():
-    graph = {file: {file_of(module) for module, _ in project_imports(tree)} - {file} for file, tree in FILES.items()}
+    graph = {file: {file_of(module) for module, _ in project_imports(file)} - {file} for file in FILES}
     while graph:
         leaves = [file for file, targets in graph.items() if not targets & graph.keys()]
         assert leaves, f"files that import each other: {sorted(graph)}"
@@ -93,42 +89,23 @@ def test_rooms_hold_at_most_nine_files():
     assert not {name: count for name, count in counts.items() if count > 9}
 
 
-def test_a_file_begins_with_what_it_is_for():
-    for file, tree in (FILES | SCRIPTS).items():
-        first = (ast.get_docstring(tree) or "").partition("\n")[0]
-        assert len(first) > 20 and first.rstrip().endswith((".", ":", ";")), file
-        assert Path(file).stem not in ("utils", "common", "helpers", "base"), file
-
-
-def test_files_and_functions_are_short():
-    most = dict.fromkeys(FILES, 400) | {"train.py": 200, "eval.py": 150}
-    for file, tree in (FILES | SCRIPTS).items():
-        assert len((ROOT / file).read_text().splitlines()) <= most[file], file
-        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-        assert not [node.name for node in functions if node.end_lineno - node.lineno >= 50], file
+@every_file
+def test_a_file_is_short_and_begins_with_what_it_is_for(file):
+    tree, most = (FILES | SCRIPTS)[file], {"train.py": 200, "eval.py": 150}.get(file, 400)
+    first = (ast.get_docstring(tree) or "").partition("\n")[0]
+    assert len(first) > 20 and first.rstrip().endswith((".", ":", ";"))
+    assert Path(file).stem not in ("utils", "common", "helpers", "base")
+    assert len((ROOT / file).read_text().splitlines()) <= most
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    assert not [node.name for node in functions if node.end_lineno - node.lineno >= 50]
 
 
 def test_presets_and_command_lines_load_no_torch():
     """A misspelt option and --help are answered at once."""
-    modules = [f"accelerated.presets.{name}" for name in NAMES] + [
+    modules = [
+        *(f"accelerated.presets.{name}" for name in NAMES),
         "accelerated.training.options",
         "accelerated.evaluation.options",
     ]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_the_training_script_imports_at_most_twelve_names():
-    names = project_imports(SCRIPTS["train.py"])
-    assert len(names) <= 12, [f"{module}.{name}" for module, name in names]
-
-
-def test_public_functions_say_their_types():
-    """Not those of torch.autograd.Function, whose arguments are what apply() is given."""
-    for file, tree in (FILES | SCRIPTS).items():
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        own = [node.body for node in classes if not any(ast.unparse(base).endswith("autograd.Function") for base in node.bases)]
-        functions = (node for body in [tree.body, *own] for node in body if isinstance(node, ast.FunctionDef))
-        for node in (node for node in functions if node.name[0] != "_"):
-            arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")]
-            assert node.returns is not None and all(a.annotation for a in arguments), f"{node.name} in {file}"

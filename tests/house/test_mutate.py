@@ -2,13 +2,14 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from tests.tools.mutants import KINDS, mutants_of, planted, sample
-from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
+from tests.tools.mutate import EQUIVALENT, FILES, PAPERS, ROOT, TESTS, read_equivalent
 
 CHANGES = {  # a line: {kind: the line with each of its faults of the kind}
     "y = a - -b": {"operators": ["y = a + -b", "y = a - b"], "dropped_terms": ["y = a"]},
@@ -67,17 +68,15 @@ def test_a_kind_of_fault_changes_what_it_says(line, tmp_path):
     assert {kind.__name__ for kind in KINDS} == set().union(*CHANGES.values())
 
 
-def test_the_demonstration_alone_is_skipped():
+@pytest.mark.parametrize("file", [f"reference/{paper}.py" for paper in (*PAPERS, "roberta")])
+def test_the_demonstration_alone_is_skipped(file):
     """What every Transformer has, and all that a first reading skips, stands after it."""
-    papers = [file for file in FILES if file.startswith("reference/") and "# demonstration" in (ROOT / file).read_text()]
-    for file in papers:
-        lines = (ROOT / file).read_text().splitlines()
-        first = next(i for i, line in enumerate(lines, 1) if line.startswith("# demonstration"))
-        last = next(i for i, line in enumerate(lines, 1) if i > first and line.startswith("# ---"))
-        assert lines[last].startswith(("# what every Transformer has", "# variants"))
-        places = [mutant.line for mutant in mutants_of(ROOT, file)]
-        assert min(places) < first and max(places) > last and not [line for line in places if first <= line < last]
-    assert len(papers) == 6
+    lines = (ROOT / file).read_text().splitlines()
+    first = next(i for i, line in enumerate(lines, 1) if line.startswith("# demonstration"))
+    last = next(i for i, line in enumerate(lines, 1) if i > first and line.startswith("# ---"))
+    assert lines[last].startswith(("# what every Transformer has", "# variants"))
+    places = [mutant.line for mutant in mutants_of(ROOT, file)]
+    assert min(places) < first and max(places) > last and not [line for line in places if first <= line < last]
 
 
 def test_a_draw_takes_every_file_and_kind_in_turn():
@@ -90,26 +89,28 @@ def test_a_draw_takes_every_file_and_kind_in_turn():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are planted in forked processes: run it on Linux")
 def test_survivors_are_listed_unless_they_are_explained_and_without_a_fault_the_tests_must_pass(tmp_path):
-    def planted(*tests):
-        given = ["--all", "--files", str(tmp_path / "sums.py"), "--equivalent", str(tmp_path / "equivalent.txt"), "--tests"]
-        env = os.environ | {"PYTEST_ADDOPTS": f"-o cache_dir={tmp_path / 'cache'}"}
-        command = [sys.executable, "-m", "tests.tools.mutate", *given, *(str(tmp_path / test) for test in tests)]
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-
-    (tmp_path / "sums.py").write_text(SOURCE)
+    file, explained = tmp_path / "sums.py", tmp_path / "equivalent.txt"
+    file.write_text(SOURCE)
     (tmp_path / "test_sums.py").write_text(TEST.format(folder=str(tmp_path)))
     (tmp_path / "test_wrong.py").write_text("def test_it():\n    assert False\n")
-    ended = planted("test_sums.py")
-    assert ended.returncode == 1, ended.stdout + ended.stderr
-    survivors = [block.splitlines()[:2] for block in ended.stdout.split(" survived\n")[1:]]
-    same, wrong = "return a - b if a > b else b - a", "return a + b if a >= b else b - a"
-    assert f"+ {same}" in dict(survivors).values() and f"caught       {tmp_path / 'sums.py'}:6 operators: {wrong}" in ended.stdout
-    explained = [f"{tmp_path / 'sums.py'}\n{before}\n{after}\nThe two are equal.\n" for before, after in survivors]
-    (tmp_path / "equivalent.txt").write_text("\n".join(explained))
-    ended = planted("test_sums.py")
-    assert ended.returncode == 0 and f"and {len(survivors)} that change nothing" in ended.stdout, ended.stdout + ended.stderr
-    ended = planted("test_sums.py", "test_wrong.py")
-    assert ended.returncode == 2 and "test_wrong.py::test_it" in ended.stdout
+
+    def ended(*words):
+        command = [sys.executable, "-m", "tests.tools.mutate", "--files", file, *words]
+        env = os.environ | {"PYTEST_ADDOPTS": f"-o cache_dir={tmp_path / 'cache'}"}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout
+
+    code, printed = ended("--tests", tmp_path / "test_sums.py")
+    assert code == 1, printed
+    assert {*re.findall(r"sums\.py:(\d+)", printed)} == {"4", "6"}, "not in what is only said"
+    survivors = [block.splitlines()[:2] for block in printed.split(" survived\n")[1:]]
+    assert "+ return a - b if a > b else b - a" in dict(survivors).values()
+    assert f"caught       {file}:6 operators: return a + b if a >= b else b - a" in printed
+    explained.write_text("\n".join(f"{file}\n{before}\n{after}\nThe two are equal.\n" for before, after in survivors))
+    code, printed = ended("--equivalent", explained, "--tests", tmp_path / "test_sums.py")
+    assert code == 0 and f"and {len(survivors)} that change nothing" in printed, printed
+    code, printed = ended("--tests", tmp_path / "test_sums.py", tmp_path / "test_wrong.py")
+    assert code == 2 and "test_wrong.py::test_it" in printed
 
 
 def test_what_it_names_is_there():

@@ -1,23 +1,20 @@
 """docs/trust.md: its claims have tests, stand in its tables in order, and cite what the chapters cite."""
 
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.tools import trust
 from tests.tools.reach import ROWS
-from tests.tools.trust import TITLES, Record, reach_lines, read_claims
 
-ROOT = Path(__file__).parents[2]
-CLAIMS = read_claims()
-PAGE = (ROOT / "docs" / "trust.md").read_text()
+CLAIMS = trust.read_claims()
+PAGE = trust.PAGE.read_text()
 
 
 def test_every_claims_test_exists():
     assert len(CLAIMS) == len({(claim.chapter, claim.says) for claim in CLAIMS}) > 60
-    texts = {file: (ROOT / file).read_text() for file in {claim.test.partition("::")[0] for claim in CLAIMS}}
     for file, _, name in (claim.test.partition("::") for claim in CLAIMS):
-        assert re.search(rf"^def {name}\(" if name else "^def test_", texts[file], re.M), f"{file}::{name}"
+        assert re.search(rf"^def {name}\(" if name else "^def test_", (trust.ROOT / file).read_text(), re.M), f"{file}::{name}"
 
 
 def test_the_page_has_the_claims_in_order_with_their_tests():
@@ -29,13 +26,13 @@ def test_the_page_has_the_claims_in_order_with_their_tests():
 
 @pytest.mark.parametrize("paper", ROWS)
 def test_the_page_has_the_table_of_what_each_loss_trains(paper):
-    assert "\n".join(reach_lines(paper)) in PAGE, "run python -m tests.tools.trust"
+    assert trust.reach_table(paper) in PAGE, "run python -m tests.tools.trust"
 
 
-@pytest.mark.parametrize("chapter", TITLES)
+@pytest.mark.parametrize("chapter", dict.fromkeys(claim.chapter for claim in CLAIMS))
 def test_the_places_are_cited_by_the_chapter(chapter):
     """A section as "3.2" behind a bracket, comma or "section"; a decision by its number in the list of decisions."""
-    pages = (ROOT / "docs" / folder / f"{chapter}.md" for folder in ("", "decisions"))
+    pages = (trust.ROOT / "docs" / folder / f"{chapter}.md" for folder in ("", "decisions"))
     text = "\n".join(page.read_text() for page in pages if page.exists())
     for place in (place for claim in CLAIMS if claim.chapter == chapter for place in claim.place.split(", ")):
         if number := re.fullmatch(r"decision (\d+)", place):
@@ -58,8 +55,8 @@ def test_the_places_are_cited_by_the_chapter(chapter):
     ],
 )
 def test_a_claim_without_a_test_that_passes_and_compares_is_a_problem(outcomes, errors, problem):
-    [claim] = read_claims("== design\nAll is well. (Data)\n    test_x.py::test_all\n")
-    record = Record([claim])
+    [claim] = trust.read_claims("== design D\nAll is well. (Data)\n    test_x.py::test_all\n")
+    record = trust.Record([claim])
     record.outcomes, record.errors = ({claim.test + case: found for case, found in each.items()} for each in (outcomes, errors))
     assert [problem in line for line in record.problems()] == ([True] if problem else [])
     assert problem or record.worst(claim) == (0.1, 1.0)

@@ -11,18 +11,19 @@ from reference import check
 from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, case_file, inputs_of, rules
 
+every_case = pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
+SHAPES = re.findall(r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", (FOLDER.parent / "porting.md").read_text(), re.M)  # of the guide
 
-@pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
+
+@every_case
 def test_a_file_is_what_its_command_writes(paper, name):
     """It holds two document starts, padding and a state that is not empty."""
     (rows, metadata), (held, held_metadata) = case_file(paper, name), check.load(FOLDER / paper / f"{name}.safetensors")
     assert metadata == held_metadata and rows.keys() == held.keys()
     for key, row in rows.items():
-        assert row.shape == held[key].shape and row.dtype == held[key].dtype and str(row.dtype) in ("float64", "int64", "bool"), (
-            key
-        )
+        assert (row.shape, row.dtype) == (held[key].shape, held[key].dtype) and np.isfinite(row).all(), key
+        assert str(row.dtype) in ("float64", "int64", "bool"), key
         np.testing.assert_allclose(row, held[key], rtol=1e-9, atol=1e-12, err_msg=key)
-        assert np.isfinite(row).all(), key
     _, state, segments = inputs_of(paper, name)
     assert [segment.starts.tolist() for segment in segments] == [[False, False, True], [False, True, False], [False] * 3]
     assert not segments[-1].scored[2, -2:].any() and all(segment.scored.any() for segment in segments)
@@ -40,13 +41,12 @@ def test_the_rules_are_what_their_command_writes():
     assert json.loads((FOLDER / "rules.json").read_text()) == json.loads(json.dumps(rules()))
 
 
-@pytest.mark.parametrize("paper,name", EVERY_CASE, ids=[" ".join(pair) for pair in EVERY_CASE])
+@every_case
 def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
-    guide, shapes, of = (FOLDER.parent / "porting.md").read_text(), {}, ""
-    for title, shape, names in re.findall(r"^\| (\w*) ?\| \(([^|]*)\) \| (`.*) \|$", guide, re.MULTILINE):
+    shapes, of = {}, ""
+    for title, shape, names in SHAPES:
         of = title or of
-        if of == paper:
-            shapes |= {key: shape.split(", ") for key in re.findall(r"`(\w+)`", names)}
+        shapes |= {(of, key): shape.replace("H E", "H * E").replace("2 ", "2 * ") for key in re.findall(r"`(\w+)`", names)}
     rows, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
     c = SimpleNamespace(**json.loads(metadata["config"]))
     held = {key.removeprefix("inner/"): row.shape for key, row in rows.items() if key.startswith("inner/")}
@@ -59,7 +59,4 @@ def test_values_inside_a_layer_have_the_shapes_that_the_guide_says(paper, name):
     for key, found in held.items():
         if key == "mixed" or (paper == "memformer" and c.encoder_layers == 0 and key == "weights"):
             continue  # of the pooled rows; of slots and tokens
-        assert found == tuple(
-            eval(re.sub(r"2 (\w)", r"2 * \1", size).replace("H E", "H * E"), {"__builtins__": {}}, letters)
-            for size in shapes[key]
-        ), key
+        assert found == eval(f"({shapes[paper, key]},)", {"__builtins__": {}}, letters), key

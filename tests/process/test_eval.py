@@ -6,8 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -20,67 +18,22 @@ from accelerated.evaluation.options import EXAMPLES, REPORTS
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
 from accelerated.program.errors import InputError
-from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
+from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from tests.helpers.programs import (
-    BRIEF,
-    COMPRESSIVE,
-    ROOT,
-    WINDOWED,
-    as_json,
-    evaluate,
-    joined_runs,
-    printed,
-    refused,
-    train,
-    trained_runs,
-)
+from tests.helpers import programs
+from tests.helpers.programs import BRIEF, COMPRESSIVE, WINDOWED, as_json, evaluate, printed, refused, saved, train
 
 OF_ONE_MODEL = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
-DOCUMENTS = "score positions frequency overlap range attention compression topics dynamic view"
-OPTIONS = {  # {options: the reports that take them}
-    ("--tokens",): "sample topics",
-    ("--contexts",): "topics",
-    ("--top-p", "--new-window", "--temperature", "--prompt", "--prompt-file"): "sample",
-    ("--seed",): "sample topics",
-    ("--plot",): "positions curves",
-    ("--clear-memory",): "score overlap",
-    ("--overlaps",): "overlap",
-    ("--segments",): "range view",
-    ("--learning-rate",): "dynamic",
-    ("--sequences",): "attention compression",
-    ("--against",): "curves",
-    ("--json",): f"{DOCUMENTS} sample export curves",
-    ("--checkpoint", "--device"): f"{DOCUMENTS} sample export",
-    ("--pool", "--segment"): "score sample positions frequency overlap range dynamic",
-    ("--memory", "--compressed-memory"): "score sample positions frequency range attention compression dynamic",
-    ("--split", "--data", "--batch", "--data-dir", "--carry-over-documents", "--recall-distance", "--recall-pairs"): DOCUMENTS,
-    ("--out", "--from"): "view",
-}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return trained_runs(tmp_path_factory.mktemp("runs"))
+    return programs.trained_runs(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
-    return joined_runs(tmp_path_factory.mktemp("joined"))
-
-
-def test_help_shows_every_report_in_one_line_with_an_example_and_a_reports_help_what_it_takes(capsys):
-    with pytest.raises(SystemExit) as caught:
-        evaluate("--help")
-    lines = capsys.readouterr().out.splitlines()
-    assert not caught.value.code and EXAMPLES.keys() == REPORTS.keys()
-    for name in REPORTS:
-        assert sum(line.startswith(f"  python eval.py {name} RUN") for line in lines) == 1, name
-        with pytest.raises(SystemExit):
-            evaluate(name, "--help")
-        shown = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.M))
-        taken = {option for options, reports in OPTIONS.items() if name in reports.split() for option in options}
-        assert shown == taken, name
+    return programs.joined_runs(tmp_path_factory.mktemp("joined"))
 
 
 @pytest.mark.parametrize("name", list(REPORTS))
@@ -108,8 +61,6 @@ def test_the_example_runs_with_json_and_progress_is_shown_on_stderr_alone(name, 
 # What is refused, in one line, before data is touched
 
 RECURRENT = [
-    ("score RUN --colour", "unknown option --colour; did you mean --pool"),
-    ("positions RUN --clear-memory", "unknown option --clear-memory; did you mean"),
     ("RUN RUN2", "2 runs were given; only eval.py overlap and curves take more than one"),
     ("RUN --checkpoint best", "--checkpoint best: .* has last, step-1, step-2"),
     ("score RUN --batch 0", "argument --batch: 0 was given; it must be at least 1"),
@@ -123,24 +74,24 @@ RECURRENT = [
     ("sample RUN --temperature 0 --top-p 0.5", "--temperature 0 takes the most probable token; leave"),
     ("sample RUN --top-p 0", "--top-p: 0 was given; it must be above 0 and at most 1"),
     ("sample RUN --top-p 1.5", "above 0 and at most 1"),
-    (f"sample RUN --seed {2**32}", f"--seed: {2**32} was given; it must be at least 0 and below 2.32"),
     (f"sample RUN --prompt a --prompt-file {__file__}", "--prompt and --prompt-file are two prompts; give one of them"),
     ("sample RUN --prompt ''", "the prompt is empty, or has no token for the run's tokenizer; give another"),
     ("overlap RUN --overlaps 1,x", "argument --overlaps: '1,x'; give numbers joined by commas"),
     ("view RUN", "the following arguments are required: --out"),
-    ("view RUN --out folder.png", "--out folder.png exists, and nothing is overwritten; give another --out"),
     ("view RUN --out link.html", "--out link.html exists, and nothing is overwritten; give another --out"),
     ("view RUN --out nowhere/a.html", "cannot write nowhere/a.html: No such file or directory; give another --out"),
     ("view RUN --out a.html --from 0", "argument --from: 0 was given; it must be at least 1"),
     ("overlap RUN", "overlap is for pretrained_recurrence models, this is block_recurrent"),
-    ("attention RUN", "attention is for compressive models, this is block_recurrent"),
     ("score RUN --memory 4", "--memory is for compressive and memorizing models, this is block_recurrent; leave it out"),
     ("sample RUN --new-window", "--new-window is for models that read windows, this is block_recurrent; leave it out"),
 ]
 REFUSED = [("recurrent", *row) for row in RECURRENT] + [
-    ("", "positons RUN", r"this is no run's folder, and the report is 'positons'; .* \(nearest: positions\)"),
+    ("recurrent", "positions RUN --clear-memory", "unknown option --clear-memory; did you mean"),
+    ("recurrent", "sample RUN --split test", "unknown option --split"),
+    ("recurrent", "export RUN folder --memory 4", "unknown option --memory"),
+    ("recurrent", "curves RUN --device cpu", "unknown option --device"),
+    ("windowed", "overlap RUN --memory 4", "unknown option --memory"),
     ("", "score nowhere", "no checkpoint at nowhere"),
-    ("", "", "the following arguments are required: RUN"),
     ("compressive", "score RUN --memory -1", "--memory is -1"),
     ("compressive", "compression RUN --compressed-memory 0", "compressed_memory is 0, so nothing is compressed"),
     ("windowed", "overlap RUN --overlaps 0,9", r"--overlap is 9; it must lie in 0..7 for segment 8"),
@@ -152,60 +103,32 @@ REFUSED = [("recurrent", *row) for row in RECURRENT] + [
 @pytest.mark.parametrize("kind,argv,words", REFUSED, ids=[f"{kind} {argv}" for kind, argv, _ in REFUSED])
 def test_what_cannot_work_is_refused_before_data_is_touched(kind, argv, words, runs, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.png").mkdir()
     (tmp_path / "link.html").symlink_to("nowhere")
     monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
     run = {"RUN": getattr(runs, kind, "RUN"), "RUN2": runs.windowed}
     assert re.search(words, refused(capsys, *(run.get(word, word) for word in shlex.split(argv))))
-    assert len(list(tmp_path.iterdir())) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["link.html"]
 
 
 def test_a_checkpoint_whose_numbers_are_no_use_is_refused(runs, tmp_path, capsys):
     """By the parameter's name if one is NaN or infinite; others of that run serve. Finite ones may overflow."""
-    path = checkpoint_path(run := shutil.copytree(runs.recurrent, tmp_path / "run"))
+    run, large = (shutil.copytree(getattr(runs, kind), tmp_path / kind) for kind in ("recurrent", "windowed"))
     for report, value in (("score", math.nan), ("sample", -math.inf)):
-        contents = load_checkpoint(path)
+        contents = saved(run)
         name = list(contents["parameters"])[-1]
         contents["parameters"][name].view(-1)[-1] = value
-        save_checkpoint(path, contents)
+        save_checkpoint(checkpoint_path(run), contents)
         line = f"{name} has NaN or infinite values; give another --checkpoint"
         assert line in refused(capsys, report, run) and printed(capsys, report, run, "--checkpoint", "step-1")
-    contents["model_config"]["width"] = 24
-    save_checkpoint(path, contents)
-    assert "does not fit" in refused(capsys, run)
-    path = checkpoint_path(run := shutil.copytree(runs.windowed, tmp_path / "large"))
-    contents = load_checkpoint(path)
+    contents = saved(large)
     for parameter in contents["parameters"].values():
         parameter.fill_(3e38)  # products of two are infinite
-    save_checkpoint(path, contents)
-    page = ["view", run, "--out", tmp_path / "page.html"]
-    scored = (["score", run], ["overlap", run, "--split", "test"], ["dynamic", run, "--learning-rate", 1e-4])
-    for argv in (*scored, ["positions", run], ["frequency", run], ["range", run, "--segments", 2], page):
-        assert "the model's predictions are NaN: its numbers overflow" in refused(capsys, *argv)
-    assert "prediction of token 1 of the continuation is NaN or infinite" in refused(capsys, "sample", run)
-
-
-# Runs eval.py with these arguments, and plain lines of progress every tenth of a second
-SCRIPT = """
-import runpy, sys
-from accelerated.program import progress
-progress.SECONDS = 0.1
-sys.argv = ["eval.py", *sys.argv[1:]]
-runpy.run_path("eval.py", run_name="__main__")
-"""
-
-
-def test_ctrl_c_ends_a_long_evaluation_with_one_line(runs, tmp_path):
-    """Progress with the time left comes on stderr before; stdout stays empty."""
-    (tmp_path / "long.txt").write_text("a long text " * 100_000)
-    argv = [runs.recurrent, "--data", tmp_path / "long.txt", "--split", "train", "--batch", 1, "--json"]
-    command = [sys.executable, "-c", SCRIPT, *map(str, argv)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert any(re.search(r"evaluating: \d+ of 67\d+, .* so far, .* left", line) for line in process.stderr)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and out == ""
-    assert err.endswith("\neval.py: interrupted\n") and "Traceback" not in err
+    save_checkpoint(checkpoint_path(large), contents)
+    for argv in ("score", "overlap --split test", "dynamic --learning-rate 1e-4", "positions", "frequency", "range --segments 2"):
+        report, *options = argv.split()
+        assert "the model's predictions are NaN: its numbers overflow" in refused(capsys, report, large, *options)
+    assert "its numbers overflow" in refused(capsys, "view", large, "--out", tmp_path / "page.html")
+    assert "prediction of token 1 of the continuation is NaN or infinite" in refused(capsys, "sample", large)
 
 
 # score
@@ -218,77 +141,72 @@ def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(r
     read = (runs.recurrent, "--data", long, "--split", "train", "--carry-over-documents", "--batch", 16)
     lines, record = printed(capsys, *read), as_json(capsys, *read)
     tokens, words, nats = 11 * 300 * 90 // 100 - 1, record["words"], record["nats"]
-    assert record["tokens"] == record["split_tokens"] == tokens and record["word_perplexity"] == math.exp(nats / words)
+    perplexity = math.exp(nats / words)
+    about = {"run": str(runs.recurrent), "step": 2, "memory_cleared": False, "split": "train", "data": str(long)}
+    assert about.items() <= record.items() and record["config"]["width"] == 16
+    assert record["tokens"] == record["split_tokens"] == tokens and record["word_perplexity"] == perplexity
     assert f"bits per byte       {record['bits_per_byte']:.4f}\n" in lines
     assert f"log-probability     {-nats:,.2f} nats\n" in lines and nats > 1000
     assert f"tokens scored       {tokens:,} of {tokens:,} in the split\n" in lines
-    of = f"per word            {record['word_perplexity']:,.5g} ({words:,} words of the original text"
-    assert of in lines
-    assert record["run"] == str(runs.recurrent) and record["step"] == 2 and record["memory_cleared"] is False
-    assert record["split"] == "train" and record["data"] == str(long) and record["config"]["width"] == 16
-    for name, argv in (
-        ("positions", []),
-        ("range", ["--segments", 2]),
-        ("frequency", []),
-        ("dynamic", ["--learning-rate", 1e-5]),
-    ):
-        shown = printed(capsys, name, *read, *argv).replace(str(long), "").replace(str(runs.recurrent), "")
-        assert re.search(r"\d,\d{3}", shown) and not re.search(r"(?<![.\d])\d{4,}", shown), shown
     for official, how in ((words, "official count"), (words + 1, "counted between white space")):
         monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {str(long): {"train": official}})
         record = as_json(capsys, *read)
-        assert (record["words"], record["words_are"], record["word_perplexity"]) == (words, how, math.exp(nats / words))
-        assert f"{of}, {how})" in printed(capsys, *read)
-        title = printed(capsys, "overlap", runs.windowed, "--data", long, "--split", "train").splitlines()[0]
-        assert title.endswith(f"words of the original text: train {words} ({how})")
+        assert (record["words"], record["words_are"], record["word_perplexity"]) == (words, how, perplexity)
+        line = f"per word            {perplexity:,.5g} ({words:,} words of the original text, {how})"
+        assert line in printed(capsys, *read)
+    title = printed(capsys, "overlap", runs.windowed, "--data", long, "--split", "train").splitlines()[0]
+    assert title.endswith(f"words of the original text: train {words} ({how})")
 
 
 def test_other_data_splits_and_checkpoints_are_read(runs, tmp_path, capsys):
     """JSON has no infinity: a text of one word has all its losses, and a perplexity that no double holds."""
-    texts = {"other": "another text entirely " * 60, "short": "x" * 40, "nothing": "x", "word": "x" * 4000}
-    for name, content in texts.items():
-        (tmp_path / f"{name}.txt").write_text(content)
-    other, short, nothing, word = (("--data", tmp_path / f"{name}.txt") for name in texts)
+
+    def text(name, content):
+        (tmp_path / name).write_text(content)
+        return "--data", tmp_path / name
+
+    other, word = text("other", "another text entirely " * 60), text("word", "x" * 4000)
     lines = printed(capsys, runs.recurrent, *other, "--split", "test", "--batch", 2)
     assert f"test split of {other[1]}" in lines and "tokens scored       65 of 65 in the split\n" in lines
-    assert "tokens scored       1 of 1 in the split\n" in printed(capsys, runs.recurrent, *short)
-    assert "has nothing to predict" in refused(capsys, runs.recurrent, *nothing)
-    record = as_json(capsys, runs.recurrent, *word)
-    assert record["words"] == 1 and record["word_perplexity"] is None
-    splits = as_json(capsys, "overlap", runs.windowed, *word)["rows"][0]["splits"]
-    assert splits["test"]["words"] == 1 and splits["test"]["word_perplexity"] is None
+    assert "tokens scored       1 of 1 in the split\n" in printed(capsys, runs.recurrent, *text("short", "x" * 40))
+    assert "has nothing to predict" in refused(capsys, runs.recurrent, *text("nothing", "x"))
+    rows = as_json(capsys, "overlap", runs.windowed, *word)["rows"]
+    for record in (as_json(capsys, runs.recurrent, *word), rows[0]["splits"]["test"]):
+        assert record["words"] == 1 and record["word_perplexity"] is None
     first, last = (as_json(capsys, runs.recurrent, *other, "--checkpoint", name) for name in ("step-1", "last"))
     assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
 
 
 def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
-    """A part of a split is called so, on the run's own data; a folder has the documents of training; a change is told."""
-    text, folder, counts = tmp_path / "text.txt", tmp_path / "texts", {}
+    """A part of a split is called so, on the run's own data; a change of the data is told."""
+    text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("some words of a text " * 60)
-    part = ("--validation-tokens", 30, "--training-documents", 1)
-    train(*WINDOWED, "--data", text, *part, *BRIEF, "--out", run := tmp_path / "run")
-    for options, tokens, which in (([], 29, "a part of valid"), (["--split", "test"], 62, "step 2, test")):
-        lines = printed(capsys, run, *options)
-        assert f"{which} split of {text}" in lines and f"tokens scored       {tokens} of {tokens} in" in lines
-        assert as_json(capsys, run, *options)["whole_split"] is (not which.startswith("a part"))
-    assert printed(capsys, "overlap", run).endswith(f"{run} (a part of valid)\n")
-    lines = printed(capsys, run, "--data", runs.book)
-    assert f"step 2, valid split of {runs.book}" in lines and "tokens scored       29 of" not in lines
-    for number in range(40):
-        (folder / str(number)).mkdir(parents=True)
-        for file in "ab":
-            (folder / str(number) / f"{file}.txt").write_text(f"some text {file} of number {number}. " * 9)
-    for documents in ("files", "folders"):
-        train(*WINDOWED, "--data", folder, "--documents", documents, *BRIEF, "--out", tmp_path / documents)
-        capsys.readouterr()
-        evaluate("positions", tmp_path / documents, "--json")
-        out, err = capsys.readouterr()
-        counts[documents] = json.loads(out)["by_position"]["memory_carried"][0]["documents"]
-        assert "warning" not in err
-    assert counts["files"] != counts["folders"]
-    (folder / "0" / "a.txt").write_text("another text")
-    evaluate(tmp_path / "files")
-    assert f"warning: {folder} is no longer what the run was trained on" in capsys.readouterr().err
+    train(*WINDOWED, "--data", text, "--training-documents", 1, *BRIEF, "--out", run)
+    for split, which in (("train", "a part of train"), ("test", "step 2, test")):
+        assert f"{which} split of {text}" in printed(capsys, run, "--split", split)
+        assert as_json(capsys, run, "--split", split)["whole_split"] is (split == "test")
+    assert printed(capsys, "overlap", run, "--split", "train").endswith(f"{run} (a part of train)\n")
+    assert f"step 2, train split of {runs.book}" in printed(capsys, run, "--data", runs.book, "--split", "train")
+    assert not capsys.readouterr().err
+    text.write_text("another text " * 90)
+    evaluate(run)
+    assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
+
+
+def test_other_data_is_read_whole_and_a_folder_is_cut_as_in_training(tmp_path, monkeypatch):
+    """A folder that is called like a named set is not read for it."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("texts", "pg19"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "book.txt").write_text("a text")
+    trained = DataConfig("other", carry_over_documents=True, training_documents=1)
+    for data, expected in {
+        "other": trained,
+        "texts": DataConfig("texts", carry_over_documents=True),
+        "book.txt": DataConfig("book.txt", carry_over_documents=True),
+        "pg19": DataConfig("pg19"),
+    }.items():
+        assert evaluation_script.data_config(trained, data) == expected
 
 
 def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
@@ -316,21 +234,20 @@ def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
 
 def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
     """The heading and --json say which; the same tokens are scored and the same words counted, whatever the lanes."""
-    apart, over = ["--no-carry-over-documents"], ["--carry-over-documents"]
+    apart, other = ["--no-carry-over-documents"], ["--data", joined.texts]
     for run, argv, how in (
         (joined.compressive, [], "memory carried over documents"),
         (joined.compressive, ["--clear-memory"], "memory cleared at every segment, documents joined"),
         (joined.compressive, apart, "memory carried through each document"),
         (joined.plain, [], "no memory, documents joined"),
-        (runs.compressive, ["--data", joined.texts], "memory carried through each document"),
-        (runs.compressive, ["--data", joined.texts, *over], "memory carried over documents"),
+        (runs.compressive, other, "memory carried through each document"),
+        (runs.compressive, [*other, "--carry-over-documents"], "memory carried over documents"),
         (joined.compressive, ["--data", "recall"], "memory carried through each document"),
     ):
         assert f", {how}\n" in printed(capsys, run, *argv)
-    default, alone = (as_json(capsys, joined.compressive, *argv) for argv in ([], apart))
+    default, alone, many = (as_json(capsys, joined.compressive, *argv) for argv in ([], apart, [*apart, "--batch", 10**15]))
     assert default["carry_over_documents"] is True and alone["carry_over_documents"] is False
     assert default["nats"] != alone["nats"] and all(default[key] == alone[key] for key in ("tokens", "words", "text_bytes"))
-    many = as_json(capsys, joined.compressive, *apart, "--batch", 10**15)
     assert many["nats"] == pytest.approx(alone["nats"], rel=1e-6) and many["tokens"] == alone["tokens"]
     parts = as_json(capsys, "positions", joined.compressive, "--batch", 10**15)["by_position"]["memory_carried"]
     assert parts[0]["documents"] == default["split_tokens"] // 8, "a segment of 8 for each lane"
@@ -339,14 +256,12 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
 def test_every_report_reads_joined_documents(joined, capsys):
     """The scoring reports give the same sum over the same tokens; no single document is long enough for range."""
     run, reach = joined.compressive, ["--segments", 14, "--batch", 1]
-    reports = {"positions": [], "attention": ["--sequences", 20], "dynamic": ["--learning-rate", 1e-4], "range": reach}
-    score, found = as_json(capsys, run), {name: as_json(capsys, name, run, *argv) for name, argv in reports.items()}
-    assert all(record["carry_over_documents"] for record in found.values())
-    rows, dynamic = found["positions"]["by_position"]["memory_carried"], found["dynamic"]
+    rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
+    dynamic, score = as_json(capsys, "dynamic", run, "--learning-rate", 1e-4), as_json(capsys, run)
     assert sum(row["tokens"] for row in rows) == score["tokens"] == dynamic["dynamic"]["tokens"]
-    assert rows[0]["documents"] == 3, "parts, as many as lanes"
     for nats in (sum(row["nats"] for row in rows), dynamic["static"]["nats"]):
         assert nats == pytest.approx(score["nats"], rel=1e-6)
+    assert all(as_json(capsys, *argv)["carry_over_documents"] for argv in (["attention", run], ["range", run, *reach]))
     assert "give longer documents" in refused(capsys, "range", run, *reach, "--no-carry-over-documents")
 
 
@@ -356,33 +271,28 @@ def test_every_report_reads_joined_documents(joined, capsys):
 def test_the_table_of_overlaps(runs, joined, capsys):
     """Each run once, at each overlap once, with its windows' own pooling; notes say how evaluation differs from training."""
     test = ["--split", "test"]
-    argv = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2,4,0", *test, "--data", runs.book]
-    lines = printed(capsys, "overlap", *argv, "--clear-memory").splitlines()
+    argv = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2,0", *test, "--data", runs.book, "--clear-memory"]
+    lines = printed(capsys, "overlap", *argv).splitlines()
     rows = [line.split() for line in lines if line.startswith(("GPT-2", "recurrent"))]
-    assert [row[3] for row in rows] == ["0", "2", "4"] * 2 and "words of the original text" in lines[0]
-    assert [line.endswith("(trained with overlap 2, memory cleared)") for line in lines[2:]] == [False] * 3 + [True, False, True]
+    assert [row[3] for row in rows] == ["0", "2"] * 2 and "words of the original text" in lines[0]
+    assert [line.endswith("(trained with overlap 2, memory cleared)") for line in lines[2:]] == [False, False, True, False]
     assert rows[0][5] == f"{as_json(capsys, runs.plain, *test)['bits_per_byte']:.4f}"
     lines = printed(capsys, "overlap", runs.windowed, *test, "--segment", 2, "--overlaps", "0,1")
     assert lines.count("recurrent, window 2 ") == 2, "shorter than the run's own overlap allows"
-    both, zero, two = (
-        as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", overlaps, "--pool", "advance")["rows"]
-        for overlaps in ("0,2", "0", "2")
-    )
-    assert [row["splits"] for row in both] == [row["splits"] for row in (*zero, *two)]
-    assert zero[0]["notes"] == ["trained with overlap 2", "trained with pool all"]
-    assert both[1]["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *test, "--pool", "advance")["nats"]
-    assert "the runs read different data" in refused(capsys, "overlap", runs.windowed, joined.windowed)
-    row = as_json(capsys, "overlap", joined.plain, "--overlaps", "0")["rows"][0]
+    zero, two = as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", "0,2", "--pool", "advance")["rows"]
+    assert zero["notes"] == ["trained with overlap 2", "trained with pool all"] and two["notes"] == ["trained with pool all"]
+    assert two["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *test, "--pool", "advance")["nats"]
+    [row] = as_json(capsys, "overlap", joined.plain, "--overlaps", "0")["rows"]
     assert row["notes"] == ["documents joined"] and row["splits"].keys() == {"valid", "test"}
     assert row["splits"]["test"]["nats"] == as_json(capsys, joined.plain, *test)["nats"]
-    assert "documents joined" not in printed(capsys, "overlap", joined.plain, "--no-carry-over-documents")
+    assert "the runs read different data" in refused(capsys, "overlap", runs.windowed, joined.windowed)
 
 
 # Data that is no text
 
 
-def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(runs, tmp_path, capsys):
-    """It has no words and is never joined; segments may have no question. Only byte tokens read it."""
+def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tmp_path, capsys):
+    """It has no words and is never joined; segments may have no question."""
     task = ("--recall-distance", 8, "--recall-pairs", 4, "--recall-questions", 3, "--recall-rewrites", 2)
     train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--steps", 1, "--out", run := tmp_path / "run")
     near, same, again = (as_json(capsys, run, *argv) for argv in ([], ["--recall-distance", 8], ["--recall-pairs", 4]))
@@ -390,50 +300,42 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(ru
     assert near == same == again and far["tokens"] == fewer["tokens"] == near["tokens"] == 3 * 64
     assert far["nats"] != near["nats"] != fewer["nats"] and "(chance 10%)" in printed(capsys, run)
     [line] = [line for line in printed(capsys, "overlap", run).splitlines() if line.startswith("recurrent")]
-    assert line.split()[4] == "-"
+    assert line.split()[4] == "-", "its perplexity per word"
     for argv, words in (
         (["frequency", run], "frequency: recall has no words"),
         ([run, "--carry-over-documents"], "leave one of them out"),
         ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs is of --data recall, this is stdlib"),
-        ([run, "--data", "stdlib", "--recall-distance", 8], "--recall-distance is of --data recall, this is stdlib"),
         ([run, "--recall-pairs", 30], "--recall-pairs is 30: with 10 values they need 330 of"),
         ([run, "--recall-distance", 3], "--recall-distance is 3; what stands in the filler needs 4 tokens"),
     ):
         assert words in refused(capsys, *argv)
-    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", words := tmp_path / "words")
-    line = refused(capsys, words, "--data", "recall")
-    assert re.search(r"--data recall is made of bytes, the run's tokenizer is .*; give other --data", line)
-    line = refused(capsys, "sample", words, "--prompt", " ")
+
+
+def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
+    train(*COMPRESSIVE, "--data", runs.book, "--train-words", 20, *BRIEF, "--out", tmp_path / "run")
+    assert as_json(capsys, tmp_path / "run")["config"]["vocabulary"] == 20
+    assert "--data recall is made of bytes" in refused(capsys, tmp_path / "run", "--data", "recall")
+    line = refused(capsys, "sample", tmp_path / "run", "--prompt", " ")
     assert "has no token for the run's tokenizer; give another --prompt" in line
 
 
-def test_a_folder_that_is_called_like_a_named_set_is_not_read_for_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pg19").mkdir()
-    assert evaluation_script.data_config(DataConfig("a.txt", documents="folders"), "pg19") == DataConfig("pg19")
-
-
 def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(runs, tmp_path, capfdbinary):
-    """Prompt and continuation, and nothing else; what is for text is refused or empty, of a part of it, too."""
+    """Prompt and continuation, and nothing else; what is for text is refused or empty."""
     samples, ulaw, run = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8), tmp_path / "a.ulaw", tmp_path / "run"
     samples[::3] = 32  # a blank, if it were text
     ulaw.write_bytes(samples.tobytes())
     how = ("--data", ulaw, "--tokenizer", "mu-law", *COMPRESSIVE, "--steps", 1)
     train(*how, "--sample", 9, "--out", run)
-    train(*how, "--validation-tokens", 50, "--out", tmp_path / "part")
     assert b"a sample" not in capfdbinary.readouterr().out
-    for path, tokens in ((run, 99), (tmp_path / "part", 49)):  # 5% of 2,000
-        evaluate(path, "--json")
-        record = json.loads(capfdbinary.readouterr().out)
-        assert record["tokens"] == record["text_bytes"] == tokens and "words" not in record
-    assert record["bits_per_byte"] == pytest.approx(record["nats"] / tokens / math.log(2))
+    evaluate(run, "--json")
+    record = json.loads(capfdbinary.readouterr().out)
+    assert record["tokens"] == record["text_bytes"] == 99 and "words" not in record, "5% of 2,000"
     evaluate("sample", run, "--prompt-file", ulaw, "--tokens", 20)
     written = capfdbinary.readouterr().out
     assert written[:2000] == samples.tobytes() and len(written) == 2020 and len(set(written[2000:])) > 3
     for argv, words in (
         (["frequency", run], "has no words; give other --data"),
         ([run, "--data", "stdlib"], r"--data stdlib is text; give a \.ulaw"),
-        ([run, "--data", "recall"], "--data recall is made of bytes"),
         ([runs.recurrent, "--data", ulaw], "--tokenizer mu-law|is not UTF-8 text"),
     ):
         with pytest.raises(InputError, match=words):
@@ -444,57 +346,50 @@ def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(ru
 
 
 def test_a_sample_streams_and_its_prompt_comes_from_a_file(runs, tmp_path, capsys, monkeypatch):
-    shown, out, argv = [], sys.stdout, ["sample", runs.recurrent, "--tokens", 5]
+    shown, out, argv = [], sys.stdout, ["sample", runs.recurrent, "--tokens", 5, "--temperature", 0]
     monkeypatch.setattr(out, "flush", lambda: shown.append(1))
-    streamed = printed(capsys, *argv, "--prompt", "def ", "--temperature", 0).rstrip("\n")
+    streamed = printed(capsys, *argv, "--prompt", "def ").rstrip("\n")
     monkeypatch.undo()
-    assert len(shown) >= 5, "a token at a time"
-    whole = as_json(capsys, *argv, "--prompt", "def ", "--temperature", 0)
-    assert whole["prompt"] + whole["continuation"] == streamed
+    whole = as_json(capsys, *argv, "--prompt", "def ")
+    assert len(shown) >= 5 and whole["prompt"] + whole["continuation"] == streamed, "a token at a time"
     prompt = tmp_path / "prompt.txt"
     for content, text in (("def é".encode()[:-1], "def "), (b"word " * 100, "word " * 100)):
         prompt.write_bytes(content)
         assert as_json(capsys, *argv, "--prompt-file", prompt)["prompt"].startswith(text)
-    invalid = printed(capsys, *argv, "--prompt", os.fsdecode(b"caf\xe9"))
-    assert invalid.startswith("caf\N{REPLACEMENT CHARACTER}")
+    assert printed(capsys, *argv, "--prompt", os.fsdecode(b"caf\xe9")).startswith("caf\N{REPLACEMENT CHARACTER}")
 
 
-def test_seed_sampling_and_a_new_window_reach_the_sample(runs, capsys, monkeypatch):
+def test_a_seed_and_a_new_window_reach_the_sample(runs, capsys, monkeypatch):
     argv = ["sample", runs.recurrent, "--tokens", 20]
-    greedy = as_json(capsys, *argv, "--temperature", 0)
-    assert as_json(capsys, *argv, "--temperature", 1, "--top-p", 1e-9) == greedy
     drawn = [as_json(capsys, *argv, "--seed", seed) for seed in (3, 3, 4)]
-    assert drawn[0] == drawn[1] != drawn[2] and drawn[0] != greedy
-    lengths, prompt = [], "def forward("  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
-    step = PretrainedRecurrence.step
-    monkeypatch.setattr(PretrainedRecurrence, "step", lambda model, *read: lengths.append(1) or step(model, *read))
-    for option, steps in (([], 6), (["--new-window"], 2)):
-        lengths.clear()
+    greedy = [as_json(capsys, *argv, *sampling) for sampling in (["--temperature", 0], ["--temperature", 1, "--top-p", 1e-9])]
+    assert drawn[0] == drawn[1] != drawn[2] and greedy[0] == greedy[1] != drawn[0]
+    steps, prompt, step = [], "def forward(", PretrainedRecurrence.step  # 12 tokens: windows of 8 that share 2 begin at 0 and 6
+    monkeypatch.setattr(PretrainedRecurrence, "step", lambda model, *read: steps.append(1) or step(model, *read))
+    for option, count in (([], 6), (["--new-window"], 2)):
+        steps.clear()
         assert printed(capsys, "sample", runs.windowed, "--tokens", 1, "--prompt", prompt, *option).startswith(prompt)
-        assert len(lengths) == steps, "tokens of the prompt that are read one by one"
+        assert len(steps) == count, "tokens of the prompt that are read one by one"
 
 
 def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
-    """Of runs whose models are gone, and of one that is not validated yet; each once. What has no log is refused."""
-    for name in ("recurrent", "windowed"):
-        shutil.copytree(getattr(runs, name), tmp_path / name)
-        checkpoint_path(tmp_path / name).unlink()
-    both = [tmp_path / "recurrent", tmp_path / "windowed"]
-    log = both[1] / "metrics.jsonl"
+    """No model is opened. One run is not validated yet; each is shown once; what has no log is refused."""
+    validated, new = (shutil.copytree(getattr(runs, name), tmp_path / name) for name in ("recurrent", "windowed"))
+    log = new / "metrics.jsonl"
     training, final = (json.loads(line) for line in log.read_text().splitlines())
     log.write_text(json.dumps(training) + "\n")
-    with open(both[0] / "metrics.jsonl", "a") as other:
+    with open(validated / "metrics.jsonl", "a") as other:
         for step, bits in ((3, 0.5), (4, 0.75)):
             other.write(json.dumps({"step": step, "validation_bits_per_byte": bits}) + "\n")
     monkeypatch.setattr(evaluation_script, "open_trained_run", lambda *_: pytest.fail("a model was loaded"))
-    first, second = as_json(capsys, "curves", *both, both[0])["runs"]
+    first, second = as_json(capsys, "curves", validated, new, validated)["runs"]
     assert (second["step"], second["bits_per_byte"], second["tokens_per_step"]) == (2, training["bits_per_byte"], 3 * 3 * 8)
     assert second["best_step"] is second["validation_bits_per_byte"] is second["best_validation_bits_per_byte"] is None
     assert (first["best_validation_bits_per_byte"], first["best_step"], first["validation_bits_per_byte"]) == (0.5, 3, 0.75)
-    lines = printed(capsys, "curves", *both).splitlines()
-    assert lines[2].split() == ["2", f"{first['bits_per_byte']:.4f}", "0.7500", "0.5000", "3", str(both[0])]
-    assert lines[3].split() == ["2", f"{second['bits_per_byte']:.4f}", "-", "-", "-", str(both[1])]
+    lines = printed(capsys, "curves", validated, new).splitlines()
+    assert lines[2].split() == ["2", f"{first['bits_per_byte']:.4f}", "0.7500", "0.5000", "3", str(validated)]
+    assert lines[3].split() == ["2", f"{second['bits_per_byte']:.4f}", "-", "-", "-", str(new)]
     log.write_text(json.dumps(final) + "\n")
-    assert "windowed has no line of training in its metrics.jsonl yet; wait for it" in refused(capsys, "curves", *both)
+    assert "windowed has no line of training in its metrics.jsonl yet; wait for it" in refused(capsys, "curves", validated, new)
     log.write_text("3\n")
-    assert "windowed has no log of train.py that can be read" in refused(capsys, "curves", *both)
+    assert "windowed has no log of train.py that can be read" in refused(capsys, "curves", validated, new)

@@ -1,45 +1,35 @@
-"""Runs that are interrupted at any moment, by a signal or killed, end bit for bit where an undisturbed run ends."""
+"""Signals: runs that are interrupted or killed at any moment end bit for bit where an undisturbed run ends."""
 
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from accelerated.data import corpus as token_cache
+from accelerated.data.sources import Text
 from accelerated.evaluation import score
 from accelerated.program.errors import InputError
-from accelerated.training import run as runs
+from accelerated.program.interruption import STOPS, Interruption
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
-from tests.helpers.programs import (
-    COMPRESSIVE,
-    MEMFORMER,
-    MEMORIZING,
-    ROOT,
-    TINY,
-    WINDOWED,
-    differences,
-    ended,
-    hanging,
-    killed,
-    measurements,
-    saved,
-    start,
-    train,
-)
+from tests.helpers import programs
+from tests.helpers.programs import ROOT, differences, ended, hanging, killed, measurements, saved, start, train
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--keep", 2, "--log-every", 1, "--dropout", 0.1]
 BRIEF = ["--sample", 0, "--validation-segments", 5]
 MODELS = {
-    "block_recurrent": TINY,
-    "compressive": COMPRESSIVE,
-    "memformer": [*MEMFORMER, "--task-infilling", 0.4],
-    "memorizing": MEMORIZING,
-    "pretrained_recurrence": [*WINDOWED, "--overlap", 3],
+    "block_recurrent": programs.TINY,
+    "compressive": programs.COMPRESSIVE,
+    "memformer": [*programs.MEMFORMER, "--task-infilling", 0.4],
+    "memorizing": programs.MEMORIZING,
+    "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3],
 }
 MOMENTS = {  # what a process is killed in: (owner of a function, the function, the call of it)
     "a validation": ("accelerated.evaluation.score", "predictions", 9),
@@ -53,114 +43,95 @@ MOMENTS = {  # what a process is killed in: (owner of a function, the function, 
 KILLS = max(3, int(os.environ.get("PALIMPSEST_TRIALS", "0")) // 4)  # of each model's runs
 
 
-@pytest.fixture
-def signal_in(monkeypatch):
-    """signal_in(numbers): a real signal comes in the middle of these validations, counted from 1, of the next runs.
-
-    Returns a list with the number of segments that each validation has read.
-    """
-    evaluate, predictions = score.evaluate, score.predictions
-
-    def choose(numbers=(), kind=signal.SIGINT):
-        read = []
-
-        def evaluating(*given):
-            read.append(0)
-            return evaluate(*given)
-
-        def predicting(*given):
-            read[-1] += 1
-            if len(read) in numbers and read[-1] == 2:
-                os.kill(os.getpid(), kind)
-            return predictions(*given)
-
-        monkeypatch.setattr(score, "evaluate", evaluating)
-        monkeypatch.setattr(score, "predictions", predicting)
-        return read
-
-    return choose
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("told", [True, False])
+def test_the_first_signal_asks_for_a_stop_a_second_stops_at_once_and_the_old_handlers_are_restored(number, told, capfd):
+    """A closed terminal asks as Ctrl-C does."""
+    before = [signal.getsignal(stop) for stop in STOPS]
+    with Interruption(told) as interruption:
+        assert interruption.signal is None
+        os.kill(os.getpid(), number)
+        assert interruption.signal == signal.Signals(number).name
+        assert ("finishing this step and saving; again to stop now" in capfd.readouterr().err) is told
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(1)
+    assert [signal.getsignal(stop) for stop in STOPS] == before
 
 
-@pytest.fixture
-def undisturbed(text, tmp_path):
-    """The options of a run, and the folder of one that nothing disturbed."""
-    options = [*COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
-    train(*options, "--out", tmp_path / "whole")
-    return options, tmp_path / "whole"
+def test_a_block_that_may_be_left_is_left_at_the_first_signal():
+    done = []
+    with Interruption() as interruption:
+        with interruption.leaves():
+            done.append("begun")
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("after the signal")
+        assert interruption.signal == "SIGINT" and done == ["begun"]
+        with pytest.raises(KeyboardInterrupt), interruption.leaves():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("after the second signal")
+    assert done == ["begun"]
+    with Interruption() as interruption:
+        with interruption.leaves():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interruption.signal == "SIGINT", "outside that block it only waits"
+
+
+def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interruption.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("step,kind", [(6, signal.SIGINT), (STEPS, signal.SIGTERM)])
-def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(undisturbed, tmp_path, capsys, signal_in, step, kind):
+def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(text, tmp_path, capsys, monkeypatch, step, kind):
     """Resuming makes it."""
-    options, whole = undisturbed
-    run = tmp_path / "cut"
+    options, whole, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "whole", tmp_path / "cut"
+    train(*options, "--out", whole)
+    evaluate, predictions = score.evaluate, score.predictions
     for argv, number in (([*options, "--out", run], step // 3), (["--resume", run], 1)):
-        read = signal_in({number}, kind)
-        capsys.readouterr()
-        train(*argv)
+        read = []  # the number of segments that each validation has read
+
+        def evaluating(*given, read=read):
+            read.append(0)
+            return evaluate(*given)
+
+        def predicting(*given, read=read, number=number):
+            read[-1] += 1
+            if len(read) == number and read[-1] == 2:
+                os.kill(os.getpid(), kind)
+            return predictions(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(score, "evaluate", evaluating)
+            patch.setattr(score, "predictions", predicting)
+            train(*argv)
         assert f"stopped by {kind.name} and saved; continue with: python train.py --resume {run}\n" in capsys.readouterr().out
         assert len(read) == number and read[-1] == 2 and all(segments > 2 for segments in read[:-1]), "nothing more is read"
         assert (saved(run)["step"], saved(run)["validation_due"]) == (step, True)
         steps = [record["step"] for record in measurements(run) if "validation_tokens" in record]
         assert steps == [*range(3, step, 3)], "of the validations"
-    signal_in()
     train("--resume", run)
     assert not differences(whole, run)
 
 
-def test_a_second_signal_stops_at_once_and_the_run_continues_from_the_step_before(undisturbed, tmp_path, monkeypatch, signal_in):
-    """The first comes in a validation, the second while the run is being saved."""
-    options, whole = undisturbed
-    run, save = tmp_path / "cut", runs.save_in_run
-    signal_in({2})
-
-    def saving(folder, contents, *others):
-        if contents["validation_due"]:
-            os.kill(os.getpid(), signal.SIGINT)
-        save(folder, contents, *others)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runs, "save_in_run", saving)
-        with pytest.raises(KeyboardInterrupt):
-            train(*options, "--out", run)
-    assert saved(run)["step"] == 5
-    signal_in()
-    train("--resume", run)
-    assert not differences(whole, run)
-
-
-def test_an_interrupted_last_report_is_finished_by_resuming(undisturbed, tmp_path, signal_in):
-    options, whole = undisturbed
-    run = tmp_path / "cut"
-    signal_in({STEPS // 3 + 1})
-    with pytest.raises(KeyboardInterrupt) as caught:
+def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monkeypatch):
+    options, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "cut"
+    train(*options, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
+        patch.setattr("train.report", lambda run: os.kill(os.getpid(), signal.SIGINT))
         train(*options, "--out", run)
     assert str(caught.value) == f"the model is saved; for its last report: python train.py --resume {run}"
     assert not is_finished(run, STEPS)
-    signal_in()
     train("--resume", run)
-    assert not differences(whole, run) and measurements(run)[-1]["final"]
+    assert not differences(tmp_path / "whole", run) and measurements(run)[-1]["final"]
     with pytest.raises(InputError, match=f"is at step {STEPS}; give --steps above that"):
         train("--resume", run)
-
-
-@pytest.mark.parametrize(
-    "script,module",
-    [("train.py", "numpy"), ("train.py", "accelerated.replay"), ("eval.py", "torch"), ("eval.py", "torch.nn.functional")],
-)
-def test_an_interrupt_during_the_imports_ends_with_one_line(script, module):
-    """A real signal comes at the moment when a module is looked for."""
-    program = (
-        "import os, runpy, signal, sys\n"
-        "class Interrupting:\n"
-        f"    find_spec = lambda name, *_: os.kill(os.getpid(), signal.SIGINT) if name == {module!r} else None\n"
-        "sys.meta_path.insert(0, Interrupting)\n"
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    )
-    argv = [script, "score", "runs/none"] if script == "eval.py" else [script]
-    program = program.replace("runpy.run", f"sys.argv = {argv}; runpy.run")
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, f"\n{script}: interrupted\n")
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +164,7 @@ def test_killed_at_random_moments_a_run_ends_as_if_undisturbed(text, tmp_path, s
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tmp_path, server, moment):
     text.write_bytes(text.read_bytes() * (150 if moment == "tokenising" else 1))
-    options = [*COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
+    options = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text]
     if moment == "learning a tokenizer":
         pytest.importorskip("tokenizers", reason="learning needs the extra bpe: pip install -e '.[bpe]'")
         options += ["--train-bpe", 300]
@@ -204,3 +175,61 @@ def test_killed_in_the_middle_of_something_a_run_ends_as_if_undisturbed(text, tm
     train(*command, "--data-dir", tmp_path / "data")
     assert not differences(tmp_path / "whole", run)
     assert not [*run.glob("*.writing"), *(tmp_path / "data").rglob("*.writing")]
+
+
+# While tokens are waited for
+
+BEGIN = """
+from accelerated.program import progress
+from accelerated.program.errors import run_program
+progress.SECONDS = 0.001
+from tests.helpers.texts import small_encoding
+from accelerated.data.config import DataConfig
+from accelerated.data.corpus import tokenised
+from accelerated.data.sources import source_of_path
+from accelerated.data.tokenizers import BpeTokenizer, train_bpe
+source = source_of_path(DataConfig("book.txt"))
+run_program("train.py", lambda: """
+CALLS = {
+    "learning 20,000 tokens": "train_bpe(source, 20_000))",
+    "tokenising": "tokenised(source, BpeTokenizer('small', small_encoding()), 'cache'))",
+}
+
+
+@pytest.mark.parametrize("shown", CALLS)
+def test_learning_and_tokenising_show_their_progress_and_end_when_interrupted(tmp_path, monkeypatch, shown):
+    """At once, and nothing is half-written. In 12 MB of text every word is another, so that its tokens take a while to learn."""
+    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: pip install -e '.[bpe]'")
+    letters = random.Random(0).randbytes(5_400_000).hex()
+    (tmp_path / "book.txt").write_text(" ".join(letters[i : i + 9] for i in range(0, len(letters), 9)))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = [sys.executable, "-c", BEGIN + CALLS[shown]]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        printed = next(line for line in process.stderr if shown in line)
+        began = time.perf_counter()
+        process.send_signal(signal.SIGINT)
+        printed += process.stderr.read()
+        code, seconds = process.wait(), time.perf_counter() - began
+    assert code == 130 and seconds < 3.0 and printed.endswith("\ntrain.py: interrupted\n") and "Traceback" not in printed
+    assert shown != "tokenising" or (" of 12.0M" in printed and " left" in printed)
+    assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} <= {".lock"}
+
+
+def test_an_interrupt_does_not_wait_for_texts_that_are_being_encoded(monkeypatch):
+    """The second text is begun before the interrupt, and encoded only after it has been answered."""
+    begun, answered = threading.Event(), threading.Event()
+
+    def encode(content):
+        if content == b"first":
+            return begun.wait(5.0)
+        begun.set()
+        return answered.wait(5.0)
+
+    monkeypatch.setattr(token_cache.os, "cpu_count", lambda: 2)
+    texts = (("train", Text("x", (lambda content=content: content,))) for content in (b"first", b"second"))
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        for _ in token_cache.encoded(texts, SimpleNamespace(encode=encode)):
+            signal.raise_signal(signal.SIGINT)
+    assert time.perf_counter() - began < 4.0
+    answered.set()

@@ -3,39 +3,38 @@
 import multiprocessing
 import os
 
+import pytest
 import torch
 
-from accelerated.program.errors import InputError
 from accelerated.training import process
+from tests.helpers.programs import refusal
+
+DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the device or the refusal)
+    ("cpu", 2, None, "cpu"),
+    ("auto", 0, None, "cpu"),
+    ("auto", 2, None, "cuda:0"),
+    ("cuda", 2, None, "cuda:0"),
+    ("auto", 2, "1", "cuda:1"),
+    ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
+    ("auto", 2, "2", "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"),
+    ("cuda", 1, "1", "torchrun started more than 1 processes here, torch finds 1 GPUs; start one for each"),
+]
 
 
-def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(monkeypatch):
-    def found(name, gpus, local_rank):
-        for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
-            monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
-        monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv("LOCAL_RANK", raising=False)
-        try:
-            return str(process.choose_device(name))
-        except InputError as error:
-            return str(error)
-
-    for given, device in (
-        (("cpu", 2, None), "cpu"),
-        (("auto", 0, None), "cpu"),
-        (("auto", 2, None), "cuda:0"),
-        (("cuda", 2, None), "cuda:0"),
-        (("auto", 2, "1"), "cuda:1"),
-    ):
-        assert found(*given) == device
-    assert found("cuda", 0, None) == "--device cuda: torch finds no GPU here; use --device cpu or auto"
-    for name, gpus, local_rank in (("auto", 2, "2"), ("cuda", 2, "5"), ("cuda", 1, "1")):
-        message = f"torchrun started more than {local_rank} processes here, torch finds {gpus} GPUs; start one for each"
-        assert found(name, gpus, local_rank) == message
+@pytest.mark.parametrize("name,gpus,local_rank,expected", DEVICES)
+def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(name, gpus, local_rank, expected, monkeypatch):
+    for call, answer in (("is_available", gpus > 0), ("current_device", 0), ("device_count", gpus)):
+        monkeypatch.setattr(torch.cuda, call, lambda answer=answer: answer)
+    monkeypatch.setenv("LOCAL_RANK", local_rank) if local_rank else monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if expected.startswith(("cpu", "cuda:")):
+        assert str(process.choose_device(name)) == expected
+    else:
+        assert refusal(process.choose_device, name) == expected
 
 
 def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
-    for kind, size in (("allocated", 41.23e9), ("reserved", 47e9)):
-        monkeypatch.setattr(torch.cuda, f"max_memory_{kind}", lambda device, size=size: size)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 41.23e9)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 47e9)
     line = process.peak_memory(torch.device("cuda", 1))
     assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
     assert process.peak_memory(torch.device("cpu")) is None

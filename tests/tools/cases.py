@@ -73,11 +73,8 @@ CASES = {
     ),
     "memformer": cases_of(
         MEMFORMER,
-        {
-            "continuation": {},
-            "infilling": {},
-            "recall": {},
-            "all-tasks": {},
+        {name: {} for name in ("continuation", "infilling", "recall", "all-tasks")}
+        | {
             "two-layers": {"encoder_layers": 2, "decoder_layers": 2},
             "transformer-xl": {"positions": "transformer_xl"},
             "decoder-only": {"encoder_layers": 0, "decoder_layers": 2},
@@ -90,16 +87,11 @@ CASES = {
             "transformer-xl": ((0, 1, 2), (1, 2, 0)),
         },
     ),
-    "memorizing": cases_of(
-        MEMORIZING,
-        {"retrieval": {}, "short-memory": {"memory": 3, "layers": 1, "memory_layer": 1}},
-    ),
+    "memorizing": cases_of(MEMORIZING, {"retrieval": {}, "short-memory": {"memory": 3, "layers": 1, "memory_layer": 1}}),
     "pretrained_recurrence": cases_of(
         PRETRAINED_RECURRENCE,
-        {
-            "mean": {},
-            "max": {"pooling": "max"},
-            "attention": {"pooling": "attention"},
+        {"mean": {}, "max": {"pooling": "max"}, "attention": {"pooling": "attention"}}
+        | {
             "several-vectors": {"vectors": 4},
             "several-layers": {"layers": 3, "insertion_layers": (1, 3)},
             "overlap": {"overlap": 2},

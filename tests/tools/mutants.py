@@ -9,7 +9,6 @@ import functools
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -205,20 +204,6 @@ def axes_of(node):
         yield from (part for part in parts if isinstance(number(part), int))
 
 
-def planted_in(tree: ast.Module, skipped: range) -> Iterator[tuple[ast.AST, ast.stmt]]:
-    """The nodes of a module in which faults are planted, each with its statement: what does not begin in the skipped lines."""
-    for node in tree.body:
-        constant = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and not isinstance(node.value, ast.Call)
-        if node.lineno not in skipped and (constant or isinstance(node, ast.FunctionDef | ast.ClassDef)):
-            yield from below(node, node)
-
-
-def demonstration_of(text: str) -> range:
-    """The lines of a reference's demonstration: from its heading to that of the next section."""
-    found = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
-    return range(*(text.count("\n", 0, at) + 1 for at in found.span())) if found else range(0)
-
-
 def below(node, statement, known=frozenset()):
     """A node and what is below it, without what is only said or declared, and without `known`: an axis is no constant too."""
     if id(node) in known or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
@@ -252,16 +237,22 @@ def is_said(node):
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
-    """Every fault of a file below root, in the order of its lines."""
+    """Every fault of a file below root, in the order of its lines; none in a reference's demonstration."""
     text = (root / file).read_text()
+    demonstration = re.search(r"(?ms)^# demonstration.*?(?=^# ---|\Z)", text)
+    skipped = range(*(text.count("\n", 0, at) + 1 for at in demonstration.span())) if demonstration else ()
     tree, found = ast.parse(text), {}
-    for node, statement in planted_in(tree, demonstration_of(text)):
-        head = head_of(statement)
-        for make in KINDS:
-            for old, new in make(node):
-                before, after = first_line(head), first_line(replaced(head, old, new))
-                place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
-                found.setdefault((place, after), Mutant(file, old.lineno, make.__name__, before, after, tree, old, new))
+    for top in tree.body:
+        constant = isinstance(top, ast.Assign) and isinstance(top.targets[0], ast.Name) and not isinstance(top.value, ast.Call)
+        if top.lineno in skipped or not (constant or isinstance(top, ast.FunctionDef | ast.ClassDef)):
+            continue
+        for node, statement in below(top, top):
+            head = head_of(statement)
+            for make in KINDS:
+                for old, new in make(node):
+                    before, after = first_line(head), first_line(replaced(head, old, new))
+                    place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
+                    found.setdefault((place, after), Mutant(file, old.lineno, make.__name__, before, after, tree, old, new))
     return [found[key] for key in sorted(found)]
 
 

@@ -56,14 +56,13 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.tools.mutate", description=__doc__.partition("\n")[0])
     parser.add_argument("--count", type=int, default=400, help="faults, drawn in turn from every file and kind (default 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
-    parser.add_argument("--all", action="store_true", help="every fault")
     parser.add_argument("--files", nargs="+", default=FILES, metavar="FILE", help="files to plant faults in")
     parser.add_argument("--tests", nargs="+", default=[str(ROOT / test) for test in TESTS], metavar="TEST", help="tests to run")
     parser.add_argument("--equivalent", type=Path, default=EQUIVALENT, metavar="FILE", help="survivors that change nothing")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="faults at a time (default 2)")
     options = parser.parse_args()
     found = [mutant for file in options.files for mutant in mutants_of(ROOT, file)]
-    chosen, explained = found if options.all else sample(found, options.count, options.seed), read_equivalent(options.equivalent)
+    chosen, explained = sample(found, options.count, options.seed), read_equivalent(options.equivalent)
     planted = [mutant for mutant in chosen if (mutant.file, mutant.before, mutant.after) not in explained]
     print(f"{len(planted)} of {len(found)} faults, and {len(chosen) - len(planted)} that change nothing", flush=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: jobs are the parallel work, and threads do not survive a fork
@@ -121,20 +120,7 @@ class Run:
     def plant(self, record):
         """Plant every fault; print how it ended; return the exit code."""
         ends, survivors, began = Counter(), [], time.monotonic()
-
-        def tried(mutant):
-            try:
-                function = install(mutant, self.functions)
-            except (SyntaxError, ValueError) as error:  # of a function whose variables from outside are others
-                return f"unplanted ({error})"
-            seconds = {name: t["seconds"] for name, t in record.items() if function is None or function in t["functions"]}
-            for name, after in itertools.pairwise([*sorted(seconds, key=seconds.get), None]):
-                signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds[name] + LEAST)
-                if not passes(self.items[name], self.items.get(after)):
-                    return "caught"
-            return f"survived ({len(seconds)} tests)"
-
-        for mutant, result, how in forked(self.mutants, tried, self.options.jobs):
+        for mutant, result, how in forked(self.mutants, lambda mutant: self.tried(mutant, record), self.options.jobs):
             end = result or how
             ends[end.partition(" ")[0]] += 1
             print(f"{end:<12} {mutant.file}:{mutant.line} {mutant.kind}: {mutant.after}", flush=True)
@@ -142,6 +128,19 @@ class Run:
         print(*(f"{count} {how}," for how, count in ends.most_common()), f"in {time.monotonic() - began:.0f} s")
         print(*(f"\n{m.file}:{m.line} {m.kind} survived\n- {m.before}\n+ {m.after}" for m in survivors), sep="\n")
         return 1 if survivors else 0
+
+    def tried(self, mutant, record):
+        """Whether the tests that reach a fault catch it, the fastest first."""
+        try:
+            function = install(mutant, self.functions)
+        except (SyntaxError, ValueError) as error:  # of a function whose variables from outside are others
+            return f"unplanted ({error})"
+        seconds = {name: t["seconds"] for name, t in record.items() if function is None or function in t["functions"]}
+        for name, after in itertools.pairwise([*sorted(seconds, key=seconds.get), None]):
+            signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds[name] + LEAST)
+            if not passes(self.items[name], self.items.get(after)):
+                return "caught"
+        return f"survived ({len(seconds)} tests)"
 
 
 def passes(item: pytest.Item, after: pytest.Item | None) -> bool:
@@ -162,18 +161,12 @@ def functions_of(paths: set[str]) -> dict[str, list[FunctionType]]:
     return found
 
 
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """A code and all that stand in it."""
-    yield code
-    for part in code.co_consts:
-        if isinstance(part, CodeType):
-            yield from codes_in(part)
-
-
 def install(mutant: Mutant, functions: dict[str, list[FunctionType]]) -> str | None:
     """Plant a fault in the functions; return the changed one's name. None: it is a module's constant, changed wherever it is."""
     path, tree, name = str(ROOT / mutant.file), planted(mutant), None
-    for code in codes_in(compile(tree, path, "exec")):
+    codes = [compile(tree, path, "exec")]
+    for code in codes:
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
         for function in functions.get(name_of(code), ()):
             if function.__code__ != code:
                 function.__code__, name = code, name_of(code)
@@ -225,8 +218,7 @@ def in_child(work: Callable, task: object, path: Path) -> None:
 
 def read_equivalent(path: Path) -> dict[tuple[str, str, str], str]:
     """{(file, statement before, and after): why it changes nothing}."""
-    blocks = path.read_text().strip().split("\n\n") if path.exists() else []
-    rows = [block.split("\n", 3) for block in blocks if block]
+    rows = [block.split("\n", 3) for block in path.read_text().strip().split("\n\n")]
     return {(file, before[2:], after[2:]): why for file, before, after, why in rows}
 
 

@@ -1,4 +1,4 @@
-"""Which loss trains what, as the papers have it: the table that test_reach.py measures and that trust.py puts into the docs.
+"""Which loss trains what, as the papers have it: the table that test_reach.py measures and that trust.py puts into docs/trust.md.
 
 A loss is read in one pass over a segment; the subject "LOSS WHEN VARIANT" names it. LOSS is `own` (the segment's own tokens),
 `infilling` or `recall` (Memformer's other tasks), `compression` (the compression's own loss), or one of these after `next-`:
@@ -8,56 +8,20 @@ the next segment's loss, which arrives through the state alone. WHEN is `first` 
 import re
 
 ALL, PART, ZERO, SAME = "●", "◐", "0", " "  # of a group's parameters; SAME leaves what an earlier row says
+COMMON = {"embedding": "embedding", "positions": "position_bias", "norms": "norm", "MLP": "mlp_", "attention": ""}
 GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the first group whose pattern is found in it
-    "compressive": {
-        "key biases": "key_bias",
-        "decoder": r"compression\.decoder",
-        "compression": r"compression\.",
-        "embedding": r"embedding|tails\.|clusters",
-        "positions": "distance_|content_bias|query_bias|positions",
-        "norms": "norm",
-        "MLP": "mlp_",
-        "attention": "",
-    },
-    "block_recurrent": {
-        "first": r"state\.initial",
-        "IDs": r"state\.ids",
-        "gates": r"state\.(attention_gate|mlp)",
-        "states": r"\.state\.",
-        "read": "cross_",
-        "embedding": "embedding",
-        "positions": "position_bias",
-        "norms": "norm",
-        "MLP": "mlp_",
-        "attention": "",
-    },
-    "memformer": {
-        "key biases": "key_bias",
-        "first": "initial_memory",
-        "embedding": "embedding",
-        "writer": r"writer\.",
-        "read": r"\.read\.|memory_norm",
-        "encoder": r"encoder\.",
-        "decoder": "",
-    },
-    "memorizing": {
-        "gate": "memory_gate",
-        "embedding": "embedding",
-        "positions": "position_bias",
-        "norms": "norm",
-        "MLP": "mlp_",
-        "attention": "",
-    },
-    "pretrained_recurrence": {
-        "key biases": "key_bias",
-        "pooling": r"module\.(layer_scores|fixed_key)",
-        "network": r"module\.",
-        "embedding": "embedding",
-        "positions": "positions",
-        "norms": "norm",
-        "MLP": "mlp_",
-        "attention": "",
-    },
+    "compressive": {"key biases": "key_bias", "decoder": r"compression\.decoder", "compression": r"compression\."}
+    | COMMON
+    | {"embedding": r"embedding|tails\.|clusters", "positions": "distance_|content_bias|query_bias|positions"},
+    "block_recurrent": {"first": r"state\.initial", "IDs": r"state\.ids", "gates": r"state\.(attention_gate|mlp)"}
+    | {"states": r"\.state\.", "read": "cross_"}
+    | COMMON,
+    "memformer": {"key biases": "key_bias", "first": "initial_memory", "embedding": "embedding", "writer": r"writer\."}
+    | {"read": r"\.read\.|memory_norm", "encoder": r"encoder\.", "decoder": ""},
+    "memorizing": {"gate": "memory_gate"} | COMMON,
+    "pretrained_recurrence": {"key biases": "key_bias", "pooling": r"module\.(layer_scores|fixed_key)", "network": r"module\."}
+    | COMMON
+    | {"positions": "positions"},
 }
 COLUMNS = {  # the groups in the order of a row's cells
     "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder", "key biases"),
@@ -119,17 +83,6 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
         ("... in plain GPT-2", "^next-own .*plain", "00000   "),
         ("all of them, if a window is one token", "one-token", " ◐      "),
     ],
-}
-NOTES = {  # {paper: what its groups are, and why}
-    "compressive": "`compression` is f_c and `decoder` the g of auto-encoding. Both losses stop where section 3.2 says. "
-    "Only simplified positions have `key biases`.",
-    "block_recurrent": "`read` is the tokens' queries to the states, `states` the states' own projections, `first` the learned "
-    "initial states. The next segment's loss arrives only at a horizon above 1 (decision 14).",
-    "memformer": "`read` is what attends to memory, `writer` the slot attention, `first` the learned initial memory.",
-    "memorizing": "`gate` mixes what is found and what is near. Nothing passes through the memory: the next segment's loss "
-    "arrives through the cached keys and values alone (decision 10).",
-    "pretrained_recurrence": "`pooling` is α and the fixed key, `network` what makes h_prev of z. What a window's own tokens "
-    "reach is all that trains without gradient through z.",
 }
 
 

@@ -4,12 +4,15 @@ A case is one config, its parameters, a rollout of three segments and all that a
 drawn from its name. rules.json holds what needs no arithmetic: masks, distances, buckets, windows, schedules, a task's documents.
 """
 
+import contextlib
 import dataclasses
 import json
 import re
 import sys
 import time
 import zlib
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -34,11 +37,6 @@ BITS = 2**10  # given numbers are multiples of 1 / BITS, which float32 holds exa
 def on_grid(array: np.ndarray) -> np.ndarray:
     """A float array rounded to multiples of 1 / BITS; others as they are."""
     return np.round(array * BITS) / BITS if array.dtype.kind == "f" else array
-
-
-def generator(paper: str, case: str) -> np.random.Generator:
-    """The random numbers of a case."""
-    return np.random.default_rng(zlib.crc32(f"{paper}/{case}".encode()))
 
 
 def segments_of(paper: str, case: Case, rng: np.random.Generator) -> list[Segment]:
@@ -71,7 +69,7 @@ def given_of(params: dict, state: tuple, segments: list) -> dict:
 
 def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
     """(parameters, state before the first segment, segments) of a case."""
-    case, rng = CASES[paper][name], generator(paper, name)
+    case, rng = CASES[paper][name], np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
     reference = PAPERS[paper].reference
     params = {n: on_grid(value) for n, value in shaken(reference.init_params(case.config, rng), rng).items()}
     state = PAPERS[paper].random_state(case.config, rng, LANES)
@@ -82,49 +80,40 @@ def part_of(values: dict, path: str) -> object:
     """What a path names: "projected.query" is values["projected"]["query"], "return.0" the first of a tuple; None if missing."""
     value = values
     for part in path.split("."):
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif value is not None:
-            value = value[int(part)]
+        value = value.get(part) if isinstance(value, dict) else value if value is None else value[int(part)]
     return value
 
 
-class Recorder:
-    """Inside the block, keeps a copy of what specifications name, as the functions of one file return."""
+def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
+    """Add a copy of what is named for the last of these calls and was not found before."""
+    for functions, names in specifications:
+        pattern = "/(?:.*/)?".join(re.escape(name) if "[" in name else rf"{name}\[\d+\]" for name in functions)
+        if re.search(f"/{pattern}$", calls):
+            for local, name in names.items():
+                if name not in found and (value := part_of(values, local)) is not None:
+                    found[name] = np.where(np.isfinite(value), value, 0)  # -inf is the score of a hidden key
 
-    def __init__(self, file: str, specifications: list):
-        self.file, self.specifications = file, specifications
-        self.stack, self.found = [("", {})], {}
 
-    def __call__(self, frame, event, result):
-        """What sys.setprofile calls."""
-        code = frame.f_code
-        if code.co_filename != self.file or code.co_name.startswith("<"):
+@contextlib.contextmanager
+def recorded(file: str, specifications: list) -> Iterator[dict]:
+    """Inside the block, {name: array} of what specifications name, which grows as the functions of a file return."""
+    stack, found = [("", Counter())], {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
+
+    def profile(frame, event, result):
+        code, (calls, inside) = frame.f_code, stack[-1]
+        if code.co_filename != file or code.co_name.startswith("<"):
             return
         if event == "call":
-            calls = self.stack[-1][1]
-            number = calls[code.co_name] = calls.get(code.co_name, -1) + 1
-            self.stack.append((f"{code.co_name}[{number}]", {}))
+            stack.append((f"{calls}/{code.co_name}[{inside[code.co_name]}]", Counter()))
+            inside[code.co_name] += 1
         elif event == "return":
-            self.keep([name for name, _ in self.stack], frame.f_locals | {"return": result})
-            self.stack.pop()
+            keep(found, specifications, calls, frame.f_locals | {"return": result})
+            stack.pop()
 
-    def keep(self, path: list, values: dict):
-        """Keep what is named for this call and was not found before."""
-        for functions, names in self.specifications:
-            remaining = iter(path)
-            calls = all(any(part in (call, call.partition("[")[0]) for call in remaining) for part in functions)
-            if calls and functions[-1] in (path[-1], path[-1].partition("[")[0]):
-                for local, name in names.items():
-                    value = part_of(values, local)
-                    if name not in self.found and value is not None:
-                        self.found[name] = np.where(np.isfinite(value), value, 0)  # -inf is the score of a hidden key
-
-    def __enter__(self):
-        sys.setprofile(self)
-        return self
-
-    def __exit__(self, *error):
+    sys.setprofile(profile)
+    try:
+        yield found
+    finally:
         sys.setprofile(None)
 
 
@@ -142,9 +131,8 @@ def hidden_of(paper: str, config: object) -> dict:
 def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
     listed = [entry for entries, cases in INNER_VALUES[paper] if cases is None or name in cases for entry in entries]
-    with Recorder(reference.__file__, listed) as recorder:
+    with recorded(reference.__file__, listed) as found:
         rollout_forward(reference, params, CASES[paper][name].config, segments[:1], state)
-    found = recorder.found
     if "decoded" in found:
         found["decoded"] = found["decoded"].reshape(found["evicted"].shape)
     for each, mask in hidden_of(paper, CASES[paper][name].config).items():
@@ -156,14 +144,13 @@ def inner_of(paper: str, name: str, reference: object, params: dict, state: tupl
 
 def steps_of(reference: object, config: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of the parameters after a step of gradient descent, and after three of AdamW on the same segments."""
-    grads, after, moments = {}, params, {}
-    rows = {}
+    once, after, moments = {}, params, {}
     for step in range(1, STEPS + 1):
-        grads, _ = rollout_backward(reference, after, config, rollout_forward(reference, after, config, segments, state)[1])
-        if step == 1:
-            rows = {f"sgd/{name}": value for name, value in sgd(params, grads).items()}
+        _, caches, _ = rollout_forward(reference, after, config, segments, state)
+        grads, _ = rollout_backward(reference, after, config, caches)
+        once = once or sgd(params, grads)
         after, moments = adamw(after, grads, moments, step)
-    return rows | {f"adamw/{name}": value for name, value in after.items()}
+    return {f"sgd/{name}": value for name, value in once.items()} | {f"adamw/{name}": value for name, value in after.items()}
 
 
 def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
@@ -189,32 +176,54 @@ def case_file(paper: str, name: str) -> tuple[dict, dict]:
     return rows, {"paper": paper, "case": name} | {key: json.dumps(part) for key, part in parts.items()}
 
 
-def mask_rows(mask: np.ndarray) -> list[str]:
+def rows_of(mask: np.ndarray) -> list[str]:
     """A mask (N, K) as a text of 0 and 1 for each query; 1 is a key that it sees."""
     return ["".join(str(int(sees)) for sees in row) for row in mask]
 
 
-def rules_of_attention() -> dict:
-    """Masks, distances and buckets, by paper."""
-    w, (n, k), length = 4, (4, 9), 6
+def bucket_rule(buckets: int, longest: int) -> dict:
+    """The buckets of distances."""
+    of_distances = block_recurrent.position_bucket(np.arange(200), buckets, longest).tolist()
+    return {"buckets": buckets, "max_distance": longest, "of distances from 0": of_distances}
+
+
+def distance_rule(config: memformer.Config, causal: bool) -> dict:
+    """Memformer's signed distances."""
+    tokens, distances = 6, config.distances(causal)
+    rule = {"tokens": tokens, "causal": causal, "max_distance": config.max_distance, "decoder only": config.encoder_layers == 0}
+    index = memformer.distance_index(tokens, distances).tolist()
+    return rule | {"distance of a row": distances.tolist(), "row that a query and a key take": index}
+
+
+def pooled_rule(pool: str, tokens: int) -> dict:
+    """The rows of a window that are pooled."""
+    config = pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
+    pooled = pretrained_recurrence.pooled_rows(config, tokens)
+    return {"window": 6, "overlap": 2, "pool": pool, "tokens": tokens, "pooled": pooled}
+
+
+def schedule(name: str, **fields: float) -> dict:
+    """A learning-rate schedule and its rate at some steps."""
+    fields = {"schedule": name} | fields | {"learning_rate": 0.01, "warmup": 10, "steps": 100}
+    config, steps = TrainingConfig(**fields), (1, 2, 5, 10, 11, 25, 50, 99, 100)
+    return fields | {"initial_fraction": config.initial_fraction, "rate at step": {t: learning_rate(t, config) for t in steps}}
+
+
+def rules() -> dict:
+    """What rules.json holds: masks, distances and buckets by paper, schedules, and the recall task."""
+    w, (n, k), cases = 4, (4, 9), CASES["memformer"]
     shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
-    small = CASES["memformer"]["decoder-only"].config, CASES["memformer"]["continuation"].config
     windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
+    recall = RecallConfig(pairs=3, questions=4, distance=6)
+    documents = [recall_document(recall, np.random.default_rng([0, 0, number]), str(number)) for number in range(2)]
     return {
         "block_recurrent": {
-            "mask": {"window": w, "queries by keys of a tile": mask_rows(block_recurrent.tile_mask(w))},
+            "mask": {"window": w, "queries by keys of a tile": rows_of(block_recurrent.tile_mask(w))},
             "distance": {"window": w, "of a query and a key of its tile": block_recurrent.tile_distance(w).tolist()},
-            "buckets": [
-                {
-                    "buckets": buckets,
-                    "max_distance": longest,
-                    "of distances from 0": block_recurrent.position_bucket(np.arange(200), buckets, longest).tolist(),
-                }
-                for buckets, longest in ((32, 128), (6, 5), (4, 6))
-            ],
+            "buckets": [bucket_rule(*each) for each in ((32, 128), (6, 5), (4, 6))],
         },
         "compressive": {
-            "mask": {"queries": n, "keys": k, "queries by keys": mask_rows(compressive.causal_mask(n, k))},
+            "mask": {"queries": n, "keys": k, "queries by keys": rows_of(compressive.causal_mask(n, k))},
             "relative shift": {
                 "queries": n,
                 "keys": k,
@@ -225,51 +234,18 @@ def rules_of_attention() -> dict:
         "memformer": {
             "special tokens": {name: MEMFORMER.special(name) for name in memformer.SPECIALS},
             "distances": [
-                {
-                    "tokens": length,
-                    "causal": causal,
-                    "max_distance": config.max_distance,
-                    "decoder only": config.encoder_layers == 0,
-                    "distance of a row": config.distances(causal).tolist(),
-                    "row that a query and a key take": memformer.distance_index(length, config.distances(causal)).tolist(),
-                }
-                for config in small
-                for causal in (False, True)
+                distance_rule(cases[name].config, causal) for name in ("decoder-only", "continuation") for causal in (False, True)
             ],
         },
         "pretrained_recurrence": {
-            "mask": {"a window came before, by lane": [True, False], "vectors": 2, "by lane": [mask_rows(m[0]) for m in windows]},
+            "mask": {"a window came before, by lane": [True, False], "vectors": 2, "by lane": [rows_of(m[0]) for m in windows]},
             "windows": [
                 {"tokens": tokens, "window": t, "overlap": o, "[start, stop, first scored]": [*map(list, cut(tokens, t, o))]}
                 for tokens, t, o in ((1, 4, 0), (5, 4, 0), (12, 4, 0), (12, 4, 1), (13, 6, 4), (3, 6, 2))
             ],
-            "pooled positions": [
-                {"window": 6, "overlap": 2, "pool": pool, "tokens": n, "pooled": pretrained_recurrence.pooled_rows(config, n)}
-                for pool in pretrained_recurrence.POOLS
-                for config in [pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)]
-                for n in (6, 4, 2, 1)
-            ],
+            "pooled positions": [pooled_rule(pool, n) for pool in pretrained_recurrence.POOLS for n in (6, 4, 2, 1)],
         },
-    }
-
-
-def schedule(**fields) -> dict:
-    """A learning-rate schedule and its rate at some steps."""
-    config, steps = TrainingConfig(**fields), (1, 2, 5, 10, 11, 25, 50, 99, 100)
-    return fields | {"initial_fraction": config.initial_fraction, "rate at step": {t: learning_rate(t, config) for t in steps}}
-
-
-def rules() -> dict:
-    """What rules.json holds."""
-    recall = RecallConfig(pairs=3, questions=4, distance=6)
-    documents = [recall_document(recall, np.random.default_rng([0, 0, number]), str(number)) for number in range(2)]
-    common = {"learning_rate": 0.01, "warmup": 10, "steps": 100}
-    return rules_of_attention() | {
-        "schedules": [
-            schedule(schedule="cosine", final_fraction=0.1, **common),
-            schedule(schedule="constant", **common),
-            schedule(schedule="inverse_square_root", **common),
-        ],
+        "schedules": [schedule("cosine", final_fraction=0.1), schedule("constant"), schedule("inverse_square_root")],
         "recall task": {
             "config": dataclasses.asdict(recall),
             "documents": [
@@ -280,23 +256,19 @@ def rules() -> dict:
     }
 
 
-def write(folder: Path) -> int:
-    """Write all files; returns their size in bytes."""
+def main() -> None:
+    """Write docs/vectors and say how much it is."""
+    began = time.perf_counter()
     for paper, name in EVERY_CASE:
-        path = folder / paper / f"{name}.safetensors"
+        path = FOLDER / paper / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         rows, metadata = case_file(paper, name)
         save_file(rows, path, metadata)
     text = json.dumps(rules(), indent=1)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers in one line
-    (folder / "rules.json").write_text(text + "\n")
-    return sum(path.stat().st_size for path in folder.rglob("*.*"))
-
-
-def main() -> None:
-    """Write docs/vectors and say how much it is."""
-    began = time.perf_counter()
-    print(f"{len(EVERY_CASE)} cases, {write(FOLDER):,} bytes in {FOLDER}, {time.perf_counter() - began:.1f} s")
+    (FOLDER / "rules.json").write_text(text + "\n")
+    size = sum(path.stat().st_size for path in FOLDER.rglob("*.*"))
+    print(f"{len(EVERY_CASE)} cases, {size:,} bytes in {FOLDER}, {time.perf_counter() - began:.1f} s")
 
 
 if __name__ == "__main__":

@@ -14,11 +14,7 @@ from accelerated.training.optimization import average_and_clip, check_finite, le
 from accelerated.training.settings import TrainingConfig, preset_settings
 
 BASE = TrainingConfig(steps=1000, learning_rate=0.5, warmup=100, final_fraction=0.1)
-
-
 QUARTER = 0.5 * (0.1 + 0.9 * (0.5 + 0.5 * math.cos(math.pi / 4)))  # of the cosine
-
-
 RATES = [  # (changes, {step: rate})
     ({"schedule": "constant"}, {1: 0.005, 50: 0.25, 100: 0.5, 900: 0.5}),
     ({"schedule": "cosine"}, {50: 0.25, 100: 0.5, 325: QUARTER, 550: 0.5 * 0.55, 1000: 0.05, 2000: 0.05}),

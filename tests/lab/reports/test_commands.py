@@ -1,19 +1,27 @@
-"""The laboratory's reports, run by eval.py as a user runs them."""
+"""The laboratory's reports, run by eval.py as a user runs them, and what two of them compute."""
 
+import dataclasses
 import re
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from accelerated import compressive
 from accelerated.attention import heads
+from accelerated.block_recurrent import BlockRecurrent
 from accelerated.evaluation.options import REPORTS
-from accelerated.lab.reports import dynamic
+from accelerated.lab.reports import curves, dynamic
+from accelerated.lab.reports.range import temporal_range
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from tests.helpers.programs import BRIEF, COMPRESSIVE, TINY, WINDOWED, as_json, printed, refused, saved, train
+from tests.helpers.texts import BYTES, documents_of
+from tests.helpers.variants import PAPERS
+
+CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 
 
 @pytest.fixture(scope="module")
@@ -31,36 +39,40 @@ def runs(tmp_path_factory):
     return SimpleNamespace(book=book, texts=texts, **{name: folder / name for name in kinds})
 
 
-def test_perplexity_by_frequency(runs, capsys):
-    """By how often words stand in what the run was trained on, whatever is read."""
-    found = {}
-    for data in (runs.book, runs.texts):
-        found[data] = rows = as_json(capsys, "frequency", runs.recurrent, "--data", data)["by_frequency"]
-        assert [row["name"] for row in rows] == ["more than 10,000", "1,000 to 10,000", "100 to 999", "fewer than 100", "all"]
-        assert rows[0]["perplexity"] is None, "JSON has no NaN"
-        plain = as_json(capsys, runs.recurrent, "--data", data)
-        assert rows[-1]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
-        assert sum(row["words"] for row in rows[:-1]) == rows[-1]["words"]
-    content = runs.book.read_bytes()
-    assert abs(found[runs.book][2]["words"] - len(content[len(content) * 90 // 100 : len(content) * 95 // 100].split())) <= 1
-    assert all(row["words"] > 0 for row in found[runs.texts][2:]), "some is a word of the book, number is none"
-    assert "perplexity per word" in printed(capsys, "frequency", runs.recurrent)
-
-
-def test_words_keep_their_losses_when_documents_are_joined(runs, capsys):
-    """The table by frequency has the same words, and adds up to the score."""
+def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(runs, capsys):
+    """The table by frequency has the same words when documents are joined, and adds up to the score."""
     command = ["frequency", runs.compressive, "--data", runs.texts]
     joined, apart = (as_json(capsys, *command, f"--{no}carry-over-documents")["by_frequency"] for no in ("", "no-"))
     assert [(row["words"], row["tokens"]) for row in joined] == [(row["words"], row["tokens"]) for row in apart]
+    assert all(row["words"] > 0 for row in apart[2:]), "some is a word of the book, number is none"
+    assert apart[0]["perplexity"] is None and "perplexity per word" in printed(capsys, *command)
     score = as_json(capsys, *command[1:], "--carry-over-documents")["nats"]
     assert joined[-1]["nats"] == pytest.approx(score, rel=1e-6) != apart[-1]["nats"]
 
 
+@pytest.mark.parametrize("reach, lanes", [(2, 1), (2, 2), (3, 3)])
+def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
+    """Compared with each document read alone: the state is cleared before segment i if reach divides i."""
+    documents, model, n = documents_of([70, 9, 69, 68, 100]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
+    expected, counts = [0.0] * reach, [0] * reach
+    for document in documents:
+        state = model.initial_state(1)
+        for index, at in enumerate(range(0, len(document.inputs), n)):
+            tokens, targets = (torch.tensor(ids[at : at + n].astype(int)) for ids in (document.inputs, document.targets))
+            state = model.initial_state(1) if index % reach == 0 else state
+            logits, state, _ = model(functional.pad(tokens, (0, n - len(tokens)))[None], state)
+            if index >= reach:
+                expected[index % reach] += functional.cross_entropy(logits[0, : len(tokens)], targets, reduction="sum").item()
+                counts[index % reach] += len(tokens)
+    scores = temporal_range(model, documents, BYTES, lanes, reach)
+    assert [score.tokens for score in scores] == counts
+    assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
+
+
 def test_loss_by_segments_carried(runs, capsys):
     rows = as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
-    assert [row["segments"] for row in rows] == [0, 1, 2] and all(0 < row["bits_per_byte"] < 20 for row in rows)
     lines = printed(capsys, "range", runs.recurrent, "--segments", 3).splitlines()[-3:]
-    assert [line.split()[:2] for line in lines] == [[str(row["segments"]), f"{row['bits_per_byte']:.4f}"] for row in rows]
+    assert [line.split()[:2] for line in lines] == [[str(n), f"{row['bits_per_byte']:.4f}"] for n, row in enumerate(rows)]
     line = refused(capsys, "range", runs.recurrent, "--segments", 9000)
     assert "no document has scored tokens in its segments 9,001 to 18,000" in line
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
@@ -76,20 +88,23 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
         assert printed(capsys, name, run) and {*seen} == {dtype}, name
         seen.clear()
-    assert {name for name, report in REPORTS.items() if report.exact} == {"attention", "compression", "dynamic", "export"}
+    assert {name for name, report in REPORTS.items() if report.exact} == {
+        "attention",
+        "compression",
+        "dynamic",
+        "export",
+        "slots",
+    }
 
 
 def test_attention_and_compression(runs, capsys):
     lines = printed(capsys, "attention", runs.compressive, "--sequences", 20)
-    rows = [line for line in lines.splitlines() if line.startswith(("compressed memory", "memory ", "segment "))]
-    assert len(rows) == 3 and "20 segments" in lines
-    assert sum(float(row.split("sum")[1]) for row in rows) == pytest.approx(100, abs=0.2)
-    record = as_json(capsys, "attention", runs.compressive, "--sequences", 20)["attention"]
-    assert {part: len(row["mean"]) for part, row in record.items()} == dict.fromkeys(record, 6)
+    assert "20 segments" in lines
+    assert sum(float(part) for part in re.findall(r"sum (\S+)", lines)) == pytest.approx(100, abs=0.2)
     lines = printed(capsys, "compression", runs.compressive, "--sequences", 20)
-    assert re.findall(r"layer (\d) +attention-reconstruction loss \d\.\d{3}e", lines) == ["1", "2"]
     losses = as_json(capsys, "compression", runs.compressive, "--sequences", 20)["attention_reconstruction_loss"]
-    assert len(losses) == 2 and all(loss > 0 for loss in losses)
+    shown = re.findall(r"layer (\d) +attention-reconstruction loss (\S+)", lines)
+    assert shown == [(str(layer), f"{loss:.3e}") for layer, loss in enumerate(losses, start=1)] and len(shown) == 2
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
@@ -108,9 +123,25 @@ def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monk
     assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
     assert record["dynamic"]["nats"] < record["static"]["nats"], "a model that has hardly been trained learns on the way"
     assert seen == [(0.002, len(saved(run)["parameters"]), 1.0, 2)]
-    lines = printed(capsys, *command, 1e-12)
-    static, learning = (float(number.replace(",", "")) for number in re.findall(r"log-probability +(\S+)", lines))
-    assert static == pytest.approx(learning, rel=1e-4) and "with dynamic evaluation at 1e-12:" in lines
     line = refused(capsys, *command, 1e30)
     assert line == "--learning-rate 1e+30: the predictions become NaN while training continues; give a smaller one"
     assert checkpoint_path(run).read_bytes() == before
+
+
+@pytest.mark.parametrize("tokens, labels", [(True, ["0", "1"]), (False, [*"012", "a/3", *"456789", "b/3", "new"])])
+def test_each_run_has_its_colour_in_a_plot_of_several(tokens, labels, tmp_path, monkeypatch):
+    """A line for training and dots for validation, against steps or tokens; runs of one name are named by their paths."""
+    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
+    drawn, runs = [], [label if "/" in label else f"a/{label}" for label in labels]
+    monkeypatch.setattr(curves, "save_figure", lambda figure, path: drawn.append(figure.axes[0]))
+    losses = [curves.Curves(run, {4: 8.0, 8: 7.0 + n}, {8: 6.0 + n}, 100 + n) for n, run in enumerate(runs)]
+    curves.draw_several(losses, tmp_path / "curves.png", tokens=tokens)
+    [axes] = drawn
+    for n, (line, dots) in enumerate(zip(axes.lines[::2], axes.lines[1::2], strict=True)):
+        scale = 100 + n if tokens else 1
+        assert line.get_xydata().tolist() == [[4 * scale, 8], [8 * scale, 7 + n]]
+        assert dots.get_xydata().tolist() == [[8 * scale, 6 + n]] and dots.get_marker() == "o"
+        assert line.get_color() == dots.get_color()
+    assert len({line.get_color() for line in axes.lines}) == len(runs)
+    assert axes.get_xlabel() == ("tokens read" if tokens else "step")
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels

@@ -32,6 +32,10 @@ def model_of(kind, tokenizer=BYTES, **changes):
     return model_class(dataclasses.replace(config, vocabulary=len(tokenizer.token_bytes), **changes))
 
 
+def sgd(model, rate=RATE):
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
 def windows_of(document, config):
     """Yield (tokens of a document's window, padded to a segment, {place in it: target} of what it scores)."""
     for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
@@ -86,7 +90,7 @@ def documents_of(tokenizer):
 def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
     model, documents = model_of(kind, tokenizer), documents_of(tokenizer)
     own = copy.deepcopy(model)
-    score = evaluate_dynamically(model, documents, tokenizer, 1, torch.optim.SGD(model.parameters(), lr=RATE), clip)
+    score = evaluate_dynamically(model, documents, tokenizer, 1, sgd(model), clip)
     nats, right = by_hand(own, documents, clip)
     assert score.nats == pytest.approx(nats, rel=1e-10) and score.right == right
     assert score[1::2] == evaluate(model, documents, tokenizer, 1)[1::2], "tokens and bytes"
@@ -94,48 +98,19 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
         torch.testing.assert_close(learned, expected, rtol=1e-9, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_a_step_it_is_evaluation_and_with_steps_lanes_share_them(kind):
-    """In two lanes (rows of the batch), one ends while the other is inside its second document."""
-    model, documents = model_of(kind), [*documents_of(BYTES), document_from(TEXT[:40], BYTES), document_from("he", BYTES)]
-    for lanes in (2, 7):
-        expected = evaluate(model, documents, BYTES, lanes)
-        score = evaluate_dynamically(model, documents, BYTES, lanes, torch.optim.SGD(model.parameters(), lr=0.0))
-        assert score.nats == pytest.approx(expected.nats, rel=1e-12) and score[1:] == expected[1:]
-    twins, alone = [document_from(TEXT, BYTES)] * 2, copy.deepcopy(model)
-    nats = [
-        evaluate_dynamically(each, twins[:lanes], BYTES, lanes, torch.optim.SGD(each.parameters(), lr=RATE)).nats
-        for lanes, each in ((1, alone), (2, model))
-    ]
-    assert nats[1] == pytest.approx(2 * nats[0], rel=1e-9), "lanes share one step along the mean over all their tokens"
-    for one, beside in zip(alone.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, beside, rtol=1e-8, atol=1e-10)
-
-
 def test_no_token_is_scored_after_an_update_that_saw_it():
     """A document of one segment is scored with the initial weights; a second reading has a lower loss."""
     model, document = model_of("block-recurrent"), document_from(TEXT[: RECURRENT.segment + 1], BYTES)
     expected = evaluate(model, [document], BYTES, 1).nats
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    assert evaluate_dynamically(model, [document], BYTES, 1, optimizer).nats == pytest.approx(expected, rel=1e-12)
+    assert evaluate_dynamically(model, [document], BYTES, 1, sgd(model)).nats == pytest.approx(expected, rel=1e-12)
     assert evaluate(model, [document], BYTES, 1).nats < 0.99 * expected
 
 
-def test_segments_with_nothing_to_score_take_no_step():
-    """An optimiser's step would change weights even without gradients, by momentum and weight decay."""
-    size, model = RECURRENT.segment, model_of("block-recurrent")
-    optimizer, steps = torch.optim.AdamW(model.parameters()), []
-    optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    document = document_from("x" * (4 * size + 1), BYTES, [True] * size + [False] * 2 * size + [True] * size)
-    assert evaluate_dynamically(model, [document], BYTES, 1, optimizer).tokens == 2 * size and len(steps) == 2
-
-
-def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped():
-    start, documents, scores = model_of("block-recurrent", dropout=0.5), [document_from(TEXT, BYTES)], []
-    for stale, training in ((None, True), (1e3, True), (None, False)):
-        model = copy.deepcopy(start).train(training)
-        for parameter in model.parameters():
-            parameter.grad = None if stale is None else torch.full_like(parameter, stale)
-        scores.append(evaluate_dynamically(model, documents, BYTES, 2, torch.optim.SGD(model.parameters(), lr=RATE)))
-        assert model.training is training and all(p.grad is None for p in model.parameters())
-    assert scores[0] == scores[1] == scores[2]
+@pytest.mark.parametrize("training", [True, False])
+def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped(training):
+    model, documents = model_of("block-recurrent", dropout=0.5).train(training), [document_from(TEXT, BYTES)]
+    expected = evaluate_dynamically(fresh := copy.deepcopy(model), documents, BYTES, 2, sgd(fresh))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e3)
+    assert evaluate_dynamically(model, documents, BYTES, 2, sgd(model)) == expected
+    assert model.training is training and all(parameter.grad is None for parameter in model.parameters())

@@ -38,56 +38,23 @@ def read_alone(model, documents, first=40):
     return found
 
 
-@pytest.mark.parametrize("compression", ["mean_pooling", "most_used"])
-@pytest.mark.parametrize(
-    "change,expected",
-    [
-        ({}, 2 + 3),
-        ({"memory": 16}, 2 + 3),
-        ({"memory": 0}, 3),
-        ({"compressed_memory": 0}, 2),
-        ({"compressed_memory": 4}, 4),
-        ({"memory": 0, "compressed_memory": 0}, 0),
-    ],
-)
-def test_segments_to_fill(change, expected, compression):
-    """Two segments fill memory; the five compressed rows come from three evicted segments. One fewer leaves zeros."""
-    config = dataclasses.replace(SMALL, compression=compression, **change)
+@pytest.mark.parametrize("memory, compressed, expected", [(16, 5, 2 + 3), (0, 5, 3), (12, 0, 2), (12, 4, 2 + 2), (0, 0, 0)])
+def test_one_segment_fewer_than_fill_the_memories_leaves_zeros(memory, compressed, expected):
+    """Two segments fill memory; the five compressed rows come from three evicted segments."""
+    config = dataclasses.replace(SMALL, compression="mean_pooling", memory=memory, compressed_memory=compressed)
     assert memories.segments_to_fill(config) == expected
-    model = Compressive(config).eval()
-    for count in (expected, expected - 1) if change else (expected,):  # of 12 rows, four are there early
-        state = model.initial_state(1)
-        for _ in range(count):
-            state = model.advance(torch.randint(11, (1, 8)), state)
-        filled = torch.cat([state.memory, state.compressed], 2).abs().sum(-1) > 0
-        assert count < 0 or filled.all() == (count == expected)
+    model, filled = Compressive(config).eval(), []
+    state = model.initial_state(1)
+    for _ in range(expected + 1):
+        filled.append((torch.cat([state.memory, state.compressed], 2).abs().sum(-1) > 0).all())
+        state = model.advance(torch.randint(11, (1, 8)), state)
+    assert filled == [False] * expected + [True]
 
 
-@pytest.mark.parametrize(
-    "segments,found",
-    [
-        ([7, 7, 3.75, 6.5, 6], [[(0, 40), (1, 40)], [(0, 48), (1, 48)], [(3, 40), (4, 40)]]),
-        ([9, 6, 6], [[(0, 40), (1, 40)], [(0, 48)], [(0, 56)], [(0, 64)], [(2, 40)]]),  # a lane begins inside the other's
-    ],
-)
-def test_only_lanes_with_full_memories_are_read(segments, found):
-    """In each lane (row of the batch), documents follow each other; each state is that of reading its document alone."""
-    model, documents = Compressive(SMALL).eval(), counting_documents([int(8 * n) + 1 for n in segments])
-    alone = read_alone(model, documents)
-    for (tokens, state), places in zip(memories.full_memories(model, documents, 2, 100), found, strict=True):
-        own, states = zip(*(alone[place] for place in places), strict=True)
-        assert torch.equal(tokens, torch.cat(own))
-        assert_agree(state._asdict(), {name: torch.cat([s._asdict()[name] for s in states]) for name in state._fields}, 1e-12)
-    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == 3
-
-
-def test_short_documents_are_refused():
-    model = Compressive(SMALL).eval()
-    for lengths, found in (([30, 40], "0 segments have"), ([8 * 6 + 1, 30], "1 segment has")):
-        with pytest.raises(InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"):
-            list(memories.full_memories(model, counting_documents(lengths), 2, 10))
-    two = counting_documents([8 * 6 + 1] * 2)
-    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, two, 2, 10)) == 2
+@pytest.mark.parametrize("lengths, found", [([30, 40], "0 segments have"), ([49, 30], "1 segment has")])
+def test_fewer_than_two_segments_are_refused(lengths, found):
+    with pytest.raises(InputError, match=f"{found} full memories, .* more than 6 segments of 8 scored tokens"):
+        list(memories.full_memories(Compressive(SMALL).eval(), counting_documents(lengths), 2, 10))
 
 
 @pytest.mark.parametrize("name", ["conv-attention_reconstruction", "transformer-xl"])
@@ -115,23 +82,21 @@ def test_attention_by_bucket_equals_summing_the_weights(name, monkeypatch):
 
 
 def test_bucket_table_shows_mean_and_standard_error():
-    weights = torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12])
-    record, lines = memories.bucket_table(weights)
-    record = record["attention"]
-    assert "2 segments" in lines[0] and len(lines) == 5
+    """From the oldest row to the newest, as bucket_edges go."""
+    record, lines = memories.bucket_table(torch.tensor([[0.1] * 6 + [0.0] * 12, [0.3] * 6 + [0.0] * 12]))
+    assert "2 segments" in lines[0] and re.split(r"  +", lines[1])[1:] == ["1 (oldest)", "2", "3", "4", "5", "6 (newest)"]
     assert lines[2].count("20.00 (10.00)") == 6 and lines[2].endswith("sum 120.0") and lines[3].endswith("none")
-    heads = re.split(r"  +", lines[1])[1:]
-    assert heads == ["1 (oldest)", "2", "3", "4", "5", "6 (newest)"], "bucket_edges go from the oldest row to the newest"
-    ends = [match.end() for match in re.finditer(r"\)", lines[2])]
-    assert [lines[1].index(head) + len(head) for head in heads] == ends, "each head stands over its column"
-    assert record["compressed memory"]["mean"] == pytest.approx([0.2] * 6) and record["segment"]["mean"] == [0.0] * 6
-    assert record["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6)
+    found = record["attention"]
+    assert found["compressed memory"]["mean"] == pytest.approx([0.2] * 6) and found["segment"]["mean"] == [0.0] * 6
+    assert found["compressed memory"]["standard_error"] == pytest.approx([0.1] * 6)
 
 
-def test_compression_by_layer_weighs_segments_equally():
-    """Each document is read alone; three segments of one and one of the other count alike."""
-    model, documents = Compressive(SMALL).eval(), counting_documents([8 * 8 + 1, 8 * 6 + 1])
+@pytest.mark.parametrize("segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)])
+def test_compression_by_layer_weighs_segments_equally(segments, count):
+    """As if each document were read alone, though in two lanes one begins while the other is in its middle."""
+    model, documents = Compressive(SMALL).eval(), counting_documents([int(8 * n) + 1 for n in segments])
     losses = [torch.stack([*model(*pair).auxiliary.values()]) for pair in read_alone(model, documents).values()]
     found = memories.compression_by_layer(model, documents, 2, 100)
-    assert len(losses) == 4 and not found.requires_grad
+    assert len(losses) == count and not found.requires_grad
     assert_agree({"losses": torch.stack(losses).mean(0)}, {"losses": found}, 1e-12)
+    assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(count, 3)

@@ -7,42 +7,27 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from accelerated.data.windows import Document
 from accelerated.evaluation.generation import read_prompt
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program.errors import InputError
-from tests.helpers.programs import WINDOWED, as_json, printed, refused, train
+from tests.helpers.programs import BRIEF, WINDOWED, as_json, printed, refused, train
+from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
 
 GARDEN, SEA = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "
 
 
-def documents_with(texts):
-    """Documents whose tokens are these bytes."""
-    ids = [np.frombuffer(text, np.uint8) for text in texts]
-    return [Document(str(n), own[:-1], own[1:], np.ones(max(0, len(own) - 1), bool)) for n, own in enumerate(ids)]
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(2, 12), st.integers(1, 20))
-def test_pieces_come_from_single_documents(sizes, length, count):
-    texts = [bytes(range(40 * number, 40 * number + size)) for number, size in enumerate(sizes)]
-    if max(sizes) < length:
-        with pytest.raises(InputError, match=f"no document has {length} tokens"):
-            topics.drawn_pieces(documents_with(texts), count, length, np.random.default_rng(0))
-        return
-    pieces = topics.drawn_pieces(documents_with(texts), count, length, np.random.default_rng(0))
-    assert pieces.shape == (count, length) and all(any(bytes(piece.tolist()) in text for text in texts) for piece in pieces)
-
-
-def test_every_place_is_as_likely():
-    documents = documents_with([bytes(range(12)), bytes(range(20, 25)), b"", bytes(range(30, 33))])
+def test_pieces_come_from_single_documents_and_every_place_is_as_likely():
+    documents = documents_of([12, 5, 0, 3])  # 1, 2, ...; 11, 12, ...; none; 31, 32, 33
     pieces = topics.drawn_pieces(documents, 6000, 3, np.random.default_rng(0))
+    assert pieces.shape == (6000, 3) and (np.diff(pieces.astype(int)) == 1).all()
     starts, counts = np.unique(pieces[:, 0], return_counts=True)
-    assert starts.tolist() == [*range(10), 20, 21, 22, 30] and (np.abs(counts - 6000 / 14) < 90).all()
+    assert starts.tolist() == [*range(1, 14), 31] and (np.abs(counts - 6000 / 14) < 90).all()
+    assert topics.drawn_pieces(documents, 1, 12, np.random.default_rng(0)).tolist() == [[*range(1, 13)]]
+    with pytest.raises(InputError, match="no document has 13 tokens"):
+        topics.drawn_pieces(documents, 1, 13, np.random.default_rng(0))
 
 
 def test_divergence_is_that_of_the_definition():
@@ -63,21 +48,17 @@ def test_texts_of_a_topic_are_near_each_other():
     few = ["rose ship"] * 4 + ["wave wind"] * 4  # a word stands in at least five texts, and in at most half of them
     with pytest.raises(InputError, match="the training split has too few words for a topic model"):
         topics.topic_model(few)
-    words, _ = (part for _, part in topics.topic_model([f"{text} soil" for text in few + few[:1] + few[4:5]]).steps)
-    assert sorted(words.vocabulary_) == ["rose", "ship", "wave", "wind"]
 
 
 def test_continuations_are_greedy_and_in_a_new_window():
-    """One by one they are the same as together."""
+    """More than are continued at a time."""
     model = PretrainedRecurrence(PAPERS["pretrained_recurrence"].small).eval()
-    run = SimpleNamespace(model=model)
     contexts = np.random.default_rng(0).integers(11, size=(topics.LANES + 3, model.config.segment))
-    found = topics.continuations(run, contexts, 4)
+    found = topics.continuations(SimpleNamespace(model=model), contexts, 4)
     assert found.shape == (topics.LANES + 3, 4)
-    assert np.array_equal(topics.continuations(run, contexts[: topics.LANES], 1), found[: topics.LANES, :1])
-    for context, own in zip(contexts[-3:], found[-3:], strict=True):
-        logits, state = read_prompt(model, torch.as_tensor(context)[None], new_window=True)
-        for token in own:
+    for place in (0, -3, -2, -1):
+        logits, state = read_prompt(model, torch.as_tensor(contexts[place])[None], new_window=True)
+        for token in found[place]:
             assert logits.argmax(-1) == token
             logits, state = model.step(torch.tensor([token]), state)
 
@@ -87,8 +68,7 @@ def run(tmp_path_factory):
     """A run that has learned nothing, of a text about gardens and the sea."""
     folder = tmp_path_factory.mktemp("topics")
     (folder / "text.txt").write_text((GARDEN * 40 + SEA * 40) * 8)
-    brief = ("--steps", 1, "--sample", 0, "--validation-segments", 1)
-    train("--data", folder / "text.txt", *WINDOWED, *brief, "--out", folder / "run")
+    train("--data", folder / "text.txt", *WINDOWED, *BRIEF, "--out", folder / "run")
     return folder / "run"
 
 
@@ -109,18 +89,9 @@ def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
 
 
 def test_what_cannot_work_is_refused_before_anything_is_read(run, capsys, monkeypatch):
-    """A missing package, no run, too few contexts, documents that are shorter than a window."""
     assert "RUN" in refused(capsys, "topics")
     assert "--contexts: 1 was given; it must be at least 2" in refused(capsys, "topics", run, "--contexts", 1)
-    short = run.parent / "short"
-    short.mkdir()
-    for number in range(60):
-        (short / f"{number}.txt").write_text(f"rose {number}")
-    line = refused(capsys, "topics", run, "--data", short)
-    assert "no document has 8 tokens; give longer ones, or a shorter --segment" in line
-    for name in ("sklearn", "sklearn.decomposition", "sklearn.feature_extraction", "sklearn.feature_extraction.text"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for late in ("load_corpus", "drawn_pieces", "continuations"):
-        monkeypatch.delattr(topics, late)
+    monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
+    monkeypatch.delattr(topics, "load_corpus")
     line = refused(capsys, "topics", run)
     assert "topics needs the package scikit-learn; install the extra: pip install -e '.[topics]'" in line

@@ -1,5 +1,7 @@
-"""The bench prints its tables, at tiny sizes, and takes times and memory as it says."""
+"""The bench prints its tables, at tiny sizes, takes times and memory as it says, and notices what a device computes wrongly."""
 
+import argparse
+import dataclasses
 import re
 import runpy
 import sys
@@ -8,32 +10,26 @@ import pytest
 import torch
 
 from accelerated.lab.speed import __main__ as bench
-from accelerated.lab.speed import steps, timing
+from accelerated.lab.speed import agreement, steps, timing
 from accelerated.lab.speed.timing import COLUMNS, measured_rows
 from accelerated.lab.speed.variants import Variant, options_of
 from accelerated.models import NAMES, presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
+from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
-LAYER = {"width": 8, "heads": 2, "feed_forward": 8, "segment": 4}
-TINY = {
-    "block_recurrent": LAYER | {"head_width": 4, "layers": 1, "window": 2, "recurrent_layers": (1,), "states": 2},
-    "compressive": LAYER | {"head_width": 4, "layers": 1, "memory": 4, "compressed_memory": 2, "compression_rate": 2},
-    "memformer": LAYER | {"head_width": 4, "encoder_layers": 1, "decoder_layers": 1, "slots": 2},
-    "memorizing": LAYER | {"head_width": 4, "layers": 1, "memory_layer": 1, "memory": 8, "retrieved": 2},
-    "pretrained_recurrence": LAYER | {"layers": 2, "max_positions": 8, "module_width": 4},
-}
 BASELINE = {"memformer": "the same through_time"}
-TITLES = ["encoder-decoder, 4+8 layers", "decoder-only, 12 layers"]  # of Memformer's two models
+REPLAYED = presets_of("memformer").SPEED["replayed"]
 
 
 @pytest.fixture(autouse=True)
 def tiny(monkeypatch):
     torch.set_default_dtype(torch.float32)
-    for model, sizes in TINY.items():
+    for model in NAMES:
+        sizes = dataclasses.asdict(PAPERS[model].small)
         facts = presets_of(model).SPEED | {"sizes": sizes, "segments": 1, "horizons": (1, 2), "lanes": {"cpu": 2, "cuda": 8}}
-        facts |= {"replayed": {title: {} for title in TITLES}} if model == "memformer" else {}
+        facts |= {"replayed": {"one model": {}, "another": {}}} if model == "memformer" else {}
         monkeypatch.setattr(presets_of(model), "SPEED", facts)
     monkeypatch.setattr(steps, "large_product", lambda device, dtype: Variant(lambda: torch.ones(2, 2) @ torch.ones(2, 2), 16))
     monkeypatch.setattr(steps, "POSITIONS", (10, 100))
@@ -41,55 +37,48 @@ def tiny(monkeypatch):
     monkeypatch.setattr(timing, "peak_memory", lambda step, device: [step(), 1_000_000][1])  # a profiler is slow
 
 
-def tables(capsys):
-    """[(head of the first column, {name of a row: its cells})] of all tables that were printed."""
-    printed = capsys.readouterr().out
-    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", printed, re.M)]
-    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
+def tables(capsys, *argv):
+    """[(head of the first column, the rows of cells)] of all tables that a command prints."""
+    bench.main([*argv, "--device", "cpu"])
+    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)]
     assert all(len({line.count("|") for line in block}) == 1 and set(block[1]) <= set("|- ") for block in blocks)
-    return [(head[0], {row[0]: row[1:] for row in rows}) for head, _, *rows in split]
+    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
+    return [(head[0], rows) for head, _, *rows in split]
 
 
-def run(*argv):
-    bench.main([*argv, "--device", "cpu", "--repeats", "2"])
+def names(capsys, *argv):
+    """[(head of the first column, names of the rows)] of the tables of a command."""
+    return [(head, [row[0] for row in rows]) for head, rows in tables(capsys, *argv, "--repeats", "2")]
 
 
 @pytest.mark.parametrize("model", NAMES)
 def test_steps(model, capsys):
-    run("steps", "--model", model)
-    [(_, rows)] = tables(capsys)
-    assert list(rows) == [model, BASELINE.get(model) or presets_of(model).SPEED["baseline"][0], "one large product"]
-    for cells in rows.values():
-        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", cells[0]) and cells[2:4] == ["1.0", "1.00"] and cells[-1] == "2"
-        assert cells[4] != "-", "GFLOP/s"
-    assert rows[model][1] == "1.000 (1.000..1.000)"
+    [(_, rows)] = tables(capsys, "steps", "--model", model, "--repeats", "2")
+    baseline = BASELINE.get(model) or presets_of(model).SPEED["baseline"][0]
+    assert [row[0] for row in rows] == [model, baseline, "one large product"] and rows[0][2] == "1.000 (1.000..1.000)"
+    for _, spent, _, peak, of_first, rate, turns in rows:
+        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", spent) and (peak, of_first, turns) == ("1.0", "1.00", "2")
+        assert rate != "-", "GFLOP/s"
 
 
 def test_every_model_that_is_named_gets_its_tables(capsys):
     """Memformer has two models. Horizons are a model's own, or those asked for."""
-    run("horizons", "--model", "memformer", "compressive")
-    run("horizons", "--model", "compressive", "--horizons", "3")
-    found = tables(capsys)
-    assert [title for title, _ in found] == [*["horizon 1", "horizon 2"] * 3, "horizon 3"]
-    assert all(list(rows) == list(BACKPROP) for _, rows in found)
-    run("generation", "--model", "pretrained_recurrence")
-    assert [(title, list(rows)) for title, rows in tables(capsys)] == [
-        ("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])
-    ]
+    ways = list(BACKPROP)
+    assert names(capsys, "horizons", "--model", "memformer", "compressive") == [("horizon 1", ways), ("horizon 2", ways)] * 3
+    assert names(capsys, "horizons", "--model", "compressive", "--horizons", "3") == [("horizon 3", ways)]
+    generated = names(capsys, "generation", "--model", "pretrained_recurrence")
+    assert generated == [("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])]
 
 
-def test_what_is_measured_is_a_papers_on_a_gpu(monkeypatch):
+def test_what_is_measured_is_a_papers_on_a_gpu():
     """Steps of Block-Recurrent if nothing is asked for. Memformer's two models have the paper's layers."""
     default = bench.parse_options([])
     assert (default.table, default.model) == ("steps", ["block_recurrent"])
-    assert options_of("compressive", CPU, "float32").config.width == 8
+    assert options_of("compressive", CPU, "float32").config == PAPERS["compressive"].small
     options = options_of("compressive", torch.device("cuda"), "bfloat16")
     assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
-    monkeypatch.undo()
-    replayed = presets_of("memformer").SPEED["replayed"]
-    assert {title: tuple(fields.values()) for title, fields in replayed.items()} == dict(
-        zip(TITLES, [(4, 8), (0, 12)], strict=True)
-    )
+    layers = {title: tuple(fields.values()) for title, fields in REPLAYED.items()}
+    assert layers == {"encoder-decoder, 4+8 layers": (4, 8), "decoder-only, 12 layers": (0, 12)}
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
@@ -97,23 +86,22 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     horizons, rollout = [], steps.rollout
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
-    run("compile", "--model", "compressive")
-    assert [(title, list(rows)) for title, rows in tables(capsys)] == [("compressive, --compile", list(COMPILERS))]
+    assert names(capsys, "compile", "--model", "compressive") == [("compressive, --compile", list(COMPILERS))]
     assert horizons == [1] * len(COMPILERS)
 
 
-@pytest.mark.parametrize(
-    "argv,words",
-    [
-        (["steps", "--repeats", "0"], "--repeats 0: it must be at least 1"),
-        (["horizons", "--horizons", "0"], "--horizons 0: it must be at least 1"),
-        (["step"], "steps"),
-        (["agreement", "--model", "memformer"], "--model"),
-        (["counts", "--device", "cpu"], "--device"),
-    ],
-)
+REFUSED = {
+    "steps --repeats 0": "--repeats 0: it must be at least 1",
+    "horizons --horizons 0": "--horizons 0: it must be at least 1",
+    "step": "steps",
+    "agreement --model memformer": "--model",
+    "counts --device cpu": "--device",
+}
+
+
+@pytest.mark.parametrize("argv, words", REFUSED.items())
 def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, words, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["speed", *argv])
+    monkeypatch.setattr(sys, "argv", ["speed", *argv.split()])
     monkeypatch.delitem(sys.modules, "accelerated.lab.speed.__main__")
     with pytest.raises(SystemExit) as stopped:
         runpy.run_module("accelerated.lab.speed", run_name="__main__")
@@ -122,7 +110,7 @@ def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, word
 
 
 def options(**changes):
-    return bench.argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
+    return argparse.Namespace(**{"device": CPU, "repeats": 1, "seconds": 60.0} | changes)
 
 
 def test_a_variant_that_fails_is_a_row():
@@ -131,15 +119,14 @@ def test_a_variant_that_fails_is_a_row():
     def out_of_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried | to allocate 3 GiB\nsecond line")
 
-    calls = iter([torch.zeros] * 3)  # its first, that of its peak, and a warm-up
-    good = lambda: Variant(lambda: torch.zeros(1000), 5e9)  # noqa: E731
-    later = lambda: next(calls)(1000) if calls.__length_hint__() else out_of_memory()  # noqa: E731
-    makers = {"made": out_of_memory, "good": good, "run": lambda: Variant(out_of_memory), "later": lambda: Variant(later)}
-    rows = measured_rows(makers, options())
-    assert [row[0] for row in rows] == list(makers) and all(len(row) == 1 + len(COLUMNS) for row in rows)
+    calls = iter(range(3))  # its first, that of its peak, and a warm-up
+    later = lambda: out_of_memory() if next(calls, None) is None else None  # noqa: E731
+    steps = {"good": lambda: None, "run": out_of_memory, "later": later}
+    makers = {"made": out_of_memory} | {name: lambda step=step: Variant(step, 5e9) for name, step in steps.items()}
+    made, good, run, late = measured_rows(makers, options())
     error = "OutOfMemoryError: CUDA out of memory. Tried / to allocate 3 GiB"[:60]
-    assert [row[1] == error and set(row[2:]) == {"-"} for row in rows] == [True, False, True, True]
-    assert rows[1][2:5] == ("-", "1.0", "-") and rows[1][-1] == 1, "the first variant has no time to compare with"
+    assert [made, run, late] == [(name, error, *["-"] * (len(COLUMNS) - 1)) for name in ("made", "run", "later")]
+    assert good[0] == "good" and good[2:5] == ("-", "1.0", "-") and good[-1] == 1, "the first has no time to compare with"
     assert {row[1] for row in measured_rows(makers, options(seconds=-1))} == {"no time was left"}
 
 
@@ -159,15 +146,45 @@ def test_the_time_budget_ends_the_repeats(monkeypatch):
     assert [len(timing.time_in_turn(calls, 9, CPU, budget)["b"]) for budget in (-1, 60, float("inf"))] == [1, 2, 9]
 
 
-def test_peak_memory_counts_what_is_held_at_once(monkeypatch):
+def test_every_model_agrees(capsys, monkeypatch):
     monkeypatch.undo()
+    for model in NAMES:
+        facts = presets_of(model).SPEED
+        small = facts["small"] | {"width": 32, "feed_forward": 32}
+        monkeypatch.setattr(presets_of(model), "SPEED", facts | {"small": small})
+    [(_, rows)] = tables(capsys, "agreement")
+    for model in NAMES:
+        compared = [{row[2] for row in rows if row[:2] == [model, dtype]} for dtype in ("float32", "bfloat16")]
+        assert {"logits", "generation", "gradients"} <= compared[0] and {"logits", "gradients, 1 - cosine"} <= compared[1]
+        assert any(what.startswith("state: ") for what in compared[0])
+    assert all(row[5] == "ok" and float(row[3]) <= float(row[4]) for row in rows)
 
-    def step(keep):
-        held = [torch.zeros(250_000) for _ in range(3 if keep else 1)]  # 1 MB each
-        for _ in range(4):
-            torch.zeros(250_000)
-        return held
 
-    torch.set_default_dtype(torch.float32)
-    one, three = (timing.peak_memory(lambda keep=keep: step(keep), CPU) for keep in (False, True))
-    assert 2e6 <= one < 2.1e6 and 4e6 <= three < 4.1e6
+def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
+    """Gradients that are NaN, logits by a twentieth, a model that raises, and gradients that point elsewhere."""
+    numbers = torch.arange(1.0, 5)
+    right = {"logits": numbers, "gradients": numbers}
+    wrong = {"block_recurrent": {"gradients": numbers * torch.nan}, "compressive": {"logits": 1.05 * numbers}}
+    wrong["memorizing"] = {"gradients": numbers.flip(0)}
+
+    def results(model, device, dtype):
+        if dtype != torch.float64 and model == "memformer":
+            raise RuntimeError("device | lost\nmore")
+        return right if dtype == torch.float64 else right | wrong.get(model, {})
+
+    monkeypatch.setattr(agreement, "model_results", results)
+    with pytest.raises(SystemExit, match="1"):
+        bench.main(["agreement", "--device", "cpu"])
+    failed = [line.split(" | ")[:3] for line in capsys.readouterr().out.splitlines() if line.endswith("FAIL |")]
+    assert failed == [
+        [f"| {model}", dtype, what]
+        for dtype, gradients in (("float32", "gradients"), ("bfloat16", "gradients, 1 - cosine"))
+        for model, what in zip(NAMES, (gradients, "logits", "RuntimeError: device / lost", gradients), strict=False)
+    ]
+
+
+@pytest.mark.parametrize("value, error", [(1.5, 0.5), (torch.nan, torch.inf), (torch.inf, torch.inf)])
+def test_nothing_but_numbers_agrees(value, error):
+    assert agreement.relative_error(torch.ones(3), torch.tensor([1.0, value, 1.0])) == error
+    assert agreement.relative_error(torch.zeros(2), torch.zeros(2)) == 0
+    assert agreement.relative_error(torch.zeros(2), torch.ones(2)) > 1

@@ -25,26 +25,20 @@ def wav(samples, channels=1, width=2, rate=8000):
     return file.getvalue()
 
 
-def test_a_value_is_the_rounded_logarithm():
-    """F(x) = sign(x) ln(1 + 255 |x|) / ln(256), from -1..1 to 0..255."""
-    for sample, value in zip(ALL[::97].tolist(), to_mu_law(ALL)[::97].tolist(), strict=True):
+def test_a_value_is_the_rounded_logarithm_and_stands_for_one_of_its_samples():
+    """F(x) = sign(x) ln(1 + 255 |x|) / ln(256), from -1..1 to 0..255; silence is 128."""
+    values, middle = to_mu_law(ALL), from_mu_law(np.arange(256, dtype=np.uint8))
+    for sample, value in zip(ALL[::97].tolist(), values[::97].tolist(), strict=True):
         x = sample / 2**15
         scaled = (math.copysign(math.log(1 + 255 * abs(x)) / math.log(256), x) + 1) / 2 * 255
         assert abs(value - scaled) <= 0.5 + 1e-9
-
-
-def test_values_rise_with_the_samples_and_stand_for_one_of_their_own():
-    values = to_mu_law(ALL)
-    assert values.dtype == np.uint8 and (np.diff(values.astype(int)) >= 0).all() and {*values} == {*range(256)}
-    assert to_mu_law(np.zeros(1, np.int16)) == 128 and (values[0], values[-1]) == (0, 255)
-    middle = from_mu_law(np.arange(256, dtype=np.uint8))
+    assert values.dtype == np.uint8 and {*values} == {*range(256)} and to_mu_law(np.zeros(1, np.int16)) == 128
     assert middle.dtype == np.int16 and (to_mu_law(middle) == np.arange(256)).all() and (middle == -middle[::-1])[1:-1].all()
-    error = np.abs(from_mu_law(values) - ALL.astype(float))
-    assert (error <= 4 + 0.022 * np.abs(ALL.astype(float))).all(), "quiet samples are kept more exactly than loud ones"
-    assert from_mu_law(np.array([0, 255], np.uint8)).tolist() == [-(2**15), 2**15 - 1]
+    assert middle[[0, 255]].tolist() == [-(2**15), 2**15 - 1]
 
 
 def test_a_file_is_converted_and_back(tmp_path, capsys):
+    """Nothing is overwritten."""
     names = [str(tmp_path / name) for name in ("a.ulaw", "a.wav", "b.ulaw")]
     Path(names[0]).write_bytes(bytes(range(256)))
     speech.main([*names[:2], "--rate", "16000"])
@@ -80,21 +74,21 @@ def test_what_cannot_be_converted_is_refused(tmp_path, content, target, rate, wo
 
 
 def test_each_long_docstring_is_read_once(tmp_path, monkeypatch):
-    """A library has two that are long enough. A failed reading leaves no recording; nor does a missing program."""
+    """A library has two that are long enough; no more than RECORDINGS are read, and a failed reading leaves no recording."""
     root, folder, spoken = tmp_path / "library", tmp_path / "speech", []
     for name, text in {"b": "b" * 500, "a/z": "z" * 400, "c": "short", "test/d": "d" * 500, "e": ""}.items():
         (root / f"{name}.py").parent.mkdir(parents=True, exist_ok=True)
         (root / f"{name}.py").write_text(f'"""{text}"""\n' if text else "x = 1\n")
     monkeypatch.setattr(speech.sysconfig, "get_paths", lambda: {"stdlib": str(root)})
 
+    def fail(command, **how):
+        command[-2].write_bytes(b"half")
+        raise subprocess.CalledProcessError(1, command, stderr="no such voice\n")
+
     def speak(command, input, **how):
         assert command[:-2] == ["espeak-ng", "-v", "en-us", "-w"] and command[-1] == "--stdin" and how["check"] and how["text"]
         command[-2].write_bytes(wav([7, 8, 9]))
         spoken.append(input)
-
-    def fail(command, **how):
-        command[-2].write_bytes(b"half")
-        raise subprocess.CalledProcessError(1, command, stderr="no such voice\n")
 
     monkeypatch.setenv("PATH", "")
     for words in ("No such file", "no such voice"):
@@ -103,13 +97,9 @@ def test_each_long_docstring_is_read_once(tmp_path, monkeypatch):
         assert not list(folder.iterdir())
         monkeypatch.setattr(speech.subprocess, "run", fail)
     monkeypatch.setattr(speech.subprocess, "run", speak)
-    speech.read_aloud(folder)
+    for most in (1, 60, 60):
+        monkeypatch.setattr(speech, "RECORDINGS", most)
+        speech.read_aloud(folder)
+        assert len(spoken) == min(most, 2), "what is there stays"
     assert spoken == ["z" * 400, "b" * 400] and sorted(path.name for path in folder.iterdir()) == ["a-z.ulaw", "b.ulaw"]
     assert (folder / "b.ulaw").read_bytes() == to_mu_law(np.array([7, 8, 9], np.int16)).tobytes()
-    (folder / "b.ulaw").unlink()
-    monkeypatch.setattr(speech, "RECORDINGS", 1)
-    speech.read_aloud(folder)
-    assert len(spoken) == 2, "no more than so many"
-    monkeypatch.setattr(speech, "RECORDINGS", 2)
-    speech.read_aloud(folder)
-    assert spoken[2:] == ["b" * 400], "what is there stays"

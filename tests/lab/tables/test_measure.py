@@ -1,21 +1,37 @@
-"""A table's rows are tuned alike, trained with all seeds, evaluated and timed in turn."""
+"""A table's rows are tuned alike, trained with all seeds, evaluated and timed in turn, by a command that refuses in one line."""
 
 import contextlib
 import io
 import json
 import os
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 from accelerated.lab.tables import measure as module
+from accelerated.lab.tables.__main__ import parse_options
 from accelerated.lab.tables.measure import best, measure, settings_of, step_times, train_rows
 from accelerated.lab.tables.page import page
 from accelerated.lab.tables.table import Measure, Panel, Row
 from accelerated.lab.trials import LOG, Trial, Workshop
 from accelerated.program.errors import InputError
 from tests.helpers.programs import TWO, Rehearsal, evaluate, train
+
+
+def test_what_cannot_be_measured_is_refused_and_each_core_has_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tables", "memformer-9", "--runs", str(tmp_path / "x")])
+    monkeypatch.delitem(sys.modules, "accelerated.lab.tables.__main__")
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module("accelerated.lab.tables", run_name="__main__")
+    out, line = capsys.readouterr()
+    assert (stopped.value.code, out, line.count("\n")) == (2, "", 1) and "nearest: memformer-" in line
+    assert not (tmp_path / "x").exists()
+    words = ["recall-copying", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    assert parse_options(words).jobs == os.cpu_count() and parse_options([*words, "--jobs", "3"]).jobs == 3
+    with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
+        parse_options([*words, "--jobs", "0"])
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
@@ -29,12 +45,9 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
 
     monkeypatch.setattr(module, "time_in_turn", clock)
     monkeypatch.setattr(module, "keep_freed_memory", lambda: turns.append("memory is kept"))
-    options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8"
-    overlapping = (
-        "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch 5"
-    )
-    replayed = f"{options} --batch 5 --horizon 2"
-    rows = [f"{options} --batch 5", f"{options} --batch 10", overlapping, replayed, f"{options} --batch 5"]
+    options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8 --batch"
+    overlapping = "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch"
+    rows = [f"{options} 5", f"{options} 10", f"{overlapping} 5", f"{options} 5 --horizon 2", f"{options} 5"]
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
     assert [of_row[0] for of_row in seconds] == [50.0, 75.0, 100.0, 50.0, 50.0]
     assert turns == ["memory is kept", 4], "the same settings once"
@@ -43,18 +56,13 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
 def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_all_seeds(tmp_path):
     """From a first run that is trained before them. The rehearsal's training losses are the negative of its validations."""
     shop = Rehearsal(tmp_path, loss={"--x 1 --rate 2": 0.5, "--x 2 --rate 3": 0.25})
-    grid = ["--rate 1", "--rate 2", "--rate 3"]
-    table = TWO._replace(
-        options="--init FIRST --width 8", first="--width 8 --long", rows=TWO.rows | {"c": Row("--x 3")}, grid=grid
-    )
+    grid, rows = ["--rate 1", "--rate 2", "--rate 3"], TWO.rows | {"c": Row("--x 3")}
+    table = TWO._replace(options="--init FIRST --width 8", first="--width 8 --long", rows=rows, grid=grid)
     tuning, trials = train_rows(table, shop)
     first = shop.folder(Trial("", "--width 8 --long"))
     assert first.exists() and "--init" not in shop.calls[0]
-    assert tuning == {
-        "a": {"--rate 1": 1.0, "--rate 2": 0.5, "--rate 3": 1.0},
-        "b": {"--rate 1": 1.0, "--rate 2": 1.0, "--rate 3": 0.25},
-        "c": dict.fromkeys(grid, 1.0),
-    }
+    losses = {"a": [1.0, 0.5, 1.0], "b": [1.0, 1.0, 0.25], "c": [1.0] * 3}
+    assert tuning == {name: dict(zip(grid, own, strict=True)) for name, own in losses.items()}
     assert all("--seed 0" in " ".join(call) for call in shop.calls[:10]) and len(shop.calls) == 1 + 9 + 3 * 2
     for name, own in {"a": "--x 1 --rate 2", "b": "--x 2 --rate 3", "c": "--x 3 --rate 1"}.items():
         assert own.endswith(best(tuning[name])), "of a tie the earlier one"
@@ -67,12 +75,9 @@ def test_rows_are_tuned_alike_on_seed_0_and_trained_with_their_own_choice_and_al
 
 
 def test_what_drawing_needs_is_missed_before_any_training(tmp_path, monkeypatch):
-    def missing():
-        raise InputError("install matplotlib")
-
-    monkeypatch.setattr(module, "figure_class", missing)
     shop, table = Rehearsal(tmp_path), TWO._replace(picture=[Panel("", "", {}, [])])
-    with pytest.raises(InputError, match="install matplotlib"):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match="plots need the package matplotlib"):
         measure("a-table", table, shop, tmp_path)
     assert not shop.calls
 
@@ -81,9 +86,8 @@ class Scripts(Workshop):
     """A workshop that calls train.py and eval.py in this process."""
 
     def run(self, command):
-        script = Path(command[1])
+        script, output = Path(command[1]), io.StringIO()
         assert script.exists() and command[0] == sys.executable
-        output = io.StringIO()
         with contextlib.redirect_stdout(output):
             {"train.py": train, "eval.py": evaluate}[script.name](*command[2:])
         return 0, output.getvalue(), ""
@@ -96,7 +100,7 @@ class Scripts(Workshop):
 def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
     """Two rows with one choice each, one seed, trained and evaluated by the real scripts."""
     monkeypatch.setattr(module, "SEEDS", (0,))
-    text = tmp_path / "text"
+    text, said = tmp_path / "text", []
     content = "".join(f"def f{n}(x):\n    return x + {n % 7}\n" for n in range(200))
     monkeypatch.setitem(module.PREPARE, "text", lambda: text.write_text(content))
     small = f"--data {text} --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --recurrent-layers none"
@@ -108,7 +112,6 @@ def test_a_small_table_from_the_command_to_the_page(tmp_path, monkeypatch):
         prepare="text",
         picture=[Panel("", "", {"1": "* @ test"}, ["a", "b"])],
     )
-    said = []
     measure("a-table", table, Scripts(tmp_path / "runs", 1, say=said.append), tmp_path)
     record = json.loads((tmp_path / "a-table.json").read_text())
     a, b = record["rows"]

@@ -1,4 +1,4 @@
-"""Tables are read as they are written; rows differ only in what their table is about; a measure is what its title says."""
+"""Tables are read as they are written; rows read as many tokens; a measure is what its title says."""
 
 import math
 import re
@@ -6,20 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accelerated.data.recall import RecallConfig
 from accelerated.lab.tables.measure import PREPARE, settings_of
 from accelerated.lab.tables.notes import NOTES
 from accelerated.lab.tables.table import TABLES, Row, lines_of, panel
-from accelerated.lab.trials import LOG_NUMBERS, Trial, join
+from accelerated.lab.trials import LOG, LOG_NUMBERS, Trial, join
 
 METHODS = ("compressive", "Transformer-XL", "block-recurrent", "Slide", "Memformer", "Memorizing", "recurrent GPT-2", "GPT-2")
-FAR = {"questions": 32, "spacing": 2, "vary_distance": True}
-TASKS = {  # of each recall table: its task and how many tokens of documents every method reads
-    "recall-distance": (RecallConfig(distance=256, **FAR), 8_000_000),
-    "recall-capacity": (RecallConfig(distance=64, pairs=64, values=2, vary_pairs=True, **FAR), 4_000_000),
-    "recall-rewriting": (RecallConfig(distance=64, rewrites=8, **FAR), 2_500_000),
-    "recall-copying": (RecallConfig(distance=64, task="copying", pairs=8, **(FAR | {"questions": 8})), 2_500_000),
-}
 
 
 def row_settings(table, row):
@@ -46,107 +38,78 @@ def test_a_line_with_groups_stands_for_one_line_of_each_choice():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_rows_can_be_trained_and_read_as_many_tokens(name):
-    """In an update; the methods of the recall family, which are trained in different ways, as many documents in all.
-
-    The others train as long on the same text, except in the table that is about the text and in that about the rate.
-    """
-    tokens, alike, steps_of = {}, set(), []
+def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
+    """The methods of the recall family, which are trained in different ways, learn the same task."""
+    tokens, tasks = {}, set()
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
-        training, model = settings.training, settings.model_config
+        training = settings.training
         added = training.update_every if name.endswith("-claim") else 1  # iterations of short segments that are an update
-        tokens[label] = added * training.batch * training.horizon * model.segment
-        same = ("optimizer", "clip", "dtype", "seed", "weight_decay")
-        alike.add((settings.data, training.warmup / added, *(getattr(training, field) for field in same)))
-        length = training.epochs or training.steps  # of a training
-        steps_of.append((length, length * (model.segment - getattr(model, "overlap", 0))))
-        if name in TASKS:
-            task, read = TASKS[name]
-            assert settings.recall == task, "whatever the preset of a model says"
-            segments = -(-task.length // model.segment)  # of a document
-            steps = read // task.length * segments // (training.batch * training.horizon)
-            assert (training.steps, training.warmup) == (steps, max(10, steps // 20)), label
-            assert training.horizon in (1, segments), "whole documents, or a segment of more lanes"
-            tokens[label] = read
-    assert len(set(tokens.values())) == 1, tokens
-    if name not in ("text", "compressive-3", *TASKS):
-        steps, read = zip(*steps_of, strict=True)
-        longer = name in ("pretrained_recurrence-1-2", "pretrained_recurrence-modules")  # with an overlap it takes more steps
-        assert len(alike) == 1 and (max(read) < 1.002 * min(read) if longer else len({*steps}) == 1)
+        tokens[label] = added * training.batch * training.horizon * settings.model_config.segment
+        tasks.add(settings.recall)
+    assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), tokens
 
 
-def test_a_cell_of_the_recall_family_asks_its_own_and_a_large_state_holds_four_times_as_much():
-    rows = TABLES["recall-distance"].rows | TABLES["recall-capacity"].rows
+def test_a_cell_of_the_recall_family_asks_its_own():
     for method in METHODS:
-        asked = [row.asked for name, row in rows.items() if name.startswith(f"{method}: distance ")]
+        asked = [row.asked for name, row in TABLES["recall-distance"].rows.items() if name.startswith(f"{method}: distance ")]
         assert asked == [f"--recall-distance {16 * segments}" for segments in (1, 4, 16, 64, 256, 1024)]
-        for facts in (2, 4, 8, 16, 32, 64):
-            usual, large = (rows.get(f"{method}: {facts} facts{more}") for more in ("", ", large"))
-            assert (large is None) == (method in ("Slide", "Memorizing", "GPT-2"))
-            assert usual.asked == f"--recall-pairs {facts}"
-            if large:
-                assert large.asked == usual.asked
-                changed = [pair for pair in zip(usual.options.split(), large.options.split(), strict=True) if len({*pair}) == 2]
-                assert [int(b) / int(a) for a, b in changed] == [4.0]
+    for name, row in TABLES["recall-capacity"].rows.items():
+        assert row.asked == f"--recall-pairs {int(name.partition(': ')[2].partition(' facts')[0])}", name
 
 
-def test_orderings_and_pictures_name_rows_and_measures():
-    for name, table in TABLES.items():
-        titles = {m.title for m in table.measures}
-        assert len(titles) == len(table.measures), f"{name}: each once"
-        sides = [side for ordering in table.orderings for side in ordering.split(" < ")]
-        assert all(ordering.count(" < ") == 1 and len({*ordering.split(" < ")}) == 2 for ordering in table.orderings), name
-        for part in table.picture:
-            sides += [side.replace("*", label) for label in part.names for side in part.sides.values()]
-            assert part.across in titles | {""}, name
-        for side in sides:
-            names, _, title = side.partition(" @ ")
-            first = names in titles and not title  # a measure of the first row
-            assert first or ({*names.split(" - ")} <= table.rows.keys() and title in titles | {""}), (name, side)
-        assert table.tuned_by[0] in LOG_NUMBERS and {table.notes, table.prepare} <= {"", *NOTES, *PREPARE}, name
-        words = [*sides, *table.grid, *(word for row in table.rows.values() for word in row)]
-        assert not re.search(r"[{}$]", " ".join([table.options, table.first, *words])), name
-
-
-def measured(table, title):
-    return next(m for m in TABLES[table].measures if m.title == title)
+@pytest.mark.parametrize("name", TABLES)
+def test_orderings_and_pictures_name_rows_and_measures(name):
+    table = TABLES[name]
+    titles = {m.title for m in table.measures}
+    assert len(titles) == len(table.measures), "each once"
+    pairs = [ordering.split(" < ") for ordering in table.orderings]
+    assert all(len(pair) == len({*pair}) == 2 for pair in pairs)
+    sides = [side for pair in pairs for side in pair]
+    for part in table.picture:
+        sides += [side.replace("*", label) for label in part.names for side in part.sides.values()]
+        assert part.across in titles | {""}
+    for side in sides:
+        names, _, title = side.partition(" @ ")
+        first = names in titles and not title  # a measure of the first row
+        assert first or ({*names.split(" - ")} <= table.rows.keys() and title in titles | {""}), side
+    assert table.tuned_by[0] in LOG_NUMBERS and {table.notes, table.prepare} <= {"", *NOTES, *PREPARE}
+    words = [table.options, table.first, *sides, *table.grid, *(word for row in table.rows.values() for word in row)]
+    assert not re.search(r"[{}$]", " ".join(words))
 
 
 ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
 POSITIONS = {"memory_carried": [{"start": 64, "bits_per_byte": 2.5}, {"start": 128, "bits_per_byte": 2.25}], "memory_cleared": []}
-OTHERS = {"bits_per_byte": 3.0, "word_perplexity": 8.0}
-SPLITS = {"test": {"bits_per_byte": 2.5, "word_perplexity": 9.0}, "valid": OTHERS}
+SPLITS = {"test": {"bits_per_byte": 2.5, "word_perplexity": 9.0}, "valid": {"bits_per_byte": 3.0, "word_perplexity": 8.0}}
 WINDOWS = {"rows": [{"splits": SPLITS, "counted_flops_per_token": 7e6, "flops_per_token": 6e6}]}
+WORDS = {"by_frequency": [{"name": "fewer than 100", "perplexity": 9}, {"name": "all", "perplexity": 5}]}
 LOSSES = [{"step": n, "loss": 1, "bits_per_byte": bits} for n, bits in enumerate((9.0, 9.0, 3.0, 2.0), 1)]
 LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
-WORDS = {"by_frequency": [{"name": "fewer than 100", "perplexity": 9}, {"name": "all", "perplexity": 5}]}
 
 
-ANSWERS = [  # of a table's measure: what eval.py answers, or a log, and the number
-    ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
-    ("memformer-1", "test, perplexity per token", {"perplexity": 7.0, "bits_per_byte": 2.5}, 7.0),
-    ("compressive-6", "dynamic", {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}, 2.0),
-    ("compressive-7", "all", WORDS, 5),
-    ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
-    ("compressive-2-6", "compression loss of layer 2", {"attention_reconstruction_loss": [0.5, 0.25]}, 0.25),
-    ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
-    ("compressive-3", "training, bits per byte", LOSSES, 2.5),
-    ("compressive-4", "nats per sample", {"bits_per_byte": 2.0}, 2 * math.log(2)),
-    ("pretrained_recurrence-1-2", "test, bits per byte", WINDOWS, 2.5),
-    ("pretrained_recurrence-1-2", "perplexity per word", WINDOWS, 9.0),
-    ("pretrained_recurrence-1-2", "FLOPs per token", WINDOWS, 7e6),
-    ("pretrained_recurrence-topics", "divergences", {"mean": 0.5, "divergences": [0.25, 0.75]}, [0.25, 0.75]),
-    ("recall-copying", "right", {"accuracy": 0.5, "bits_per_byte": 1.0}, 0.5),
-]
-
-
-def test_a_measure_is_what_its_title_says():
-    for table, title, answer, expected in ANSWERS:
-        assert measured(table, title).pick(answer) == expected, (table, title)
-    copying = Row("", asked="--recall-distance 16")
-    assert measured("recall-distance", "right").words(copying) == "score --split test --recall-distance 16"
-    assert measured("text", "memory of 16").words(Row("")) == "score --split test --memory 16"
+@pytest.mark.parametrize(
+    "table, title, answer, expected",
+    [
+        ("methods", "test, bits per byte", {"bits_per_byte": 2.5}, 2.5),
+        ("memformer-1", "test, perplexity per token", {"perplexity": 7.0, "bits_per_byte": 2.5}, 7.0),
+        ("compressive-6", "dynamic", {"static": {"perplexity": 3.0}, "dynamic": {"perplexity": 2.0}}, 2.0),
+        ("compressive-7", "all", WORDS, 5),
+        ("compressive-2-6", "attention to memory, 2 of 6", {"attention": ATTENTION}, 25.0),
+        ("compressive-2-6", "compression loss of layer 2", {"attention_reconstruction_loss": [0.5, 0.25]}, 0.25),
+        ("text", "at 128 to 255", {"by_position": POSITIONS}, 2.25),
+        ("compressive-3", "training, bits per byte", LOSSES, 2.5),
+        ("compressive-4", "nats per sample", {"bits_per_byte": 2.0}, 2 * math.log(2)),
+        ("pretrained_recurrence-1-2", "test, bits per byte", WINDOWS, 2.5),
+        ("pretrained_recurrence-1-2", "perplexity per word", WINDOWS, 9.0),
+        ("pretrained_recurrence-1-2", "FLOPs per token", WINDOWS, 7e6),
+        ("pretrained_recurrence-topics", "divergences", {"mean": 0.5, "divergences": [0.25, 0.75]}, [0.25, 0.75]),
+        ("recall-copying", "right", {"accuracy": 0.5, "bits_per_byte": 1.0}, 0.5),
+    ],
+)
+def test_a_measure_is_what_its_title_says(table, title, answer, expected):
+    measure = next(m for m in TABLES[table].measures if m.title == title)
+    assert measure.pick(answer) == expected
+    assert measure.words(Row("", asked="--memory 16")) == (f"{measure.report} --memory 16" if measure.report != LOG else LOG)
 
 
 def test_figure_3a_is_measured_on_the_validations_of_a_log():
@@ -158,10 +121,9 @@ def test_figure_3a_is_measured_on_the_validations_of_a_log():
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
 
 
-def test_capacity_is_tuned_by_the_end_of_training():
-    """By the last tenth of the updates, whatever a validation on 64 facts says; a run that diverged is never the best."""
+def test_capacity_is_tuned_by_the_last_tenth_of_the_updates():
+    """Whatever a validation on 64 facts says; a run that diverged is never the best."""
     log = [{"step": step, "loss": 0.5, "bits_per_byte": float(step)} for step in range(1, 21)]
-    log += [{"step": 20, "validation_bits_per_byte": 9.0}, {"step": 20, "final": True, "validation_bits_per_byte": 9.0}]
-    score = LOG_NUMBERS[TABLES["recall-capacity"].tuned_by[0]]
-    assert score(log) == 19.5 and score([*log, {"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
-    assert score([{"step": 0, "final": True, "diverged": "NaN"}]) == math.inf
+    log.append({"step": 20, "final": True, "validation_bits_per_byte": 9.0})
+    score, diverged = LOG_NUMBERS[TABLES["recall-capacity"].tuned_by[0]], {"step": 0, "final": True, "diverged": "NaN"}
+    assert score(log) == 19.5 and score([*log, diverged]) == score([diverged]) == math.inf

@@ -40,29 +40,13 @@ TEMPLATE = (ROOT / "accelerated" / "evaluation" / "view.html").read_text()
 # Where attention went
 
 
-def watch(monkeypatch, reference):
-    """The softmaxes of a reference from now on, in order."""
-    softmaxes, softmax = [], reference.softmax_forward
-
-    def watched(scores):
-        softmaxes.append(softmax(scores)[0])
-        return softmax(scores)
-
-    monkeypatch.setattr(reference, "softmax_forward", watched)
-    return softmaxes
-
-
-PARTS = {  # {part: its keys}, in the order of the keys of a softmax, and in how many layers there is one
-    "compressive": lambda c: (
-        {"compressed memory": c.compressed_memory, "memory": c.memory, "this segment": c.segment},
-        c.layers,
-    ),
-    "pretrained_recurrence": lambda c: (
-        {f"inserted vector{'s' * (c.vectors > 1)}": c.vectors, "this window": c.segment},
-        len(c.insertion_layers),
-    ),
-    "memformer": lambda c: ({"memory slots": c.slots, "this segment": c.segment}, c.decoder_layers),
-}
+def parts_of(paper, c):
+    """({part: its keys}, in the order of the keys of a softmax; in how many layers there is one)."""
+    if paper == "compressive":
+        return {"compressed memory": c.compressed_memory, "memory": c.memory, "this segment": c.segment}, c.layers
+    if paper == "memformer":
+        return {"memory slots": c.slots, "this segment": c.segment}, c.decoder_layers
+    return {f"inserted vector{'s' * (c.vectors > 1)}": c.vectors, "this window": c.segment}, len(c.insertion_layers)
 
 
 @over(SHARING)
@@ -71,9 +55,11 @@ def test_shares_are_those_of_the_references_attention(paper, name, monkeypatch):
     monkeypatch.setattr("accelerated.attention.on_a_cpu.TILE", 3)
     config, rng, params, state, model, torch_state = both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    softmaxes = watch(monkeypatch, PAPERS[paper].reference)
-    PAPERS[paper].reference.forward(params, config, tokens, state)
-    parts, layers = PARTS[paper](config)
+    reference, softmaxes = PAPERS[paper].reference, []
+    softmax = reference.softmax_forward
+    monkeypatch.setattr(reference, "softmax_forward", lambda scores: softmaxes.append(softmax(scores)[0]) or softmax(scores))
+    reference.forward(params, config, tokens, state)
+    parts, layers = parts_of(paper, config)
     parts = {part: size for part, size in parts.items() if size}
     weights = [w for w in softmaxes if w.shape[2:] == (config.segment, sum(parts.values()))]  # (B, H, N, K)
     assert len(weights) == layers, "a softmax of the reference was not found"
@@ -108,18 +94,6 @@ def page_of(run, path, **options):
     return record, lines, json.loads(data)
 
 
-def by_hand(model, document):
-    """Yield (window, logits with the memory carried, logits with it cleared) of a document's windows, (n, V) each."""
-    state, config = model.initial_state(1), model.config
-    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
-        tokens = np.zeros((1, config.segment), np.int64)
-        tokens[0, : window.stop - window.start] = document.inputs[window.start : window.stop]
-        tokens, rows = torch.from_numpy(tokens), slice(window.first - 1 - window.start, window.stop - window.start)
-        cleared = model(tokens, model.initial_state(1)).logits[0, rows]
-        logits, state, _ = model(tokens, state)
-        yield window, logits[0, rows].detach(), cleared.detach()
-
-
 CASES = [(*pair, BYTES, None) for pair in ONE_OF_EACH]
 CASES += [("pretrained_recurrence", "overlapping", MERGED, PARTLY), ("block_recurrent", "lstm-dual-feedback", MERGED, PARTLY)]
 
@@ -144,10 +118,17 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
     assert data["scored"] == record["tokens"] == scores[0].tokens
     assert [token for segment in data["segments"] for token in segment["tokens"]] == document.targets.tolist()
     assert data["before"] + "".join(text for segment in data["segments"] for text in segment["texts"]) == TEXT
-    for segment, (window, *both) in zip(data["segments"], by_hand(run.model, document), strict=True):
+    model, config, state = run.model, run.model.config, run.model.initial_state(1)
+    windows = cut(len(document.inputs) + 1, config.segment, overlap_of(config))
+    for segment, window in zip(data["segments"], windows, strict=True):
+        tokens = torch.zeros(1, config.segment, dtype=torch.long)
+        tokens[0, : window.stop - window.start] = torch.tensor(document.inputs[window.start : window.stop].astype(int))
+        cleared = model(tokens, model.initial_state(1)).logits
+        carried, state, _ = model(tokens, state)
         assert segment["at"] == window.first
-        for (ids, shares), logits in zip(segment["likely"], both, strict=True):
-            expected, at = logits.softmax(-1).topk(5)
+        for (ids, shares), logits in zip(segment["likely"], (carried, cleared), strict=True):
+            rows = slice(window.first - 1 - window.start, window.stop - window.start)
+            expected, at = logits[0, rows].softmax(-1).topk(5)
             assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
         for k, group in enumerate(data["groups"]):
             assert all(abs(sum(row) - 1000) <= len(group["parts"]) for row in segment["shares"][k])
@@ -157,19 +138,15 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
 
 def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
     """In the first segment nothing is inserted; later windows look at the inserted vector. An unknown model has no shares."""
-    for at, (paper, name, known_as, some) in enumerate(
-        [
-            ("pretrained_recurrence", "overlapping", "pretrained_recurrence", True),
-            ("memformer", "encoder-decoder", "memformer", False),
-            ("block_recurrent", "fixed-skip", "toy", False),
-        ]
-    ):
-        document = document_from(f"<{TEXT}", BYTES)
-        run = run_of(paper, name, [document])._replace(settings=SimpleNamespace(model=known_as))
-        _, _, data = page_of(run, tmp_path / f"{at}.html")
-        looked = [[row[0] for row in shares] for segment in data["segments"] for shares in segment["shares"]]
-        assert bool(data["groups"]) == some and all(segment["losses"] for segment in data["segments"])
-        assert (not any(looked[0]) and all(map(all, looked[1:]))) if some else not looked
+    _, _, data = page_of(
+        run_of("pretrained_recurrence", "overlapping", [document_from(f"<{TEXT}", BYTES)]), tmp_path / "page.html"
+    )
+    first, *later = ([row[0] for row in shares] for segment in data["segments"] for shares in segment["shares"])
+    assert len(data["groups"]) == 1 and not any(first) and all(map(all, later))
+    for paper, name, known_as in (("memformer", "encoder-decoder", "memformer"), ("block_recurrent", "fixed-skip", "toy")):
+        run = run_of(paper, name, [document_from(TEXT, BYTES)])._replace(settings=SimpleNamespace(model=known_as))
+        _, _, data = page_of(run, tmp_path / f"{known_as}.html")
+        assert data["groups"] == [] and not any(segment["shares"] for segment in data["segments"])
 
 
 def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
@@ -187,10 +164,8 @@ def test_joined_documents_add_up_to_the_split(tmp_path):
     documents = [document_from(text, BYTES) for text in (TEXT[:30], "abbey", TEXT[7:30], "x", TEXT[40:])]
     run = run_of("pretrained_recurrence", "overlapping", documents, carry_over=True)._replace(lane_count=1)
     record, _, data = page_of(run, tmp_path / "page.html")
-    for which, clear in (("memory_carried", False), ("cleared", True)):
-        score = evaluate(run.model, run.documents, BYTES, 1, clear)
-        assert record[which]["nats"] == pytest.approx(score.nats, rel=1e-9)
-    assert record["tokens"] == score.tokens == run.count_predictions() and data["joined"] and data["documents"] == 1
+    assert record["memory_carried"]["nats"] == pytest.approx(evaluate(run.model, run.documents, BYTES, 1).nats, rel=1e-9)
+    assert record["tokens"] == run.count_predictions() and data["joined"] and data["documents"] == 1
     losses = [loss for segment in data["segments"] for loss in segment["losses"][0]]
     assert losses.count(None) == 3, "where documents meet; the one of a single token is left out"
 
@@ -203,6 +178,9 @@ def test_a_page_holds_the_segments_that_are_asked_for(tmp_path, monkeypatch):
     assert some[0]["segments"] == [4, 6] and "segments 4 to 6 are in" in some[1][-1]
     assert some[2]["segments"] == whole["segments"][3:6] and some[2]["first"] == 4 and some[2]["before"] == TEXT[24]
     assert some[2]["overview"] == whole["overview"] and some[2]["bits"] == whole["bits"] and some[2]["count"] == 8
+    with monkeypatch.context() as patch:
+        patch.setattr(view, "shading_scale", len)
+        assert page_of(run, tmp_path / "scale.html", first=4, segments=3)[2]["scale"] == 24, "of the tokens that are shown"
     assert page_of(run, tmp_path / "end.html", first=7, segments=30)[0]["segments"] == [7, 8]
     monkeypatch.setattr(view, "TOKENS", 30)
     assert page_of(run, tmp_path / "few.html", first=2)[0]["segments"] == [2, 4]
@@ -223,9 +201,8 @@ def test_what_cannot_be_shown_is_refused(tmp_path):
     run = run_of("memformer", "decoder-only", [document_from(text, BYTES) for text in (TEXT[:20], "x", TEXT[:22])])
     with pytest.raises(InputError, match="--from 5: the document has 4 segments; give a smaller number"):
         page_of(run, tmp_path / "page.html", first=5)
-    for paper, name in (("pretrained_recurrence", "plain"), ("compressive", "nothing-remembered")):
-        with pytest.raises(InputError, match="view: this model carries no memory that could be cleared; give"):
-            page_of(run_of(paper, name, [document_from(TEXT, BYTES)]), tmp_path / "page.html")
+    with pytest.raises(InputError, match="view: this model carries no memory that could be cleared; give"):
+        page_of(run_of("compressive", "nothing-remembered", [document_from(TEXT, BYTES)]), tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 

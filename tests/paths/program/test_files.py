@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from accelerated.program.errors import InputError
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import written_whole
 
 FULL, DENIED = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied")
 ERRORS = [  # (what is raised half-way, what is said; None: the error itself)
@@ -43,10 +43,3 @@ def test_what_fails_half_way_leaves_the_old_file(tmp_path, error, said):
         raise error
     assert str(caught.value) == said.format(path) if said else caught.value is error
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("writing", [written_whole, disk_errors])
-def test_a_missing_folder_is_one_line(tmp_path, writing):
-    path = tmp_path / "no" / "file"
-    with pytest.raises(InputError, match=f"cannot write {path}: No such.*; give another --data-dir"), writing(path):
-        path.write_text("x")
