@@ -10,24 +10,21 @@ import math
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 
 from accelerated import block_recurrent, compressive, replay
 from accelerated.attention.content import content_attention
-from accelerated.attention.heads import split_heads
+from accelerated.attention.heads import project
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
 from accelerated.lab.speed.timing import markdown_table
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
 from accelerated.models import model_class
 from accelerated.program.errors import run_program
@@ -38,58 +35,47 @@ from accelerated.training.options import parse
 from accelerated.training.settings import Settings
 
 
-def norm_of_difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes; equal ones get no NaN as gradient."""
-    return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
-
-
 class MixedLoss(compressive.Layer):
     """A layer of the Compressive Transformer whose compression loss reaches query, key, value and their matrices."""
 
     difference = staticmethod(compressive.mean_square)
 
-    def attention_reconstruction(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, new: torch.Tensor
-    ) -> torch.Tensor:
+    def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
         evicted = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
-        projected = functional.linear(new, torch.cat([self.key, self.value]))
-        return self.difference(content_attention(query, *split_heads(projected, self.config.heads, 2)), target)
+        return self.difference(content_attention(query, *project(new, self.config.heads, [self.key, self.value])), target)
 
 
 class MixedNorm(MixedLoss):
     """The same with the paper's own loss."""
 
-    difference = staticmethod(norm_of_difference)
+    @staticmethod
+    def difference(x: Tensor, y: Tensor) -> Tensor:
+        """The norm of a lane's x - y, as Algorithm 2 has it, mean of the lanes; equal ones get no NaN as gradient."""
+        return (x - y).square().flatten(1).sum(1).add(1e-12).sqrt().mean()
 
 
 class PlainDots(block_recurrent.Layer):
     """A layer of Transformer-XL with T5's position bias: q·k / sqrt(E) of what was projected, not of unit length."""
 
-    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, torch.Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, None, Tensor]:
         """Key, query, None and value, (B, H, N, E) each."""
-        weight = torch.cat([self.key, self.query, self.value])
-        key, query, value = split_heads(functional.linear(self.dropout(self.norm(x)), weight), self.config.heads, 3)
+        key, query, value = project(self.dropout(self.norm(x)), self.config.heads, [self.key, self.query, self.value])
         return key, query * self.config.head_width**-0.5, None, value
 
 
-def with_weights(module: nn.Module, weights: dict[str, torch.Tensor]) -> nn.Module:
-    """A module with other weights."""
-    module.load_state_dict(weights)
-    return module
-
-
 def mix_losses(model: nn.Module, kind: type = MixedLoss) -> None:
-    """Let the compression loss train the whole model."""
-    model.layers = nn.ModuleList(with_weights(kind(model.config), layer.state_dict()) for layer in model.layers)
+    """Let the compression loss train the whole model; the layers keep their weights."""
+    for layer in model.layers:
+        layer.__class__ = kind
 
 
 def drop_normalization(model: nn.Module) -> None:
     """Take dot products of keys and queries as they are; the scales, now factors beside 1 / sqrt(E), begin at 1."""
-    for number, layer in enumerate(model.layers, start=1):
-        weights = layer.state_dict() | {"scale": torch.ones_like(layer.scale)}
-        model.layers[number - 1] = with_weights(PlainDots(model.config, number), weights)
+    for layer in model.layers:
+        layer.__class__ = PlainDots
+        nn.init.ones_(layer.scale)
 
 
 class Ablation(NamedTuple):
@@ -159,9 +145,9 @@ def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterat
 
 
 def trained(row: str, seed: int) -> dict:
-    """The test score in bits per byte (None if training diverged), norms of the gradient, and the seconds, of a row."""
+    """The test score in bits per byte (None if training diverged) and norms of the gradient, of a row."""
     name, way, rate = ROWS[row]
-    began, ablation = time.monotonic(), ABLATIONS[name]
+    ablation = ABLATIONS[name]
     added = ablation.added if way == "changed" else ""
     settings, start = parse(shlex.split(f"{ablation.options} {added} --learning-rate {rate} --seed {seed}"))
     tokenizer, training = open_tokenizer(settings.data.tokenizer), settings.training
@@ -170,21 +156,15 @@ def trained(row: str, seed: int) -> dict:
     if way == "changed":
         ablation.change(model)
     lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
-    norms = []
-    with Progress(f"{row}, seed {seed}", training.steps, "step") as bar:
-        for norm in gradient_norms(model, settings, lanes):
-            norms.append(norm)
-            bar.update()
+    norms = list(Progress(f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)))
     score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
-    spent = round(time.monotonic() - began, 1)
-    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later), "seconds": spent}
+    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
 
 
 def said(run: dict) -> str:
     """What came out of a run."""
-    bits = run["bits_per_byte"]
-    return f"{'diverged' if bits is None else f'{bits:.3f} bits per byte'}, {run['seconds']:.0f} s"
+    return "diverged" if run["bits_per_byte"] is None else f"{run['bits_per_byte']:.3f} bits per byte"
 
 
 def result(record: dict, name: str) -> str:
@@ -201,21 +181,17 @@ def result(record: dict, name: str) -> str:
 
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
-    when = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread. Mean (least .. most) of
-    the seeds. The gradient's norm, before it is clipped, is that of the second half of training, a mean of the seeds. The methods
-    are in their chapters, [compressive](../compressive.md) and [block-recurrent](../block_recurrent.md)."""
-    command = "```bash\npython -m accelerated.lab.ablations\n```"
-    parts = ["# What the papers tried and left", wrapped(ABOUT), command, wrapped(when)]
+    how = """, one thread. Mean (least .. most) of the seeds. The gradient's norm, before it is clipped, is that of the second
+    half of training, a mean of the seeds. The methods are in their chapters, [compressive](../compressive.md) and
+    [block-recurrent](../block_recurrent.md)."""
+    parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
-    return "\n\n".join(parts) + "\n"
+    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, *parts)
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    settings = {name: ablation.options for name, ablation in ABLATIONS.items()}
-    conduct(Experiment("ablations", __doc__, "ablations", list(ROWS), settings, trained, said, page), argv)
-
+SETTINGS = {name: ablation.options for name, ablation in ABLATIONS.items()}
+EXPERIMENT = Experiment("ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page)
 
 if __name__ == "__main__":
-    run_program("ablations", main, sys.argv[1:])
+    run_program("ablations", conduct, EXPERIMENT, sys.argv[1:])

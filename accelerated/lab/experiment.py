@@ -10,13 +10,15 @@ import itertools
 import json
 import signal
 import textwrap
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
-from accelerated.evaluation.figures import figure_class
+from accelerated.evaluation.figures import figure_class, new_figure, save_figure
 from accelerated.lab.trials import SEEDS, machine
 from accelerated.program.errors import InputError, check_choice
 from accelerated.program.files import disk_errors, locked, written_whole
@@ -27,7 +29,7 @@ ADVICE = "give another --out"
 
 
 class Experiment(NamedTuple):
-    """What a command trains; a run is whatever `train` returns, and goes to the record as JSON."""
+    """What a command trains; a run is whatever `train` returns, and its seconds, and goes to the record as JSON."""
 
     program: str  # the command is python -m accelerated.lab.PROGRAM
     about: str  # its help
@@ -68,8 +70,7 @@ def read_record(path: Path, settings: dict) -> dict:
             return record
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} cannot be read ({error!r}); remove it, or {ADVICE}") from None
-    others = record["settings"]
-    raise InputError(f"{path} has runs of other settings, {others} and not {settings}; {ADVICE}, or the same options")
+    raise InputError(f"{path} has runs of other settings, {record['settings']} and not {settings}; {ADVICE}, or the same options")
 
 
 def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
@@ -80,7 +81,8 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
     for seed, row in itertools.product(options.seeds, options.rows):
         if str(seed) in runs.get(row, {}):
             continue
-        run = experiment.train(row, seed)
+        began = time.monotonic()
+        run = experiment.train(row, seed) | {"seconds": round(time.monotonic() - began, 1)}
         runs[row] = dict(sorted((runs.get(row, {}) | {str(seed): run}).items(), key=lambda pair: int(pair[0])))
         record["runs"] = runs = {name: runs[name] for name in experiment.rows if name in runs}
         record["date"] = datetime.date.today().isoformat()
@@ -88,7 +90,7 @@ def train_missing(experiment: Experiment, options: argparse.Namespace) -> None:
             record["machine"] += f" and {machine()}"
         with written_whole(paths["json"], ADVICE) as path:
             path.write_text(json.dumps(record) + "\n")
-        Progress.say(f"{row}, seed {seed}: {experiment.said(run)}")
+        Progress.say(f"{row}, seed {seed}: {experiment.said(run)}, {run['seconds']:.0f} s")
     if experiment.draw:
         experiment.draw(record, paths["svg"])
     with written_whole(paths["md"], ADVICE) as path:
@@ -109,3 +111,15 @@ def conduct(experiment: Experiment, argv: list[str]) -> None:
     except KeyboardInterrupt:
         raise KeyboardInterrupt("what was trained is kept; continue with the same command") from None
     print(f"wrote {options.out / experiment.name}.md and .json")
+
+
+def draw_shares(path: Path, curves: dict[str, tuple[Sequence, np.ndarray, str]], guess: float, **labels: str) -> None:
+    """Draw {row: (x (n,), percentages (n, seeds), line)}: the mean of the seeds, each seed thinly, and what a guess reaches."""
+    figure, [axes] = new_figure()
+    for number, (row, (x, values, line)) in enumerate(curves.items()):
+        axes.plot(x, values, color=f"C{number}", linewidth=0.5, alpha=0.4)
+        axes.plot(x, values.mean(1), line, color=f"C{number}", label=row)
+    axes.axhline(guess, color="0.5", linewidth=1, linestyle=":")
+    axes.set(ylim=(0, 102), **labels)
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)

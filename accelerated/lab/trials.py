@@ -25,8 +25,8 @@ import torch
 from accelerated.data.corpus import fingerprint
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, written_whole
-from accelerated.training.folder import METRICS, checkpoint_path
-from accelerated.training.log import read_metrics
+from accelerated.training.folder import checkpoint_path
+from accelerated.training.log import Log, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
@@ -77,9 +77,8 @@ class Workshop:
         with disk_errors(folder, ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "output.txt").write_text(output)
-            if diverged:
-                with open(folder / METRICS, "a") as file:
-                    file.write(json.dumps({"step": 0, "final": True, "diverged": last}) + "\n")
+        if diverged:
+            Log(folder, math.inf).write(step=0, final=True, diverged=last)
         records = read_metrics(folder)
         if not ended(records):
             raise InputError(f"{folder} was stopped before its end; give the same command again to continue it")

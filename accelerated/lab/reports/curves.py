@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.program.errors import InputError
 from accelerated.training.folder import METRICS, SETTINGS
@@ -25,10 +23,8 @@ class Curves(NamedTuple):
 def read_curves(run: str) -> Curves:
     """The Curves of a run, from its log and config.json alone; it may still be training. Raises InputError if it has none."""
     try:
-        losses = [
-            {record["step"]: record[name] for record in read_metrics(run) if name in record}
-            for name in ("bits_per_byte", "validation_bits_per_byte")
-        ]
+        records, names = read_metrics(run), ("bits_per_byte", "validation_bits_per_byte")
+        losses = [{record["step"]: record[name] for record in records if name in record} for name in names]
         settings = json.loads((Path(run) / SETTINGS).read_text())
         training = settings["training_config"]
         tokens = training["batch"] * training["horizon"] * settings["model_config"]["segment"]
@@ -45,14 +41,14 @@ def report(runs: list[str], options: argparse.Namespace) -> tuple[dict, list[str
     if options.plot:
         draw_several(curves, options.plot, tokens=options.against == "tokens")
     lines = ["losses in bits per byte", f"{'step':>10}{'training':>12}{'validation':>12}{'its best':>12}{'at step':>10}   run"]
-    rows, names = [], ("bits_per_byte", "validation_bits_per_byte", "best_validation_bits_per_byte")
+    rows = []
     for run, training, validation, tokens in curves:
         step, last, best = max(training), max(validation, default=None), min(validation, key=validation.get, default=None)
-        losses = training[step], validation.get(last), validation.get(best)
-        measured = dict(zip(names, losses, strict=True))
-        rows.append({"run": run, "step": step, "tokens_per_step": tokens, **measured, "best_step": best})
-        cells = "".join(f"{'-' if loss is None else format(loss, '.4f'):>12}" for loss in losses)
-        lines.append(f"{step:10,d}{cells}{'-' if best is None else format(best, ',d'):>10}   {run}")
+        row = {"run": run, "step": step, "tokens_per_step": tokens, "bits_per_byte": training[step]}
+        row |= {"validation_bits_per_byte": validation.get(last), "best_validation_bits_per_byte": validation.get(best)}
+        rows.append(row | {"best_step": best})
+        cells = (f"{validation[at]:12.4f}" if validation else f"{'-':>12}" for at in (last, best))
+        lines.append(f"{step:10,d}{training[step]:12.4f}{''.join(cells)}{f'{best:,d}' if validation else '-':>10}   {run}")
     return {"runs": rows}, lines
 
 
@@ -61,7 +57,7 @@ def draw_several(curves: list[Curves], path: str, tokens: bool = False) -> None:
     figure, [axes] = new_figure()
     from matplotlib import colormaps  # here: it is an extra
 
-    shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"](np.linspace(0, 1, len(curves))))
+    shades = colormaps["tab10"].colors if len(curves) <= 10 else map(tuple, colormaps["turbo"].resampled(len(curves)).colors)
     names = [Path(each.run).name for each in curves]
     for each, name, colour in zip(curves, names, shades, strict=False):
         scale = each.tokens if tokens else 1

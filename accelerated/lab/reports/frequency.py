@@ -42,14 +42,9 @@ def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.nda
     return words, np.minimum(owners, len(words) - 1)
 
 
-def distinct_words(documents: Sequence, tokenizer: object) -> set[bytes]:
-    """The set of words in documents."""
-    return {word for document in documents for word in tokenizer.decode(ids_of(document)).split()}
-
-
-def word_counts(documents: Sequence, words: set[bytes], tokenizer: object) -> Counter:
-    """How often each of `words` occurs in documents."""
-    counts = Counter()
+def word_counts(documents: Sequence, asked: Sequence, tokenizer: object) -> Counter:
+    """How often the words of the documents `asked` occur in documents."""
+    counts, words = Counter(), {word for document in asked for word in tokenizer.decode(ids_of(document)).split()}
     with Progress("counting words of the training split", int(lengths_of(documents).sum())) as bar:
         for document in documents:
             occurring = (match.group() for match in re.finditer(rb"\S+", tokenizer.decode(ids_of(document))))
@@ -87,7 +82,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)  # a GPT-2 names none
     training = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     documents = run.splits[run.split]
-    counts = word_counts(training, distinct_words(documents, run.tokenizer), run.tokenizer)
+    counts = word_counts(training, documents, run.tokenizer)
     nats = token_nats(run.model, run.documents, run.lane_count)
     rows = by_frequency(Joined(documents).by_document(nats) if run.carry_over else nats, documents, counts, run.tokenizer)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

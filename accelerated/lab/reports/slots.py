@@ -10,13 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import Module, functional
+from torch.nn import Module
 
 from accelerated.attention.slots import Writer
+from accelerated.data.lanes import Parts, one_pass
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.generation import show_text
 from accelerated.evaluation.score import TrainedRun, carried_through, evaluating
 from accelerated.program.errors import InputError
+from accelerated.replay import summed_nats
 
 SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often
 
@@ -52,29 +54,24 @@ def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: in
     Of the longest documents, after as many segments that are read without gradient.
     """
     size, need = model.config.segment, 2 * segments * model.config.segment
-    order = np.argsort(-lengths_of(documents), kind="stable")[:lanes].tolist()
-    chosen = [documents[number] for number in order if lengths_of(documents)[number] >= need]
+    lengths = lengths_of(documents)
+    chosen = [(number, 0, need) for number in np.argsort(-lengths, kind="stable")[:lanes].tolist() if lengths[number] >= need]
     if not chosen:
-        raise InputError(
-            f"--segments {segments}: no document has {need:,} tokens to predict; give longer ones or a smaller number"
-        )
+        lack = f"no document has {need:,} tokens to predict"
+        raise InputError(f"--segments {segments}: {lack}; give longer ones or a smaller number")
     device = next(model.parameters()).device
-    read, [*_, targets] = (
-        torch.from_numpy(np.stack([field[:need].astype(np.int64) for field in fields])).to(device).split(size, 1)
-        for fields in zip(*((document.inputs, document.targets) for document in chosen), strict=True)
-    )
+    read = [segment.to(device) for segment, _ in one_pass(Parts(documents, chosen), len(chosen), size)]
     with evaluating(model):
         with torch.no_grad():
             state = model.initial_state(len(chosen))
-            for tokens in read[:segments]:
-                state = model.advance(tokens, state)
+            for segment in read[:segments]:
+                state = model.advance(segment.tokens, state)
         memories = [state.memory.requires_grad_()]
-        for tokens in read[segments:]:
-            reading = model.read(tokens, state)
+        for segment in read[segments:]:
+            reading = model.read(segment.tokens, state)
             state = reading.state
             memories.append(state.memory)
-        logits = functional.linear(reading.hidden, model.output_matrix())
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = summed_nats(reading.hidden, model.output_matrix(), segment.targets)
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
     return [norm / norms[-1] for norm in reversed(norms)]
 

@@ -14,7 +14,6 @@ import math
 import weakref
 from argparse import Namespace
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -72,15 +71,6 @@ def rms_norm(x: torch.Tensor, shape: tuple, weight: torch.Tensor | None = None, 
     return aten.native_layer_norm(x, shape, weight, None, eps or 1e-6)[0]
 
 
-def as_on_a_gpu(written_out: bool = False) -> AbstractContextManager:
-    """Inside, meta tensors take the kernels that a GPU chooses; the meta device itself would take several small ones.
-
-    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
-    """
-    attention = kernel(written_out)
-    return patch.multiple(functional, scaled_dot_product_attention=attention, dropout=native_dropout, rms_norm=rms_norm)
-
-
 def tensor_bytes(tensor: torch.Tensor) -> int:
     """The bytes that a kernel reads of a tensor: less than its size if it is expanded, or if places overlap."""
     different = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
@@ -93,8 +83,8 @@ class Dispatched(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.names, self.casts, self.flops, self.moved_bytes, self.live, self.peak = [], 0, 0, 0, 0, 0
-        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # {storage: its size}
-        self.saved = {}  # {id of a size: the size}
+        self.saved_bytes = 0
+        self.memory = WeakIdKeyDictionary(ref_type=weakref.ref)  # {storage: its bytes, and whether they are saved}
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         out = function(*arguments, **(options or {}))
@@ -105,7 +95,7 @@ class Dispatched(TorchDispatchMode):
         there = {id(x.untyped_storage()) for x in reads}  # what is written into an older tensor takes no memory
         for storage in (tensor.untyped_storage() for tensor in writes):
             if storage not in self.memory and id(storage) not in there:
-                self.memory[storage] = SimpleNamespace(bytes=storage.nbytes())
+                self.memory[storage] = SimpleNamespace(bytes=storage.nbytes(), saved=False)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
                 weakref.finalize(storage, self.free, storage.nbytes())
@@ -122,15 +112,12 @@ class Dispatched(TorchDispatchMode):
     def free(self, size: int) -> None:
         self.live -= size
 
-    @property
-    def saved_bytes(self) -> int:
-        return sum(piece.bytes for piece in self.saved.values())
-
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """The pack hook of saved tensors. Memory that was there before, parameters' and state's, is not counted."""
         piece = self.memory.get(tensor.untyped_storage())
-        if piece is not None:
-            self.saved[id(piece)] = piece
+        if piece is not None and not piece.saved:
+            piece.saved = True
+            self.saved_bytes += piece.bytes
         return tensor
 
 
@@ -141,10 +128,14 @@ def meta_step(model: str, config: Any, segments: int, lanes: int = 1, method: st
 
 
 def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched:
-    """What a step on the meta device dispatches."""
+    """What a step on the meta device dispatches, by the kernels that a GPU chooses; the meta device's own are several small ones.
+
+    Functions are replaced, and no TorchFunctionMode is entered: a checkpointed layer is computed again outside of its reach.
+    """
     dispatched = Dispatched()
     hooks = torch.autograd.graph.saved_tensors_hooks(dispatched.keep, lambda tensor: tensor)
-    with dispatched, hooks, as_on_a_gpu(written_out):
+    kernels = {"scaled_dot_product_attention": kernel(written_out), "dropout": native_dropout, "rms_norm": rms_norm}
+    with dispatched, hooks, patch.multiple(functional, **kernels):
         step()
     return dispatched
 

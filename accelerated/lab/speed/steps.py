@@ -2,7 +2,6 @@
 
 import textwrap
 from argparse import Namespace
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,8 +31,8 @@ def step_variant(config: Any, method: str, segments: int, options: Namespace, co
     return rollout(network, method, segments, options, trained)._replace(flops=flops)
 
 
-def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
-    """{name: what makes the Variant} of a model, its baselines and a large product."""
+def report_steps(options: Namespace) -> None:
+    """Print a row for a model, for its baselines and for a large product; the models' steps read equally many tokens."""
     facts = presets_of(options.model).SPEED
     method, segments = facts.get("backprop", "through_time"), facts["segments"]
     kinds = {options.model: (options.config, method)}
@@ -42,16 +41,10 @@ def makers_of(options: Namespace) -> dict[str, Callable[[], Variant]]:
     if "baseline" in facts:
         name, changes = facts["baseline"]
         kinds[name] = (replace(options.config, **changes(options.config)), method)
-    ours = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
-    product = partial(large_product, options.device, getattr(torch, options.dtype))
-    return ours | {"one large product": product}
-
-
-def report_steps(options: Namespace) -> None:
-    """Print a row for each variant of a model; all steps read equally many tokens."""
-    segments = presets_of(options.model).SPEED["segments"]
+    makers = {name: partial(step_variant, *kind, segments, options) for name, kind in kinds.items()}
+    makers["one large product"] = partial(large_product, options.device, getattr(torch, options.dtype))
     print(textwrap.fill(f"{segments} segments of {options.batch} lanes: {options.model}, {options.config}", 118), end="\n\n")
-    print_table(("a step of", *COLUMNS), *measured_rows(makers_of(options), options))
+    print_table(("a step of", *COLUMNS), *measured_rows(makers, options))
 
 
 def report_horizons(options: Namespace) -> None:
@@ -83,8 +76,7 @@ def continuation(position: int, options: Namespace) -> Variant:
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start, step = read_prompt(network, text), step_of(network)
-    draw = torch.no_grad()(lambda: list(generate(network, *start, TOKENS, Sampling(0.8), generator, step)))
-    return Variant(draw)
+    return Variant(torch.no_grad()(lambda: list(generate(network, *start, TOKENS, Sampling(0.8), generator, step))))
 
 
 def report_generation(options: Namespace) -> None:

@@ -78,19 +78,15 @@ def random_model(name: str, config: Any, device: torch.device) -> torch.nn.Modul
     return network
 
 
-def random_segments(config: Any, batch: int, count: int, device: torch.device) -> list[Segment]:
-    """`count` consecutive segments of a random text, in mid-document; all tokens are scored."""
-    text = torch.randint(config.vocabulary, (batch, count * config.segment + 1))
-    pairs = zip(text[:, :-1].split(config.segment, 1), text[:, 1:].split(config.segment, 1), strict=True)
-    scored, never = torch.ones(batch, config.segment, dtype=torch.bool), torch.zeros(batch, dtype=torch.bool)
-    return [Segment(tokens, targets, scored, never).to(device) for tokens, targets in pairs]
-
-
 def rollout(model: Any, method: str, horizon: int, options: Namespace, trained: Any = None) -> Variant:
-    """One rollout of a model, or of its TrainedModel, from a state in mid-document. Gradients stay allocated."""
-    segments, dtype = random_segments(model.config, options.batch, horizon, options.device), getattr(torch, options.dtype)
+    """One rollout of a model, or of its TrainedModel, over random text, in mid-document. Gradients stay allocated."""
+    batch, size, dtype = options.batch, model.config.segment, getattr(torch, options.dtype)
+    text = torch.randint(model.config.vocabulary, (batch, horizon * size + 1))
+    pairs = zip(text[:, :-1].split(size, 1), text[:, 1:].split(size, 1), strict=True)
+    scored, never = torch.ones(batch, size, dtype=torch.bool), torch.zeros(batch, dtype=torch.bool)
+    segments = [Segment(tokens, targets, scored, never).to(options.device) for tokens, targets in pairs]
     with torch.no_grad(), computing_in(model, dtype):
-        state = model.initial_state(options.batch)
+        state = model.initial_state(batch)
         for segment in segments:
             state = model.advance(segment.tokens, state)
 

@@ -6,7 +6,6 @@ reads observations as tokens. The first OUTPUTS tokens are never observed; their
 
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.experiment import Experiment, conduct
+from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import matching
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
@@ -185,10 +183,9 @@ def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]
 
 
 def run(row: str, seed: int) -> dict:
-    """Train an agent of a row; the share of successes, each a mean of POINT updates, and the seconds."""
-    began = time.monotonic()
+    """Train an agent of a row; the share of successes, each a mean of POINT updates."""
     means = np.reshape(train(make_core(row, seed), seed, SETTINGS, f"{row}, seed {seed}"), (-1, POINT)).mean(1)
-    return {"successes": [round(float(mean), 4) for mean in means], "seconds": round(time.monotonic() - began, 1)}
+    return {"successes": [round(float(mean), 4) for mean in means]}
 
 
 def final(run: dict) -> float:
@@ -204,39 +201,32 @@ def page(record: dict) -> str:
         solved = (next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0) for run in runs.values())
         steps = ", ".join(f"{point * POINT / updates_of_a_million:.2f}" if point else "not" for point in solved)
         table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), steps])
-    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, one thread:
-    {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is the last tenth. Mean
-    (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the agent are in the
-    [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
-    parts = ["# Compressive Transformers, Figure 5: memory for an agent", "```bash\npython -m accelerated.lab.systems.agent\n```"]
-    parts += [wrapped(text), "![the share of right choices by environment steps](compressive-figure-5.svg)"]
+    title = "Compressive Transformers, Figure 5: memory for an agent"
+    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is
+    the last tenth. Mean (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the
+    agent are in the [chapter](../compressive.md#memory-for-an-agent). Settings:
+    {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
+    picture = "![the share of right choices by environment steps](compressive-figure-5.svg)"
     head = ["memory", "seeds", "right at the end, percent", f"million steps until {100 * SOLVED:.0f}% are right"]
-    return "\n\n".join([*parts, markdown_table(head, *table)]) + "\n"
+    return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))
 
 
 def draw(record: dict, path: Path) -> None:
     """Draw success against steps, the mean of a row's seeds, with all seeds as thin lines."""
-    figure, [axes] = new_figure()
-    for number, (row, runs) in enumerate(record["runs"].items()):
-        curves = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
-        steps = np.arange(1, len(curves) + 1) * POINT * record["settings"]["lanes"] * matching.LENGTH / 1e6
-        axes.plot(steps, curves, color=f"C{number}", linewidth=0.5, alpha=0.4)
-        axes.plot(steps, curves.mean(1), color=f"C{number}", linestyle="-" if row.startswith("rate") else "--", label=row)
-    axes.axhline(50, color="0.5", linewidth=1, linestyle=":")  # whoever takes any object
-    axes.set(xlabel="million environment steps", ylabel="right choices, percent of episodes", ylim=(0, 102))
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+    curves, labels = {}, {"xlabel": "million environment steps", "ylabel": "right choices, percent of episodes"}
+    for row, runs in record["runs"].items():
+        shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
+        steps = np.arange(1, len(shares) + 1) * POINT * record["settings"]["lanes"] * matching.LENGTH / 1e6
+        curves[row] = steps, shares, "-" if row.startswith("rate") else "--"
+    draw_shares(path, curves, guess=50, **labels)  # whoever takes any object
 
 
 def said(run: dict) -> str:
     """What came out of a run, in a line."""
-    return f"{final(run):.1f}% right at the end, {run['seconds']:.0f} s"
+    return f"{final(run):.1f}% right at the end"
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    conduct(Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw), argv)
-
+EXPERIMENT = Experiment("systems.agent", __doc__, "compressive-figure-5", list(ROWS), SETTINGS, run, said, page, draw)
 
 if __name__ == "__main__":
-    run_program("agent", main, sys.argv[1:])
+    run_program("agent", conduct, EXPERIMENT, sys.argv[1:])

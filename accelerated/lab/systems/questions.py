@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,13 +20,12 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
 from accelerated.data.tokenizers import SpelledTokenizer, train_bpe
-from accelerated.evaluation.figures import new_figure, save_figure
-from accelerated.lab.experiment import Experiment, conduct
+from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.reader import Example
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.tables.page import mean_and_spread, wrapped
+from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.program.errors import run_program
 
 NAME = "pretrained_recurrence-3"
@@ -104,18 +102,18 @@ def trained(row: str, seed: int) -> Roberta:
 
 def run(row: str, seed: int) -> dict:
     """What a row reaches with a seed; of each answer the distance between the hops, whether it is a span, and exact match."""
-    asked, began, scores, rows = task().asked, time.monotonic(), [], []
+    asked, scores, rows = task().asked, [], []
     for example, given in zip(asked, reader.answers(trained(row, seed), asked), strict=True):
         answer = example.question.answer
         scores.append(two_hops.f1(given, answer))
-        rows.append([example.distance, answer not in two_hops.KINDS, int(two_hops.exact_match(given, answer))])
-    means = {"f1": percent(scores), "exact match": percent([right for *_, right in rows])}
-    return means | {"answers": rows, "seconds": round(time.monotonic() - began, 1)}
+        right = two_hops.normalised(given) == two_hops.normalised(answer)
+        rows.append([example.distance, answer not in two_hops.KINDS, int(right)])
+    return {"f1": percent(scores), "exact match": percent([right for *_, right in rows]), "answers": rows}
 
 
 def said(run: dict) -> str:
     """What came out of a run, in a line."""
-    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}, {run['seconds']:.0f} s"
+    return f"F1 {run['f1']:.1f}, exact match {run['exact match']:.1f}"
 
 
 def percent(scores: Sequence[float]) -> float:
@@ -135,34 +133,25 @@ def page(record: dict) -> str:
         whole = (mean_and_spread([run[score] for run in runs.values()], ".1f") for score in ("f1", "exact match"))
         parts = (mean_and_spread([share(run, chosen) for run in runs.values()], ".0f") for chosen in PARTS.values())
         table.append([row, ", ".join(runs), *whole, *parts])
-    text = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}. Mean (least .. most) of the seeds, in
-    percent; the columns behind exact match are its parts. The method and the questions are in the
-    [chapter](../pretrained_recurrence.md#question-answering)."""
-    parts = ["# Adding Recurrence, Table 3: question answering"]
-    parts += ["```bash\npython -m accelerated.lab.systems.questions\n```", wrapped(text)]
-    parts += [f"![exact match by the distance between the hops]({NAME}.svg)"]
+    how = """. Mean (least .. most) of the seeds, in percent; the columns behind exact match are its parts. The method and the
+    questions are in the [chapter](../pretrained_recurrence.md#question-answering)."""
+    parts = [f"![exact match by the distance between the hops]({NAME}.svg)"]
     parts += [markdown_table(["windows", "seeds", "F1", "exact match", *PARTS], *table)]
-    return "\n\n".join([*parts, wrapped(f"Settings: {json.dumps(record['settings'])}.")]) + "\n"
+    parts += [wrapped(f"Settings: {json.dumps(record['settings'])}.")]
+    return laid_out(record, "Adding Recurrence, Table 3: question answering", "systems.questions", "", how, *parts)
 
 
 def draw(record: dict, path: Path) -> None:
     """Draw exact match on spans by the distance between the hops: the mean of a row's seeds, and each seed as a thin line."""
-    figure, [axes] = new_figure()
-    for number, (row, runs) in enumerate(record["runs"].items()):
+    curves, labels = {}, {"xlabel": "windows between the hops", "ylabel": "exact match on spans, percent"}
+    for row, runs in record["runs"].items():
         distances = sorted({distance for run in runs.values() for distance, span, _ in run["answers"] if span})
-        curves = np.array([[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances])
-        axes.plot(distances, curves, color=f"C{number}", linewidth=0.5, alpha=0.4)
-        axes.plot(distances, curves.mean(1), "o-", color=f"C{number}", label=row)
-    axes.axhline(100 / len(two_hops.PLACES), color="0.5", linewidth=1, linestyle=":")
-    axes.set(xlabel="windows between the hops", ylabel="exact match on spans, percent", ylim=(0, 102))
-    axes.legend(frameon=False, fontsize=8)
-    save_figure(figure, path)
+        shares = [[share(run, lambda d, span, at=at: span and d == at) for run in runs.values()] for at in distances]
+        curves[row] = distances, np.array(shares), "o-"
+    draw_shares(path, curves, guess=100 / len(two_hops.PLACES), **labels)
 
 
-def main(argv: list[str]) -> None:
-    """Train what is missing, and write what came out."""
-    conduct(Experiment("systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw), argv)
-
+EXPERIMENT = Experiment("systems.questions", __doc__, NAME, list(ROWS), SMALL, run, said, page, draw)
 
 if __name__ == "__main__":
-    run_program("questions", main, sys.argv[1:])
+    run_program("questions", conduct, EXPERIMENT, sys.argv[1:])

@@ -3,15 +3,16 @@
 A question's windows are [CLS] question [SEP] text [SEP], N tokens each; the last one is padded. K windows, N tokens in a window.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from accelerated.data.tokenizers import SpelledTokenizer
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.systems.two_hops import KINDS, Question, text_of
+from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
 from accelerated.training.optimization import check_finite
 
@@ -29,10 +30,8 @@ class Example(NamedTuple):
 
     question: Question
     tokens: np.ndarray  # (K, N)
-    readable: np.ndarray  # (K, N), false on padding
     text: np.ndarray  # (K, N), true on tokens of the text
-    spelled: bytes  # the text
-    ends: np.ndarray  # (tokens of the text,), where each ends among the bytes
+    ends: np.ndarray  # (tokens of the text,), where each ends among the text's bytes
     answer: tuple[int, int, int]  # kind, first and last place among all K N; without a span the places are 0
     distance: int  # windows from the end of the first supporting sentence in the text to that of the last
 
@@ -42,8 +41,7 @@ def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
 
     So text has at least `segment` / 2 - 1 tokens of every window, whatever is asked.
     """
-    text, sentences = text_of(question)
-    ranks = bpe.encode(text)
+    text, ranks = question.text, bpe.encode(question.text)
     ends = bpe.token_bytes[ranks].cumsum()
     prefix = [CLS, *(bpe.encode(question.question)[: segment // 2 - 2] + FIRST), SEP]
     room = segment - len(prefix) - 1
@@ -51,35 +49,27 @@ def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
     tokens, of_text = np.full((windows, segment), PAD), np.zeros((windows, segment), bool)
     of_text[:, len(prefix) : -1] = np.arange(windows * room).reshape(windows, room) < len(ranks)
     tokens[:, : len(prefix)], tokens[of_text] = prefix, ranks + FIRST
-    filled = len(prefix) + of_text.sum(1)  # (K,)
-    tokens[np.arange(windows), filled] = SEP
-    readable = np.arange(segment) <= filled[:, None]
+    tokens[np.arange(windows), len(prefix) + of_text.sum(1)] = SEP
 
     def place(character: int, side: str = "left") -> int:
         """The place among all K N of the token in which a character ends; with the side right, in which it begins."""
         token = np.searchsorted(ends, len(text[:character].encode()), side=side)
         return int(np.flatnonzero(of_text)[token])
 
-    hops = sorted(sentences[fact] for fact in question.supporting_facts)
     if question.answer in KINDS:
         answer = 1 + KINDS.index(question.answer), 0, 0
     else:
-        begin = text.index(question.answer, *sentences[question.supporting_facts[-1]])
+        begin = text.index(question.answer, *question.hops[-1])
         answer = 0, place(begin, "right"), place(begin + len(question.answer))
-    distance = place(hops[-1][1]) // segment - place(hops[0][1]) // segment
-    return Example(question, tokens, readable, of_text, text.encode(), ends, answer, distance)
+    of_hops = [place(end) // segment for _, end in question.hops]
+    return Example(question, tokens, of_text, ends, answer, max(of_hops) - min(of_hops))
 
 
 def batched(examples: Sequence[Example]) -> list:
     """The K windows (tokens, readable, text), (B, N) each, of examples; those with fewer windows end early."""
-    count, (_, segment) = max(len(example.tokens) for example in examples), examples[0].tokens.shape
-    fields = []
-    for name, empty in (("tokens", PAD), ("readable", False), ("text", False)):
-        field = np.full((count, len(examples), segment), empty)
-        for lane, example in enumerate(examples):
-            field[: len(example.tokens), lane] = getattr(example, name)
-        fields.append(torch.from_numpy(field))
-    return list(zip(*fields, strict=True))
+    tokens = pad_sequence([torch.from_numpy(example.tokens) for example in examples], padding_value=PAD)  # (K, B, N)
+    text = pad_sequence([torch.from_numpy(example.text) for example in examples])
+    return list(zip(tokens, tokens != PAD, text, strict=True))
 
 
 def best_span(start: np.ndarray, end: np.ndarray, longest: int = LONGEST) -> tuple[int, int]:
@@ -96,7 +86,7 @@ def answer_text(example: Example, spans: np.ndarray, kinds: np.ndarray) -> str:
         return KINDS[kind - 1]
     first, last = best_span(*spans[:, : example.text.size][:, example.text.ravel()])
     begin = example.ends[first - 1] if first else 0
-    return example.spelled[begin : example.ends[last]].decode(errors="ignore").strip()
+    return example.question.text.encode()[begin : example.ends[last]].decode(errors="ignore").strip()
 
 
 @torch.no_grad()
@@ -127,16 +117,15 @@ def pretrain(model: Roberta, ranks: np.ndarray, updates: int, batch: int, rate: 
     """Train on windows from anywhere in a text, ranks (tokens,) of the BPE; returns the loss of each update, in nats."""
     rng, room, vocabulary = np.random.default_rng(0), model.config.segment - 2, model.config.vocabulary - FIRST - 1
 
-    def losses() -> Iterator[torch.Tensor]:
-        while True:
-            starts = rng.integers(len(ranks) - room, size=(batch, 1))
-            targets = np.full((batch, room + 2), CLS)
-            targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], SEP
-            targets[:, 1:-1] += FIRST
-            read, scored = masked(targets, vocabulary, rng)
-            yield model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
+    def loss_of(update: int) -> torch.Tensor:
+        starts = rng.integers(len(ranks) - room, size=(batch, 1))
+        targets = np.full((batch, room + 2), CLS)
+        targets[:, 1:-1], targets[:, -1] = ranks[starts + np.arange(room)], SEP
+        targets[:, 1:-1] += FIRST
+        read, scored = masked(targets, vocabulary, rng)
+        return model.masked_loss(*map(torch.from_numpy, (read, targets, scored)))
 
-    return train(model, losses(), updates, rate, "pretraining")
+    return train(model, loss_of, updates, rate, "pretraining")
 
 
 def fine_tune(
@@ -146,24 +135,23 @@ def fine_tune(
     rng = np.random.default_rng(seed)
     order = np.concatenate([rng.permutation(len(examples)) for _ in range(-(-updates * batch // len(examples)))])
 
-    def losses() -> Iterator[torch.Tensor]:
-        for at in range(0, updates * batch, batch):
-            some = [examples[number] for number in order[at : at + batch]]
-            answer = torch.tensor([example.answer for example in some])  # (B, 3)
-            yield model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
+    def loss_of(update: int) -> torch.Tensor:
+        some = [examples[number] for number in order[(update - 1) * batch : update * batch]]
+        answer = torch.tensor([example.answer for example in some])  # (B, 3)
+        return model.answer_loss(batched(some), answer[:, 0], answer[:, 1:])
 
-    return train(model, losses(), updates, rate, title)
+    return train(model, loss_of, updates, rate, title)
 
 
-def train(model: Roberta, losses: Iterator[torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
-    """Update a model with Adam; returns the losses. Raises InputError if one becomes NaN or infinite."""
+def train(model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, rate: float, title: str) -> list[float]:
+    """Update a model with Adam; returns the loss of each update, from 1. Raises InputError if one becomes NaN or infinite."""
     optimizer, values = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.98), eps=1e-6), []
     warmup = max(1, round(WARMUP * updates))
     model.train()
     for update in Progress(title, updates, "update", over=range(1, updates + 1)):
         optimizer.param_groups[0]["lr"] = rate * min(update / warmup, (updates - update + 1) / (updates - warmup + 1))
         optimizer.zero_grad()
-        loss = next(losses)
+        loss = loss_of(update)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         values.append(loss.item())

@@ -1,6 +1,6 @@
 """The command `python -m accelerated.lab.systems.speech IN OUT`: .wav to .ulaw, mu-law bytes that train.py learns, and back.
 
-IN is a file or a folder of them, with folders below it. `read_aloud` makes the speech of Compressive's Figure 4 in the small.
+`read_aloud` makes the speech of Compressive's Figure 4 in the small.
 """
 
 import ast
@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from accelerated.program.errors import InputError, counted, run_program
-from accelerated.program.files import disk_errors, written_whole
+from accelerated.program.files import written_whole
 from accelerated.training.options import OptionParser
 
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
 RECORDINGS, SPOKEN = 60, 400  # characters of a docstring that are read, about 25 seconds
 UNREAD = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # folders
-KINDS = {".wav": ".ulaw", ".ulaw": ".wav"}
-ADVICE = "give another OUT"
 
 
 def to_mu_law(samples: np.ndarray) -> np.ndarray:
@@ -52,11 +50,16 @@ def read_wav(path: Path) -> tuple[np.ndarray, int]:
     return to_mu_law(np.frombuffer(frames, "<i2")), rate
 
 
-def convert(source: Path, target: Path, rate: int) -> int:
-    """Write a .wav as .ulaw, or a .ulaw as a .wav of `rate` samples per second; returns the rate. Nothing is overwritten."""
-    with disk_errors(target, ADVICE):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(target, ADVICE, new=True) as temporary:
+def main(argv: list[str]) -> None:
+    """Write the .wav that a command line names as .ulaw, or the .ulaw as .wav. Nothing is overwritten."""
+    parser = OptionParser(prog="python -m accelerated.lab.systems.speech", description=__doc__)
+    parser.add_argument("source", metavar="IN", type=Path, help="a .wav (one channel, 16-bit PCM), or a .ulaw")
+    parser.add_argument("target", metavar="OUT", type=Path, help="the .ulaw or .wav")
+    parser.add_argument("--rate", type=int, default=22050, help="samples per second of a .wav that is written (default 22050)")
+    source, target, rate = vars(parser.parse(argv)).values()
+    if rate < 1 or {source.suffix, target.suffix} != {".wav", ".ulaw"}:
+        raise InputError(f"cannot convert {source} to {target} at --rate {rate}; give a .wav and a .ulaw, and a rate")
+    with written_whole(target, "give another OUT", new=True) as temporary:
         if target.suffix == ".ulaw":
             values, rate = read_wav(source)
             values.tofile(temporary)
@@ -64,24 +67,7 @@ def convert(source: Path, target: Path, rate: int) -> int:
             with wave.open(str(temporary), "wb") as file:
                 file.setparams((1, 2, rate, 0, "NONE", ""))
                 file.writeframes(from_mu_law(np.fromfile(source, np.uint8)).astype("<i2").tobytes())
-    return rate
-
-
-def main(argv: list[str]) -> None:
-    """Convert what the command line names."""
-    parser = OptionParser(prog="python -m accelerated.lab.systems.speech", description=__doc__)
-    parser.add_argument("source", metavar="IN", type=Path, help="a .wav (one channel, 16-bit PCM), a .ulaw, or a folder of them")
-    parser.add_argument("target", metavar="OUT", type=Path, help="the .ulaw or .wav, or a folder for them")
-    parser.add_argument("--rate", type=int, default=22050, help="samples per second of a .wav that is written (default 22050)")
-    source, target, rate = vars(parser.parse(argv)).values()
-    pairs = {source: target}
-    if source.is_dir():
-        files = [path for path in sorted(source.rglob("*")) if path.suffix in KINDS]
-        pairs = {path: target / path.relative_to(source).with_suffix(KINDS[path.suffix]) for path in files}
-    if not pairs or rate < 1 or any(KINDS.get(one.suffix) != other.suffix for one, other in pairs.items()):
-        raise InputError(f"cannot convert {source} to {target} at --rate {rate}; give a .wav and a .ulaw, or folders, and a rate")
-    rates = {convert(*pair, rate) for pair in pairs.items()}
-    print(f"wrote {counted(len(pairs), 'file')}, {' and '.join(f'{rate:,}' for rate in sorted(rates))} samples a second")
+    print(f"wrote 1 file, {rate:,} samples a second")
 
 
 def read_aloud(folder: Path) -> None:

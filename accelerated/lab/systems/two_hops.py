@@ -1,4 +1,4 @@
-"""Generated questions of two hops, as HotpotQA has them (Yang et al. 2018), and its scores of answers. reader.py answers them."""
+"""Generated questions of two hops, as HotpotQA's (Yang et al. 2018), and its scores of answers. reader.py answers them."""
 
 import re
 import string
@@ -26,40 +26,20 @@ OF_FACTS = re.compile(rf"\b({'|'.join([*PLACES, *sum(PLACES.values(), ())])})s?\
 
 
 class Question(NamedTuple):
-    """A question, the paragraphs (title, sentences) to answer it from, its answer, and the sentences that support it.
+    """A question, the text to answer it from, its answer, and the hops, those sentences of the text that support it.
 
     An answer that is a span stands in the last of these.
     """
 
     question: str
-    context: tuple[tuple[str, tuple[str, ...]], ...]
+    text: str
     answer: str
-    supporting_facts: tuple[tuple[str, int], ...]  # (title, index)
-
-
-def text_of(question: Question) -> tuple[str, dict[tuple[str, int], tuple[int, int]]]:
-    """(what is read of a question's context, {(title, index): where the sentence stands in it, (start, end) in characters}).
-
-    Each paragraph is its title, a line's end, its sentences and a line's end.
-    """
-    text, places = "", {}
-    for title, sentences in question.context:
-        text += f"{title}\n"
-        for number, sentence in enumerate(sentences):
-            places.setdefault((title, number), (len(text), len(text) + len(sentence)))
-            text += sentence
-        text += "\n"
-    return text, places
+    hops: tuple[tuple[int, int], ...]  # (start, end) in characters
 
 
 def normalised(answer: str) -> str:
     """An answer in lower case without punctuation, articles and extra white space, as HotpotQA's evaluation compares it."""
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer.lower().translate(PUNCTUATION)).split())
-
-
-def exact_match(given: str, answer: str) -> bool:
-    """Whether two answers are the same when normalised."""
-    return normalised(given) == normalised(answer)
 
 
 def f1(given: str, answer: str) -> float:
@@ -88,22 +68,24 @@ def two_hops(lines: Sequence[str], between: tuple[int, int], rng: np.random.Gene
         Test    a line
         File    server path, parser module, thread block, child class,         all holders, in any order
 
-    "key?" asks where the key is. The second paragraph alone leaves a guess among as many places as there are holders: no two
-    holders share a place. Some questions, "key module?", ask whether it is there.
+    A paragraph is a line with its title and one with its sentences. "key?" asks where the key is. File alone leaves a guess among
+    as many places as there are holders: no two holders share a place. Some questions, "key module?", ask whether it is there.
     """
     thing, holders = rng.choice(THINGS), rng.permutation(list(PLACES))
     places = [rng.choice(PLACES[holder]) for holder in holders]
     asked, other = rng.permutation(len(holders))[:2]
-    paragraphs = [("Test", (f" {line}",)) for line in rng.choice(lines, rng.integers(*between, endpoint=True))]
+    paragraphs = [f"Test\n {line}\n" for line in rng.choice(lines, rng.integers(*between, endpoint=True))]
     at, after = np.sort(rng.integers(len(paragraphs) + 1, size=2))
-    facts = tuple(f" {holder} {place}," for holder, place in zip(holders, places, strict=True))
-    paragraphs.insert(after, ("File", facts))
-    paragraphs.insert(at, ("Name", (f" {thing} {holders[asked]}.",)))
+    facts = [f" {holder} {place}," for holder, place in zip(holders, places, strict=True)]
+    paragraphs.insert(after, f"File\n{''.join(facts)}\n")
+    paragraphs.insert(at, f"Name\n {thing} {holders[asked]}.\n")
+    text = "".join(paragraphs)
+    hops = tuple(re.search(re.escape(fact), text).span() for fact in (f" {thing} {holders[asked]}.", facts[asked]))
     question, answer = f" {thing}?", str(places[asked])
     if rng.random() < YES_NO:
         right = rng.random() < 0.5
         question, answer = f" {thing} {places[asked if right else other]}?", "yes" if right else "no"
-    return Question(question, tuple(paragraphs), answer, (("Name", 0), ("File", int(asked))))
+    return Question(question, text, answer, hops)
 
 
 def drawn(count: int, lines: Sequence[str], seed: int, between: tuple[int, int] = (2, 6)) -> list[Question]:

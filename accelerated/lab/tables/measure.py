@@ -65,16 +65,10 @@ def train_rows(table: Table, workshop: Workshop) -> tuple[dict[str, dict[str, fl
     for name, of_row in options.items():
         logs = {choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid}
         tuning[name] = {choice: score(log) for choice, log in logs.items()}
-    trials = {
-        name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds_of(table, name)] for name in options
-    }
+    seeds = {name: range(5) if name in table.headline else SEEDS for name in options}
+    trials = {name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds[name]] for name in options}
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return tuning, trials
-
-
-def seeds_of(table: Table, row: str) -> Sequence[int]:
-    """The seeds that a row is trained with."""
-    return range(5) if row in table.headline else SEEDS
 
 
 def best(tuning: dict[str, float]) -> str:

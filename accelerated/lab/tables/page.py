@@ -26,24 +26,24 @@ def mean_and_spread(values: list[float | None], form: str) -> str:
     return mean if min(values) == max(values) else f"{mean} ({least.rstrip('%')} .. {most.rstrip('%')})"
 
 
+def laid_out(record: dict, title: str, program: str, about: str, how: str, *parts: str) -> str:
+    """A page in Markdown: about before the command, then when and how it was measured, and the parts that are not empty."""
+    command = f"```bash\npython -m accelerated.lab.{program}\n```"
+    measured = f"Measured on {record['date']}, {record['machine']}, torch {record['torch']}{how}"
+    return "\n\n".join(filter(None, [f"# {title}", wrapped(about), command, wrapped(measured), *parts])) + "\n"
+
+
 def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown."""
-    name = record["name"]
-    measured = f"""Measured on {record["date"]}, {record["machine"]}, torch {record["torch"]}, {record["jobs"]} runs at a time.
-    Mean (least .. most) of seeds {", ".join(map(str, SEEDS))}{more_seeds(record)}. {onward(name)}"""
-    command = f"```bash\npython -m accelerated.lab.tables {name}\n```"
-    parts = [f"# {table.title}", wrapped(table.about), command, wrapped(measured)]
-    parts += [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record), no_gap(table, record)]
+    name, seeds = record["name"], ", ".join(map(str, SEEDS))
+    seeds += f"; 0 to 4 of {'; '.join(table.headline)}" if table.headline else ""
+    how = f", {record['jobs']} runs at a time. Mean (least .. most) of seeds {seeds}. {onward(name)}"
+    parts = [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
+    if table.gap and not share_of_gap(record, table.gap):
+        told = f"{table.gap[1]} cannot be told from {table.gap[0]}: there is no gap that a memory could close here."
+        parts.append(wrapped(told))
     parts += [NOTES[table.notes](record) if table.notes else "", verdicts(table, record), cost(record), settings_part(record)]
-    return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def more_seeds(record: dict) -> str:
-    """Which rows have more seeds than the others."""
-    rows = {row["name"]: len(next(iter(row["measured"].values()))) for row in record["rows"]}
-    most = max(rows.values())
-    more = [name for name, seeds in rows.items() if seeds == most > len(SEEDS)]
-    return f"; 0 to {most - 1} of {'; '.join(more)}" if more else ""
+    return laid_out(record, table.title, f"tables {name}", table.about, how, *parts)
 
 
 def onward(name: str) -> str:
@@ -84,13 +84,6 @@ def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
     names = [row["name"] for row in record["rows"]]
     closed = {name: statistics.mean(differences(record, f"{name} < {gap[0]}")) for name in names}
     return {name: f"{part / statistics.mean(whole):.0%}" for name, part in closed.items()}
-
-
-def no_gap(table: Table, record: dict) -> str:
-    """A sentence if the ceiling is not told apart from the floor."""
-    if not table.gap or share_of_gap(record, table.gap):
-        return ""
-    return wrapped(f"{table.gap[1]} cannot be told from {table.gap[0]}: there is no gap that a memory could close here.")
 
 
 def verdicts(table: Table, record: dict) -> str:

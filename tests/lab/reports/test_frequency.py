@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.lab.reports.frequency import FrequencyRow, by_frequency, distinct_words, frequency_lines, word_counts, words_of
+from accelerated.lab.reports.frequency import FrequencyRow, by_frequency, frequency_lines, word_counts, words_of
 from tests.conftest import examples
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, either, random_nats, texts
 
@@ -35,11 +35,13 @@ def owners_byte_by_byte(text, tokens):
 @examples(40)
 @given(some=st.lists(texts, max_size=3), tokenizer=either, wanted=st.sets(st.text("theabé", min_size=1, max_size=4), max_size=9))
 def test_words_are_those_between_white_space(some, tokenizer, wanted):
-    documents, wanted = [document_from(text, tokenizer) for text in some], {word.encode() for word in wanted}
+    documents, asked = [document_from(text, tokenizer) for text in some], document_from(" ".join(sorted(wanted)), tokenizer)
+    wanted = asked.name.encode().split() if len(asked.inputs) else []
     words = [word for document in documents if len(document.inputs) for word in document.name.encode().split()]
-    assert distinct_words(documents, tokenizer) == {*words}
-    assert word_counts(documents, wanted, tokenizer) == Counter(word for word in words if word in wanted)
-    assert not word_counts([document_from("abcd abcd", BYTES)], {b"abc"}, BYTES), "a longer word is not its beginning"
+    assert word_counts(documents, [asked], tokenizer) == Counter(word for word in words if word in wanted)
+    assert word_counts(documents, documents, tokenizer) == Counter(words)
+    longer, beginning = (document_from(text, BYTES) for text in ("abcd abcd", "abc"))
+    assert not word_counts([longer], [beginning], BYTES), "a longer word is not its beginning"
 
 
 NAMES = ["more than 10,000", "1,000 to 10,000", "100 to 999", "fewer than 100", "all"]
@@ -51,7 +53,8 @@ LEAST = (10_001, 1000, 100, 0)  # times in the training split, of a word in thes
 def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data):
     documents, tokenizer = corpus
     nats, amounts = random_nats(documents, seed), st.sampled_from([0, 99, 100, 999, 1000, 9999, 10_000, 10_001, 10**9])
-    counts = Counter({word: data.draw(amounts) for word in sorted(distinct_words(documents, tokenizer))})
+    every = {word for document in documents for word in words_of(document, tokenizer)[0]}
+    counts = Counter({word: data.draw(amounts) for word in sorted(every)})
     expected = {name: [0.0, 0, 0] for name in NAMES}
     for losses, document in zip(nats, documents, strict=True):
         ids = tokenizer.encode(document.name) if len(document.inputs) else []

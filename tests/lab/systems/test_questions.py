@@ -23,7 +23,7 @@ ANSWERED = [  # windows between the hops, the answer, what a model says, whether
 
 def test_a_run_says_of_each_answer_its_distance_its_kind_and_whether_it_is_right(monkeypatch):
     """Shares are counted apart; one without answers is NaN."""
-    asked = [SimpleNamespace(distance=distance, question=Question("", (), answer, ())) for distance, answer, *_ in ANSWERED]
+    asked = [SimpleNamespace(distance=distance, question=Question("", "", answer, ())) for distance, answer, *_ in ANSWERED]
     monkeypatch.setattr(questions, "task", lambda: questions.Task(None, [], asked))
     monkeypatch.setattr(questions, "trained", lambda row, seed: (row, seed))
     monkeypatch.setattr(reader, "answers", lambda model, some: (said for _, _, said, _ in ANSWERED if model == ("disjoint", 5)))
@@ -67,9 +67,9 @@ def test_a_row_is_trained_on_short_texts_then_longer_ones_and_answers_of_unseen_
     task, stages, fine_tune = questions.task(), [], reader.fine_tune
     (short, first), (long, second) = task.stages
     assert (first, second, len(short), len(long), len(task.asked)) == (1, 2, 20, 20, 10)
-    assert all(len(example.question.context) in (2, 3) for example in short)
-    assert {dict(example.question.context).get("Test") for example in task.asked} == {(" Three.",)}
-    assert b"Three" not in b"".join(example.spelled for example in short + long)
+    assert all(example.question.text.count("\n") in (4, 6) for example in short)
+    assert all(e.question.text.count("Test\n Three.\n") == e.question.text.count("Test") > 0 for e in task.asked)
+    assert "Three" not in "".join(example.question.text for example in short + long)
     monkeypatch.setattr(reader, "fine_tune", lambda *how: stages.append(how[1:6]) or fine_tune(*how))
     assert len(questions.run("recurrent", 3)["answers"]) == 10
     assert stages == [(examples, updates, 32, 0.002, 3) for examples, updates in task.stages]

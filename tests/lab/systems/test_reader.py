@@ -1,7 +1,6 @@
 """Questions become windows that lose nothing, answers are found where they stand, and a reader is trained on all of them."""
 
 import dataclasses
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from accelerated.data.tokenizers import tokenizer_of_ranks
 from accelerated.lab.systems import reader, two_hops
 from accelerated.lab.systems.roberta import Roberta
-from accelerated.lab.systems.two_hops import Question, text_of
+from accelerated.lab.systems.two_hops import Question
 from accelerated.program.errors import InputError
 from tests.conftest import examples
 
@@ -26,32 +25,31 @@ TEXTS = st.text(st.sampled_from("the café.\n"), min_size=1, max_size=60)
 
 @given(text=TEXTS, asked=TEXTS, segment=st.integers(6, 20))
 def test_windows_hold_the_question_and_the_whole_text(text, asked, segment):
-    question = Question(asked, (("T", (text,)),), "yes", (("T", 0),))
-    example = reader.cut(question, BPE, segment)
+    example = reader.cut(Question(asked, text, "yes", ((0, len(text)),)), BPE, segment)
     prefix = [reader.CLS, *(BPE.encode(asked)[: segment // 2 - 2] + reader.FIRST), reader.SEP]
     read = []
-    for tokens, readable, of_text in zip(example.tokens, example.readable, example.text, strict=True):
+    for (tokens,), (readable,), (of_text,) in reader.batched([example]):
         own = tokens[of_text].tolist()
         padding = segment - len(prefix) - len(own) - 1
         assert tokens.tolist() == [*prefix, *own, reader.SEP, *[reader.PAD] * padding]
         assert readable.tolist() == [True] * (segment - padding) + [False] * padding
         assert own and segment - len(prefix) - 1 >= segment / 2 - 1
         read += own
-    assert read == (BPE.encode(text_of(question)[0]) + reader.FIRST).tolist() and example.readable[:-1].all()
-    assert example.spelled == text_of(question)[0].encode() and example.ends[-1] == len(example.spelled)
+    assert read == (BPE.encode(text) + reader.FIRST).tolist() and (example.tokens[:-1] != reader.PAD).all()
+    assert example.ends[-1] == len(text.encode())
 
 
 @given(text=TEXTS, data=st.data(), segment=st.integers(6, 20))
 def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
     begin = data.draw(st.integers(0, len(text) - 1))
     answer = text[begin : data.draw(st.integers(begin + 1, len(text)))]
-    example = reader.cut(Question("the", (("T", (text,)),), answer, (("T", 0),)), BPE, segment)
+    example = reader.cut(Question("the", text, answer, ((0, len(text)),)), BPE, segment)
     kind, first, last = example.answer
     own = slice(*np.searchsorted(np.flatnonzero(example.text), [first, last + 1]))
     pieces = [bytes(TOKENS[token - reader.FIRST]) for token in example.tokens[example.text][own]]
     spelled = b"".join(pieces)
     assert kind == 0 and answer.encode() in spelled
-    begin = 2 + len(text[: text.index(answer)].encode())  # behind the title
+    begin = len(text[: text.index(answer)].encode())
     end = begin + len(answer.encode())
     ends = [0, *example.ends.tolist()]
     assert ends[own.start] <= begin < ends[own.start + 1] and ends[own.stop - 1] < end <= ends[own.stop]
@@ -62,10 +60,9 @@ def test_an_answers_tokens_are_the_fewest_that_spell_it(text, data, segment):
 
 
 def test_yes_and_no_are_kinds_and_a_span_stands_in_the_last_supporting_sentence():
-    """Though the text has these words, and the answer elsewhere too. Of two paragraphs with one title the first counts."""
-    context = ("T", (" yes, no, a cat,", " a dog,", " a cat.")), ("T", ("", "", " no cat"))
-    question = Question("x", context, "cat", (("T", 1), ("T", 2)))
-    at = len(["<CLS>", "x", "<SEP>"]) + text_of(question)[0].index("cat.")  # each letter is a token
+    """Though the text has these words, and the answer elsewhere too."""
+    question = Question("x", " yes, no, a cat, a dog, a cat. no cat", "cat", ((16, 23), (23, 30)))
+    at = len(["<CLS>", "x", "<SEP>"]) + question.text.index("cat.")  # each letter is a token
     assert reader.cut(question, BPE, 60).answer == (0, at, at + 2)
     for number, answer in enumerate(("yes", "no"), 1):
         example = reader.cut(question._replace(answer=answer), BPE, 40)
@@ -82,10 +79,11 @@ def test_the_best_span_is_the_best_of_all(length, longest, seed):
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
 def test_the_distance_is_of_the_windows_in_which_supporting_sentences_end(lengths, data):
-    """Each x is a token; a window of 10 has 6 of the text, which begins with the title and a line's end."""
-    facts = tuple(("T", data.draw(st.integers(0, len(lengths) - 1))) for _ in range(data.draw(st.integers(1, 3))))
-    question = Question("x", (("T", tuple("x" * length for length in lengths)),), "x", facts)
-    windows = [(2 + sum(lengths[: number + 1]) - 1) // 6 for _, number in facts]
+    """Each x is a token; a window of 10 has 6 of the text."""
+    ends, numbers = np.cumsum(lengths).tolist(), st.integers(0, len(lengths) - 1)
+    hops = tuple((ends[n] - lengths[n], ends[n]) for n in data.draw(st.lists(numbers, min_size=1, max_size=3)))
+    question = Question("x", "x" * ends[-1], "x", hops)
+    windows = [(end - 1) // 6 for _, end in hops]
     assert reader.cut(question, BPE, 10).distance == max(windows) - min(windows)
 
 
@@ -126,7 +124,7 @@ def test_what_is_masked(seed):
 @pytest.fixture
 def untrained(monkeypatch):
     """A model whose losses are what they are given; training returns them."""
-    monkeypatch.setattr(reader, "train", lambda model, losses, updates, rate, title: [*itertools.islice(losses, updates)])
+    monkeypatch.setattr(reader, "train", lambda model, loss_of, updates, *how: [*map(loss_of, range(1, updates + 1))])
     return SimpleNamespace(config=CONFIG, masked_loss=lambda *given: given, answer_loss=lambda *given: given)
 
 
@@ -164,7 +162,7 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls(monk
         rates.append(adam.param_groups[0]["lr"])
 
     monkeypatch.setattr(torch.optim.Adam, "step", step)
-    values = reader.train(model, (9 * model.get_parameter(name).sum() for name in own), 50, 3.0, "")
+    values = reader.train(model, lambda update: 9 * model.get_parameter(own[update - 1]).sum(), 50, 3.0, "")
     assert len(values) == 50 and values[0] == pytest.approx(9 * model.embedding.sum().item(), rel=1e-6)
     assert rates[:3] == pytest.approx([1, 2, 3]) and rates[-1] == pytest.approx(3 / 48)
     assert np.diff(rates)[3:] == pytest.approx(np.full(46, -3 / 48))
@@ -173,4 +171,4 @@ def test_updates_are_adams_of_their_own_loss_at_a_rate_that_rises_and_falls(monk
 def test_a_loss_that_is_not_finite_is_one_line():
     model = Roberta(CONFIG)
     with pytest.raises(InputError, match="loss is inf at step 1; this model was not kept"):
-        reader.train(model, iter([torch.inf * model.embedding.exp().sum()]), 1, 0.1, "")
+        reader.train(model, lambda update: torch.inf * model.embedding.exp().sum(), 1, 0.1, "")

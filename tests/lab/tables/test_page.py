@@ -46,9 +46,9 @@ def test_differences_are_worse_minus_better_seed_by_seed():
 def test_a_page_says_what_diverged_what_was_not_timed_and_what_was_not_tuned():
     """What the published pages show, which are compared with their records, is not said again."""
     record = record_of(TWO, a=[1.0, None, 3.0, 4.0], b=[1.5, 2.25, 3.75]) | {"grid": ["--rate 1", "--rate 2", "--rate 4"]}
-    text = " ".join(page(TWO, json.loads(json.dumps(record))).split())
+    text = " ".join(page(TWO._replace(headline=["a"]), json.loads(json.dumps(record))).split())
     assert "| a | 1 of 4 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
-    assert "of seeds 0, 1, 2; 0 to 3 of a." in text and "Best at an end of the grid: a; b." in text
+    assert "of seeds 0, 1, 2; 0 to 4 of a." in text and "Best at an end of the grid: a; b." in text
     of_two = page(TWO, record | {"grid": ["--rate 1", "--rate 4"]})
     assert "Every row was tuned" in of_two and "end of the grid" not in of_two, "every choice is an end"
     for row, passes in zip(record["rows"], ("2", "3"), strict=True):
