@@ -103,7 +103,7 @@ ABLATIONS = {
         *("compression alone", "whole model", (0.006, 0.018), mix_losses),
     ),
     "compression-norm": Ablation(
-        "The same with the norm of Algorithm 2 as the loss, not its mean square",
+        "The same with the norm of Algorithm 2 as the loss, not its mean square; beside it stand the rows above",
         options_of("compressive-7", "compressive"),
         *("compression alone", "whole model", (0.006, 0.018), functools.partial(mix_losses, kind=MixedNorm)),
     ),

@@ -41,6 +41,16 @@ def test_the_compression_loss_is_the_same_and_trains_the_whole_model():
     agree({name: every[name] for name in alone}, alone)
 
 
+def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
+    x, y = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(2, 3, 4, 5)
+    agree(ablations.norm_of_difference(x, y), torch.stack([(a - b).norm() for a, b in zip(x, y, strict=True)]).mean())
+    ablations.norm_of_difference(x, x.detach()).backward()
+    assert not x.grad.any(), "of equal ones it is 0, not NaN"
+    model = Compressive(Compressive.Config(**COMPRESSIVE, compression_loss="attention_reconstruction"))
+    ablations.ABLATIONS["compression-norm"].change(model)
+    assert all(type(layer).difference is ablations.norm_of_difference for layer in model.layers)
+
+
 def test_without_normalization_scores_are_dot_products():
     change, fields = ablations.drop_normalization, RECURRENT | {"recurrent_layers": ()}
     published, changed = published_and_changed(BlockRecurrent, change, **fields)
@@ -60,7 +70,12 @@ def small(monkeypatch, tmp_path):
     common = f"--data {tmp_path}/text.txt --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
     compressive = "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2"
     recurrent = "--model block_recurrent --window 8 --segment 16 --states 3 --recurrent-layers none"
-    options = {"compression-loss": compressive, "normalization": recurrent, "clipping": f"{compressive} --clip 0.1"}
+    options = {
+        "compression-loss": compressive,
+        "compression-norm": compressive,
+        "normalization": recurrent,
+        "clipping": f"{compressive} --clip 0.1",
+    }
     for name, words in options.items():
         changed = ablations.ABLATIONS[name]._replace(options=f"{common} --batch 2 --dropout 0 {words}")
         monkeypatch.setitem(ablations.ABLATIONS, name, changed)
