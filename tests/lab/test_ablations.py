@@ -43,12 +43,12 @@ def test_the_compression_loss_is_the_same_and_trains_the_whole_model():
 
 def test_the_papers_loss_is_the_norm_of_each_lanes_difference():
     x, y = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(2, 3, 4, 5)
-    agree(ablations.norm_of_difference(x, y), torch.stack([(a - b).norm() for a, b in zip(x, y, strict=True)]).mean())
-    ablations.norm_of_difference(x, x.detach()).backward()
+    agree(ablations.MixedNorm.difference(x, y), torch.stack([(a - b).norm() for a, b in zip(x, y, strict=True)]).mean())
+    ablations.MixedNorm.difference(x, x.detach()).backward()
     assert not x.grad.any(), "of equal ones it is 0, not NaN"
     model = Compressive(Compressive.Config(**COMPRESSIVE, compression_loss="attention_reconstruction"))
     ablations.ABLATIONS["compression-norm"].change(model)
-    assert all(type(layer).difference is ablations.norm_of_difference for layer in model.layers)
+    assert all(type(layer) is ablations.MixedNorm for layer in model.layers)
 
 
 def test_without_normalization_scores_are_dot_products():
