@@ -159,7 +159,8 @@ def report(run: opening.Run) -> None:
 def sample(run: opening.Run) -> None:
     """Print the opening of a validation document and a continuation of it."""
     training = run.settings.training
-    prompt = generation.prompt_from(next(document for document in run.corpus.splits["valid"] if len(document.inputs)))
+    document = next(document for document in run.corpus.splits["valid"] if len(document.inputs))
+    prompt = torch.as_tensor(document.inputs[:32].astype("int64"))[None]  # (1, n)
     generator = torch.Generator(run.device).manual_seed(training.seed)
     with run.computing():
         tokens = generation.continue_text(

@@ -13,7 +13,7 @@ from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.data.windows import Document, overlap_of
+from accelerated.data.windows import overlap_of
 from accelerated.evaluation.score import TrainedRun, evaluating
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
@@ -145,11 +145,6 @@ def continue_text(
     with evaluating(model):
         step = step_of(model)
         yield from generate(model, *read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
-
-
-def prompt_from(document: Document, length: int = 32) -> Tensor:
-    """The first tokens of a document, (1, length)."""
-    return torch.as_tensor(document.inputs[:length].astype("int64"))[None]
 
 
 def show_text(tokenizer: object, ids: Iterable[int]) -> str:
