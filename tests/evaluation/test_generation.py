@@ -18,7 +18,7 @@ from accelerated.data.windows import cut, overlap_of
 from accelerated.evaluation import generation
 from accelerated.evaluation.generation import GraphedStep, Sampling, continue_text, read_prompt, show_text, stream_text
 from accelerated.program.errors import InputError
-from tests.helpers.texts import BYTES, MERGED, documents_of
+from tests.helpers.texts import BYTES, MERGED
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 
 GREEDY = Sampling(temperature=0.0)
