@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from accelerated.attention.content import causal_mask, content_attention
 from accelerated.attention.heads import Declared, LayerNorm, at_least_float32, look_up, merge_heads, parameter, project
-from accelerated.attention.relative_shift import columns_of_query
-from accelerated.attention.signed_distance import far_to_near, signed_sinusoids, simplified_attention, transformer_xl_attention
+from accelerated.attention.relative_shift import columns_of_query, distance_sinusoids
+from accelerated.attention.signed_distance import far_to_near, simplified_attention, transformer_xl_attention
 from accelerated.attention.slots import Writer
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memformer import SPECIALS, Config, init_params
@@ -36,7 +36,8 @@ class Distances(nn.Module):
         self.length, (lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
         mask = causal_mask(length, length) if causal else None
         simplified = config.positions == "simplified"
-        rows = far_to_near(lowest, highest, length) if simplified else signed_sinusoids(lowest, highest, config.width)
+        sinusoids = distance_sinusoids(highest - lowest + 1, config.width, lowest)
+        rows = far_to_near(lowest, highest, length) if simplified else sinusoids
         self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
         self.register_buffer("rows", rows, persistent=False)  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
 

@@ -93,19 +93,15 @@ def content_attention_plain(
     return functional.dropout(scores.softmax(-1), dropout) @ value
 
 
-def sdpa_is_faster_on_a_cpu(query: Tensor, key: Tensor) -> bool:
-    """Whether SDPA beats the plain path there: not in bfloat16, not for one key, and not if only keys need gradients.
-
-    Its backward pass computes the query's gradient all the same. One key: see takes_sdpa.
-    """
-    only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
-    return query.dtype != torch.bfloat16 and key.shape[-2] > 1 and not only_keys
-
-
 def content_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False
 ) -> Tensor:
-    """The same as content_attention_plain, by the fastest path: SDPA on a GPU, one of the two on a CPU."""
-    if takes_sdpa(query, key) or (dropout == 0 and sdpa_is_faster_on_a_cpu(query, key)):
+    """The same as content_attention_plain, by the fastest path: SDPA on a GPU, one of the two on a CPU.
+
+    There SDPA is slower in bfloat16, and if only keys need gradients: it computes the query's all the same.
+    """
+    only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
+    faster_on_a_cpu = key.shape[-2] > 1 and query.dtype != torch.bfloat16 and dropout == 0 and not only_keys
+    if takes_sdpa(query, key) or faster_on_a_cpu:
         return sdpa(query, key, value, None if mask is None else ~mask, dropout, causal)
     return content_attention_plain(query, key, value, mask, dropout, causal)

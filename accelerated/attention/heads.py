@@ -41,17 +41,13 @@ class LayerNorm(Declared):
         return functional.layer_norm(x.to(self.scale.dtype), self.scale.shape, self.scale, self.bias, self.epsilon)
 
 
-def to_be_indexed(x: Tensor) -> Tensor:
-    """x, but on a CPU in float32 or better: an entry's gradient is the sum over all places that read it.
-
-    A CPU adds it up in x's type, where 4,000 ones in bfloat16 would stop at 256. A GPU's kernels use float32 themselves.
-    """
-    return at_least_float32(x) if x.device.type == "cpu" else x
-
-
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """Rows (..., D) of embedding (V, D)."""
-    return functional.embedding(tokens, to_be_indexed(embedding)).to(embedding.dtype)
+    """Rows (..., D) of embedding (V, D), on a CPU by way of float32 or better.
+
+    A CPU adds up a row's gradient in the embedding's type, where 4,000 ones in bfloat16 would stop at 256; a GPU in float32.
+    """
+    table = at_least_float32(embedding) if embedding.device.type == "cpu" else embedding
+    return functional.embedding(tokens, table).to(embedding.dtype)
 
 
 def unit_norm(x: Tensor) -> Tensor:

@@ -48,11 +48,6 @@ class ProjectHeads(torch.autograd.Function):
         return (rows @ weight).view(x.shape), rows.t() @ x.view(-1, x.shape[-1]), None, None, None
 
 
-def tile_height(window: int) -> int:
-    """Queries in a tile of the fast path: half a window if it is even, so that fewer masked scores are computed."""
-    return window // 2 if window % 2 == 0 else window
-
-
 class SlidingAttention(torch.autograd.Function):
     """The same as sliding_attention_plain without dropout, one tile at a time so that scores stay in the CPU cache.
 
@@ -63,7 +58,8 @@ class SlidingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, keys, values, offset):
         batch, heads, length, width = query.shape
-        window, height = offset.shape[1], tile_height(offset.shape[1])
+        window = offset.shape[1]
+        height = window // 2 if window % 2 == 0 else window
         q, k, v = query.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1)  # (BH, N or W + N, E)
         out = q.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
         weights = q.new_empty(length // height, batch * heads, height, window + height)

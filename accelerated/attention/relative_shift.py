@@ -14,9 +14,9 @@ from accelerated.attention.heads import on_plain_cpu
 from accelerated.attention.on_a_cpu import RelativeAttention
 
 
-def distance_sinusoids(length: int, width: int) -> Tensor:
-    """Transformer-XL's R (length, D); row t is for distance length - 1 - t, so rows run from far to near, as keys do."""
-    distance = torch.arange(length - 1, -1, -1, dtype=torch.float64)
+def distance_sinusoids(length: int, width: int, lowest: int = 0) -> Tensor:
+    """Transformer-XL's R (length, D) for the distances lowest + length - 1 .. lowest: from far to near, as keys stand."""
+    distance = torch.arange(lowest + length - 1, lowest - 1, -1, dtype=torch.float64)
     frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = distance[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
@@ -87,14 +87,22 @@ def relative_attention_sdpa(
     distance_key: Tensor,
     content_bias: Tensor,
     distance_bias: Tensor,
+    count: int,
+    mask: Tensor | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The same as relative_attention_plain with R = K, by SDPA: scores by distance are an offset. Measures nothing."""
+    """Transformer-XL's attention by SDPA: scores by distance are an offset, of the last `count` keys; see the plain paths.
+
+    mask, true if a query must not see one of those keys, broadcasts to (B, H, N, count).
+    """
     scale = query.shape[-1] ** -0.5
     # not a product of matrices: it would copy distance_key for every lane
-    by_distance = torch.einsum("bhne,hke->bhnk", (query + distance_bias[:, None]) * scale, distance_key)
-    offset = relative_shift(by_distance)
-    offset = offset.masked_fill(causal_mask(*offset.shape[-2:], offset.device), -math.inf)
+    by_distance = torch.einsum("bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key)
+    offset = relative_shift(by_distance)[..., :count]
+    if mask is not None:
+        offset = offset.masked_fill(mask, -math.inf)
+    if before := key.shape[2] - count:  # keys without a position: nothing to add
+        offset = functional.pad(offset, (before, 0))
     return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
 
 
@@ -111,7 +119,8 @@ def relative_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The same as relative_attention_plain, by the fastest path for these arguments. SDPA returns no weights for in_values."""
     if takes_sdpa(query, key) and not measure and not in_values:
-        return relative_attention_sdpa(query, key, value, distance_key, content_bias, distance_bias, dropout), None
+        count, mask = key.shape[2], causal_mask(query.shape[2], key.shape[2], query.device)
+        return relative_attention_sdpa(query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout), None
     if on_plain_cpu(query) and dropout == 0:
         return RelativeAttention.apply(query, key, value, distance_key, content_bias, distance_bias, measure, in_values)
     return relative_attention_plain(query, key, value, distance_key, content_bias, distance_bias, dropout, measure, in_values)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accelerated.attention.content import sdpa, takes_sdpa
+from accelerated.attention.content import takes_sdpa
 from accelerated.attention.heads import at_least_float32
-from accelerated.attention.relative_shift import by_query_and_key, relative_shift
+from accelerated.attention.relative_shift import by_query_and_key, relative_attention_sdpa, relative_shift
 
 
 def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
@@ -21,13 +21,6 @@ def far_to_near(lowest: int, highest: int, length: int) -> Tensor:
     """
     row = torch.arange(length - 1, -length, -1).clamp(lowest, highest) - lowest
     return functional.one_hot(row, highest - lowest + 1).to(torch.get_default_dtype())
-
-
-def signed_sinusoids(lowest: int, highest: int, width: int) -> Tensor:
-    """Transformer-XL's R for the distances highest .. lowest, (R, D)."""
-    frequency = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(highest, lowest - 1, -1, dtype=torch.float64)[:, None] * frequency
-    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(torch.get_default_dtype())
 
 
 def attention_weights(scores: Tensor, by_key: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
@@ -81,39 +74,7 @@ def transformer_xl_attention_plain(
     return attention_weights(content, by_key, mask, dropout) @ value
 
 
-def transformer_xl_attention_sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    count: int,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The same as transformer_xl_attention_plain by SDPA, to which the scores by distance are an offset."""
-    scale = query.shape[-1] ** -0.5
-    # not a product of matrices: it would copy distance_key for every lane
-    by_distance = torch.einsum("bhne,hre->bhnr", (query + distance_bias[:, None]) * scale, distance_key)
-    offset = relative_shift(by_distance)[..., :count]  # (B, H, N, N')
-    if mask is not None:
-        offset = offset.masked_fill(mask, -math.inf)
-    offset = functional.pad(offset, (key.shape[2] - count, 0))  # keys without a position: nothing to add
-    return sdpa(query + content_bias[:, None], key, value, offset, dropout, scale=scale)
-
-
-def transformer_xl_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distance_key: Tensor,
-    content_bias: Tensor,
-    distance_bias: Tensor,
-    count: int,
-    mask: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """The same as transformer_xl_attention_plain, by the fastest path."""
-    attend = transformer_xl_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
-    return attend(query, key, value, distance_key, content_bias, distance_bias, count, mask, dropout)
+def transformer_xl_attention(query: Tensor, key: Tensor, *others: Tensor | int | float | None) -> Tensor:
+    """The same as transformer_xl_attention_plain, which has the same arguments, by the fastest path."""
+    attend = relative_attention_sdpa if takes_sdpa(query, key) else transformer_xl_attention_plain
+    return attend(query, key, *others)
