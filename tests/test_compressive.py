@@ -183,3 +183,18 @@ def test_usage_is_each_keys_share(name):
     attention = [attend_cache[1] for (attend_cache, *_), *_ in caches]
     expected = np.stack([cache.weights.mean((1, 2)) for cache in attention], axis=1)
     assert_agree({"usage": expected, "sum": np.ones((2, config.layers))}, {"usage": usage, "sum": usage.sum(-1)}, 1e-12)
+
+
+def test_usage_is_the_mean_attention_at_eviction():
+    """The rows that most_used keeps are those with the largest column sums of this segment's own attention."""
+    config, rng = dataclasses.replace(variant("most_used-none"), layers=1), np.random.default_rng(4)
+    params, state = random_params(config, rng), random_state(config, rng, 2)
+    tokens = rng.integers(11, size=(2, 8))
+    _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
+    (attend_cache, *_), *_ = caches[0]
+    weights = attend_cache[1].weights  # (B, H, N, K)
+    assert weights.shape == (2, 2, 8, 25)
+    for b in range(2):
+        sums = [sum(weights[b, h, i, 5 + row] for h in range(2) for i in range(8)) for row in range(8)]
+        kept = sorted(sorted(range(8), key=lambda row: -sums[row])[:2])
+        assert (after.compressed[b, 0, -2:] == state.memory[b, 0, kept]).all()
