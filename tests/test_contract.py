@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import inspect
 import itertools
 
 import numpy as np
@@ -320,7 +319,3 @@ def test_a_model_has_the_protocols_attributes(paper, name):
     assert model.output_matrix().shape == (model.config.vocabulary, model.config.width)
     own = {id(p) for p in model.parameters()}
     assert all(id(p) in own for p in model.auxiliary_parameters())
-    arguments = [list(inspect.signature(read).parameters) for read in (model.read, model.advance, model.forward, model.step)]
-    assert arguments[0] == arguments[1] and arguments[2:] == [["tokens", "state", "task"], ["token", "state"]]
-    assert arguments[0][:2] == ["tokens", "state"] and arguments[0][2:] in ([], ["task"])
-    assert list(inspect.signature(type(model)).parameters) == ["config", "seed"]

@@ -8,13 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from accelerated import replay
 from accelerated.evaluation.generation import Sampling, draw
-from accelerated.evaluation.score import Score, predictions, score_lines, score_record
+from accelerated.evaluation.score import Score, score_lines, score_record
 from tests.conftest import examples
-from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import agreed, back_propagated, both_sides, in_lane_1, random_rows, starting, torch_segments
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
@@ -75,29 +72,6 @@ def test_the_least_sizes_in_a_single_lane_are_equal_on_both_sides(paper):
 
 
 # Extreme numbers
-
-
-@over(ONE_OF_EACH)
-def test_a_float32_loss_of_logits_of_ten_thousand_is_that_of_float64(paper, name, monkeypatch):
-    """In training and in evaluation, from the same hidden rows, at once and in chunks; all gradients are finite."""
-    torch.set_default_dtype(torch.float32)
-    *_, model, _ = both_sides(paper, name)
-    rows = random_rows(model.config, np.random.default_rng(2), count=1)
-    [segment], model = torch_segments(paper, rows, starting(0, count=1)), model.float()
-    with torch.no_grad():
-        while (logits := model(segment.tokens, model.initial_state(2)).logits).abs().max() < 1e4:
-            model.embedding *= 4
-    assert logits.max() > 1e3 and logits.min() < -1e3
-    for chunk in (30, replay.CHUNK):
-        monkeypatch.setattr(replay, "CHUNK", chunk)
-        hidden, matrix = model.read(segment.tokens, model.initial_state(2)).hidden, model.output_matrix()
-        exact = functional.linear(hidden.double(), matrix.double()).log_softmax(-1)
-        exact = -exact.gather(-1, segment.targets[..., None])[..., 0]
-        nats = replay.summed_nats(hidden, matrix, segment.targets)
-        assert_agree({"nats": exact.sum()[None]}, {"nats": nats[None]}, 1e-6)
-        assert_agree({"nats": exact}, {"nats": predictions(model, hidden, segment).nats}, 1e-6)
-        nats.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
 @over(ONE_OF_EACH)

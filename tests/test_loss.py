@@ -129,7 +129,8 @@ def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, m
     Losses are float64 on the host in any type, because sums over millions of tokens are made of them.
     """
     monkeypatch.setattr(replay, "CHUNK", chunk)
-    logits, targets, scored = torch.randn(2, 90, 3).to(dtype), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7
+    logits, targets, scored = torch.randn(2, 90, 3), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7
+    logits = torch.stack([logits[0], 1e4 * logits[1]]).to(dtype)  # extreme ones, too
     model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     found = predictions(model, logits, Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool)))
     expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
