@@ -14,20 +14,16 @@ from accelerated.models import NAMES, model_class
 from accelerated.protocol import computing_in, detach, keep_lanes, repeat_lane
 from tests.helpers.comparison import LADDER, assert_agree, named
 from tests.helpers.rollouts import both_sides, check_rollout, dropout_from, filled, random_segments, rows_of_state
-from tests.helpers.variants import EVERY_VARIANT, MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import EVERY_VARIANT, MORE_KINDS, ONE_OF_EACH, PAPERS, over, pairs, variant
 
-NO_CHOICE = [  # they have a softmax over a single entry, which has no gradient
-    ("memformer", "one-token"),
-    ("memformer", "one-slot"),
-    ("pretrained_recurrence", "one-token"),
-    ("pretrained_recurrence", "one-layer-one-head"),
-]
-OTHER_TYPES = [  # variants with a gate, a compression or a pooling that none of MORE_KINDS has
-    *(("block_recurrent", f"{gate}-single") for gate in ("fixed", "lstm")),
-    *(("compressive", name) for name in ("adaptive-attention_reconstruction", "rate-of-a-segment", "wide-dilations")),
-    *(("memformer", name) for name in ("encoder-decoder-retentive", "one-slot")),
-    *(("pretrained_recurrence", name) for name in ("max", "advance-fixed-key", "pooled-after-the-norm")),
-]
+# They have a softmax over a single entry, which has no gradient
+NO_CHOICE = pairs(memformer="one-token one-slot", pretrained_recurrence="one-token one-layer-one-head")
+OTHER_TYPES = pairs(  # variants with a gate, a compression or a pooling that none of MORE_KINDS has
+    block_recurrent="fixed-single lstm-single",
+    compressive="adaptive-attention_reconstruction rate-of-a-segment wide-dilations",
+    memformer="encoder-decoder-retentive one-slot",
+    pretrained_recurrence="max advance-fixed-key pooled-after-the-norm",
+)
 LONG_LIVED = {"block_recurrent": {"states"}, "memformer": {"memory"}}  # fields that have float32 at least
 
 

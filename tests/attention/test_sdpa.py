@@ -12,20 +12,15 @@ from accelerated.protocol import computing_in
 from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
 from tests.helpers.rollouts import both_sides, check_rollout, gradients, random_segments
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
 SDPA = functional.scaled_dot_product_attention
-THROUGH_SDPA = [  # variants that differ in how their attentions reach SDPA
-    *ONE_OF_EACH,
-    ("block_recurrent", "fixed-dual-feedback"),
-    ("block_recurrent", "states-outnumber-window"),
-    ("compressive", "transformer-xl"),
-    ("compressive", "simplified-attention_reconstruction"),
-    ("memformer", "encoder-decoder-xl"),
-    ("memformer", "decoder-only-xl"),
-    ("pretrained_recurrence", "several-vectors"),
-    ("pretrained_recurrence", "one-token"),
-]
+THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attentions reach SDPA
+    block_recurrent="fixed-dual-feedback states-outnumber-window",
+    compressive="transformer-xl simplified-attention_reconstruction",
+    memformer="encoder-decoder-xl decoder-only-xl",
+    pretrained_recurrence="several-vectors one-token",
+)
 
 
 @pytest.fixture
