@@ -1,6 +1,7 @@
-"""The type that a model computes in: `computing_in` gives it copies of its parameters; what it carries does not drift away."""
+"""accelerated/protocol.py: states by lanes, and the type that a model computes in, by copies of its parameters."""
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from accelerated.attention.relative_shift import by_query_and_key, relative_atte
 from accelerated.attention.sliding_window import score_offset, tables_by_distance
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
-from accelerated.protocol import computing_in
+from accelerated.protocol import computing_in, memory_of_copies, put_lanes
 from accelerated.training import opening
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY, train
@@ -22,6 +23,29 @@ from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 @pytest.fixture(autouse=True)
 def float32():
     torch.set_default_dtype(torch.float32)
+
+
+# States
+
+
+class State(NamedTuple):
+    rows: torch.Tensor
+    counts: torch.Tensor
+
+
+def test_some_lanes_are_replaced_in_place():
+    state = State(torch.arange(8.0).view(4, 2), torch.arange(4))
+    put = put_lanes(state, slice(1, 3), State(torch.full((2, 2), -1.0), torch.tensor([-1, -1])))
+    assert put is state
+    assert put.rows.tolist() == [[0, 1], [-1, -1], [-1, -1], [6, 7]] and put.counts.tolist() == [0, -1, -1, 3]
+
+
+def test_all_lanes_replace_the_state_and_leave_the_old_one_as_it_was():
+    state, new = (State(torch.full((2, 3), value), torch.full((2,), value)) for value in (0.0, 1.0))
+    assert put_lanes(state, slice(0, 2), new) is new and not state.rows.any()
+
+
+# Copies of parameters
 
 
 class Small(torch.nn.Module):
@@ -77,6 +101,28 @@ def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
     assert model.unused.grad is None
 
 
+def test_copies_keep_their_memory_until_the_model_moves_or_has_another_type():
+    model, originals = torch.nn.Linear(2, 3), [torch.zeros(3, 2), torch.zeros(3)]
+    kept = memory_of_copies(model, torch.bfloat16, originals)
+    assert [(x.dtype, x.shape) for x in kept] == [(torch.bfloat16, x.shape) for x in originals]
+    memory_of_copies(model, torch.float16, originals)
+    assert memory_of_copies(model, torch.bfloat16, originals) is kept
+    moved = memory_of_copies(model, torch.bfloat16, [x.to("meta") for x in originals])
+    assert [x.device.type for x in moved] == ["meta", "meta"]
+
+
+def test_kept_copies_belong_to_no_graph():
+    """Or the graph of one iteration would live until the next."""
+    model = torch.nn.Linear(2, 3)
+    with computing_in(model, torch.bfloat16):
+        model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    kept = memory_of_copies(model, torch.bfloat16, [*model.parameters()])
+    assert kept[0].tolist() == model.weight.bfloat16().tolist() and not any(copy.requires_grad for copy in kept)
+
+
+# Where float32 is needed
+
+
 def test_a_frequent_tokens_gradient_is_added_up_in_float32():
     """4,000 gradients of 1 in bfloat16 would stop at 256."""
     embedding = torch.zeros(3, 2, dtype=torch.bfloat16, requires_grad=True)
@@ -105,7 +151,7 @@ def test_a_unit_norm_is_computed_in_float32():
 
 
 def test_a_cpus_heads_are_divided_by_lengths_in_float32():
-    """A length that bfloat16 rounds, and its square, which it rounds again, would change most numbers."""
+    """A length that bfloat16 rounds would change most numbers."""
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(2, 50, 16, generator=draw).bfloat16(), torch.randn(2 * 64, 16, generator=draw).bfloat16()
     rows = split_heads(torch.nn.functional.linear(x, weight), 2, 2)[0]
