@@ -24,9 +24,9 @@ def all_finite(paper, config, params, rows, dtype=torch.float32):
     return all(row.isfinite().all() for row in found.values())
 
 
-def scaled(params, factors):
-    """The params, multiplied by the factor of the last part of their names, if it has one."""
-    return {name: value * factors.get(name.rpartition(".")[2], 1.0) for name, value in params.items()}
+def scaled(params, factor, *parts):
+    """The params, multiplied by the factor if their names end with one of the parts."""
+    return {name: value * factor if name.rpartition(".")[2] in parts else value for name, value in params.items()}
 
 
 # Few tokens, small sizes
@@ -79,8 +79,8 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
     """Logits of 10,000; then scores of as much: all weight is on one key, in float32 too."""
     config, _, params, *_ = both_sides(paper, name)
     rows, ref, largest = random_rows(config, np.random.default_rng(0)), PAPERS[paper].reference, []
-    assert agreed(paper, config, rows, starting(0, 2), scaled(params, {"embedding": 1e5}), together=True)["loss"] > 1e4
-    params = scaled(params, {"query": 300.0, "key": 300.0})
+    assert agreed(paper, config, rows, starting(0, 2), scaled(params, 1e5, "embedding"), together=True)["loss"] > 1e4
+    params = scaled(params, 300.0, "query", "key")
     params |= {n: value * 1e4 for n, value in params.items() if n.endswith("scale") and "norm" not in n}  # of unit keys
     softmax = ref.softmax_forward
 
@@ -94,10 +94,10 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.0), Sampling(1e-3), Sampling(top_p=0.5)])
-def test_of_logits_of_ten_thousand_the_largest_is_drawn(sampling):
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = torch.tensor([[-1e4, 1e4, 0.0, 9e3], [-1e4, -2e4, -3e4, -4e4]], dtype=dtype)
-        assert draw(logits, sampling, torch.Generator().manual_seed(0)).tolist() == [1, 0]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_logits_of_ten_thousand_the_largest_is_drawn(sampling, dtype):
+    logits = torch.tensor([[-1e4, 1e4, 0.0, 9e3], [-1e4, -2e4, -3e4, -4e4]], dtype=dtype)
+    assert draw(logits, sampling, torch.Generator().manual_seed(0)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("nats,expected", [(math.inf, math.inf), (math.nan, math.nan), (1e308, math.inf), (709.0, math.inf)])
@@ -115,6 +115,6 @@ def test_infinite_losses_are_reported_as_such(nats, expected):
 def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_float32(paper, name, exponent):
     """Loss, gradients and states. (From 10^15 on products of queries, keys and gradients leave the range of both.)"""
     config, _, params, *_ = both_sides(paper, name)
-    params, rows = scaled(params, {"embedding": 10.0**exponent}), random_rows(config, np.random.default_rng(0), count=2)
+    params, rows = scaled(params, 10.0**exponent, "embedding"), random_rows(config, np.random.default_rng(0), count=2)
     for dtype in (torch.float32, torch.bfloat16):
         assert all_finite(paper, config, params, rows, dtype), dtype
