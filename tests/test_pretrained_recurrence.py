@@ -135,28 +135,24 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
     model = model_with(params, config).eval()
     document = rng.integers(11, size=(1, 6 + 2 * config.stride + 1))
 
-    def predictions(text):
-        """{(window, target position): logits} of the scored predictions, and of the others."""
-        counted, others, state = {}, {}, ref.initial_state(params, config, 1)
-        carried = model.initial_state(1)
-        for k, window in enumerate(ref.windows_of(config, text)):
+    def logits_of(text):
+        """The logits of each window, after checking that both sides agree."""
+        found, state, carried = [], ref.initial_state(params, config, 1), model.initial_state(1)
+        for window in ref.windows_of(config, text):
             logits, state, _ = ref.forward(params, config, window.tokens, state)
-            output = model(torch.tensor(window.tokens), carried)
-            carried = output.state
-            assert_agree({"logits": logits}, {"logits": output.logits}, 1e-10)
-            for i, scored in enumerate(window.scored[0]):
-                (counted if scored else others)[k, k * config.stride + i + 1] = logits[0, i]
-        return counted, others
+            actual, carried, _ = model(torch.tensor(window.tokens), carried)
+            assert_agree({"logits": logits}, {"logits": actual}, 1e-10)
+            found.append(logits[0])
+        return found
 
-    (counted, others), leaks = predictions(document), 0
+    windows, before, leaks = ref.windows_of(config, document), logits_of(document), 0
     for at in range(1, document.shape[1]):
         changed = document.copy()
         changed[0, at] = (changed[0, at] + 1 + rng.integers(10)) % 11
-        after_counted, after_others = predictions(changed)
-        for (k, target), logits in counted.items():
-            if target <= at:
-                assert (after_counted[k, target] == logits).all(), "a scored prediction saw its target"
-        leaks += sum((after_others[key] != logits).any() for key, logits in others.items() if key[1] == at)
+        for k, (window, old, new) in enumerate(zip(windows, before, logits_of(changed), strict=True)):
+            target, scored, differs = k * config.stride + 1 + np.arange(len(old)), window.scored[0], (old != new).any(-1)
+            assert not differs[scored & (target <= at)].any(), "a scored prediction saw its target"
+            leaks += differs[~scored & (target == at)].sum()
     assert leaks == (2 * (overlap - 1) if pool == "all" else 0), "in each of the two windows after the first"
 
 
