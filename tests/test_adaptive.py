@@ -14,6 +14,7 @@ from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
+from tests.helpers.rollouts import gradients
 from tests.helpers.variants import PAPERS
 
 SMALL = PAPERS["compressive"].small
@@ -21,23 +22,14 @@ SMALL = PAPERS["compressive"].small
 
 @st.composite
 def settings(draw):
-    """A Config with one to three tails, random parameters and a generator."""
+    """A Config with one to three tails, random parameters, the model with them and a generator."""
     vocabulary = draw(st.integers(4, 13))
-    cutoffs = draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))
-    changes = {
-        "layers": 1,
-        "vocabulary": vocabulary,
-        "cutoffs": tuple(sorted(cutoffs)),
-        "div_value": draw(st.integers(1, 2)),
-        "width": 8,
-    }
-    config, rng = dataclasses.replace(SMALL, **changes), np.random.default_rng(draw(st.integers(0, 99)))
-    return config, PAPERS["compressive"].random_params(config, rng), rng
-
-
-def adaptive_of(config, params):
-    model = PAPERS["compressive"].model_with(params, config)
-    return model, model.output_matrix()
+    cutoffs = tuple(sorted(draw(st.sets(st.integers(1, vocabulary - 1), min_size=1, max_size=3))))
+    sizes = {"layers": 1, "vocabulary": vocabulary, "width": 8}
+    config = dataclasses.replace(SMALL, **sizes, cutoffs=cutoffs, div_value=draw(st.integers(1, 2)))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    params = PAPERS["compressive"].random_params(config, rng)
+    return config, params, PAPERS["compressive"].model_with(params, config), rng
 
 
 def torchs(config, params):
@@ -55,56 +47,46 @@ def torchs(config, params):
 
 @given(settings())
 def test_the_softmax_is_torchs(setting):
-    """Log-probabilities of all words on both sides, and the loss of given targets with the gradient of hidden rows."""
-    config, params, rng = setting
-    x, targets = rng.standard_normal((2, 5, config.width)), torch.tensor(rng.integers(config.vocabulary, size=(2, 5)))
-    module, (_, matrix) = torchs(config, params), adaptive_of(config, params)
-    expected = module.log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
+    """Log-probabilities of all words on both sides."""
+    config, params, model, rng = setting
+    x = rng.standard_normal((2, 5, config.width))
+    expected = torchs(config, params).log_prob(torch.tensor(x).flatten(0, 1)).view(2, 5, -1)
     found = {"reference": ref.adaptive_softmax_forward(params, config, x)[0]}
-    found["accelerated"] = matrix.log_probabilities(torch.tensor(x))
-    assert matrix.vocabulary == config.vocabulary
+    found["accelerated"] = model.output_matrix().log_probabilities(torch.tensor(x))
+    assert model.output_matrix().vocabulary == config.vocabulary
     assert_agree(dict.fromkeys(found, expected), found, 1e-12)
-    assert np.allclose(np.exp(found["reference"]).sum(-1), 1, rtol=0, atol=1e-12)
-    pair = [torch.tensor(x, requires_grad=True) for _ in range(2)]
-    losses = [-module(pair[0].flatten(0, 1), targets.flatten()).output.sum(), summed_nats(pair[1], matrix, targets)]
-    for loss in losses:
-        loss.backward()
-    assert_agree({"loss": losses[0][None], "dx": pair[0].grad}, {"loss": losses[1][None], "dx": pair[1].grad}, 1e-12)
 
 
 @given(settings(), st.floats(0, 1))
 def test_a_loss_of_targets_is_that_of_all_log_probabilities(setting, ignored):
-    """With the gradient of every parameter; ignored targets, and tails without a target, count nothing."""
-    config, params, rng = setting
-    x, targets = torch.tensor(rng.standard_normal((10, config.width))), torch.tensor(rng.integers(config.vocabulary, size=10))
+    """With the gradients of the rows and of every parameter; ignored targets, and tails without a target, count nothing."""
+    config, _, model, rng = setting
+    rows, targets = rng.standard_normal((10, config.width)), torch.tensor(rng.integers(config.vocabulary, size=10))
     targets[torch.tensor(rng.random(10)) < ignored] = IGNORED
     found = []
     for loss_of in (
-        lambda matrix: functional.nll_loss(matrix.log_probabilities(x), targets, reduction="sum", ignore_index=IGNORED),
-        lambda matrix: summed_nats(x[None], matrix, targets[None]),
-        lambda matrix: matrix.summed_nats(x, targets, IGNORED),
+        lambda x, matrix: functional.nll_loss(matrix.log_probabilities(x), targets, reduction="sum", ignore_index=IGNORED),
+        lambda x, matrix: summed_nats(x[None], matrix, targets[None]),
+        lambda x, matrix: matrix.summed_nats(x, targets, IGNORED),
     ):
-        model, matrix = adaptive_of(config, params)
-        loss = loss_of(matrix)
+        model.zero_grad()
+        x = torch.tensor(rows, requires_grad=True)
+        loss = loss_of(x, model.output_matrix())
         loss.backward()
-        named = [(n, p) for n, p in model.named_parameters() if n.startswith(("embedding", "clusters", "tails"))]
-        found.append({"loss": loss[None]} | {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named})
+        found.append({"loss": loss[None], "x": x.grad} | gradients(model))
     assert_agree(found[0], found[1], 1e-12)
     assert_agree(found[0], found[2], 1e-12)
 
 
 @given(settings())
 def test_inputs_are_rows_of_the_joined_tables(setting):
-    config, params, rng = setting
-    tables = [params["embedding"]]
-    for tail in range(len(config.cutoffs)):
-        p = ref.subtree(params, f"tails.{tail}.")
-        tables.append(p["embedding"] @ p["projection"].T)
+    config, params, model, rng = setting
+    tails = [ref.subtree(params, f"tails.{tail}.") for tail in range(len(config.cutoffs))]
+    table = np.concatenate([params["embedding"], *(tail["embedding"] @ tail["projection"].T for tail in tails)])
     tokens = np.concatenate([np.arange(config.vocabulary), rng.integers(config.vocabulary, size=4)])[None]
-    expected = np.concatenate(tables)[tokens]
     found = {"reference": ref.adaptive_embedding_forward(params, config, tokens)[0]}
-    found["accelerated"] = adaptive_of(config, params)[1].look_up(torch.tensor(tokens))
-    assert_agree(dict.fromkeys(found, expected), found, 1e-14)
+    found["accelerated"] = model.output_matrix().look_up(torch.tensor(tokens))
+    assert_agree(dict.fromkeys(found, table[tokens]), found, 1e-14)
 
 
 def test_without_cutoffs_it_is_the_plain_embedding():

@@ -7,51 +7,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from accelerated import replay
 from accelerated.protocol import require_gradient
-from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import both_sides, torch_segments
-from tests.helpers.variants import PAPERS, over, variant
-
-
-@over(
-    [
-        ("compressive", "simplified-attention_reconstruction"),
-        ("memformer", "encoder-decoder"),
-        ("memformer", "decoder-only"),
-        ("pretrained_recurrence", "overlapping"),
-    ]
-)
-def test_key_biases_have_exactly_no_gradient(paper, name):
-    """They add the same to all scores of a query, and softmax cancels it, on both sides; what is inserted is among the keys."""
-    own, (config, rng, params, state, model, torch_state) = PAPERS[paper], both_sides(paper, name)
-    tokens = rng.integers(config.vocabulary, size=(2, config.segment))
-    logits, _, cache = own.reference.forward(params, config, tokens, state)
-    grads, _ = own.reference.backward(params, config, cache, rng.standard_normal(logits.shape))
-    biases = [key for key in params if key.endswith("key_bias")]
-    assert len(biases) >= 3 and not any(grads[key].any() for key in biases)
-    shifted, _, _ = own.reference.forward(params | {key: params[key] + 1.0 for key in biases}, config, tokens, state)
-    assert np.allclose(shifted, logits, rtol=0, atol=1e-11)
-    output = model(torch.tensor(tokens), torch_state)
-    (output.logits.square().sum() + sum(output.auxiliary.values())).backward()
-    assert all(p.grad is None for key, p in model.named_parameters() if key in biases)
-
-
-@pytest.mark.parametrize("side", ["reference", "accelerated"])
-def test_a_memory_is_a_longer_segment_before_this_one(side):
-    """Transformer-XL: with the N inputs before a segment as memory, its N tokens have the logits of 2 N read at once."""
-    own = PAPERS["compressive"]
-    whole = dataclasses.replace(own.small, segment=16, memory=0, compressed_memory=0)
-    half, rng = dataclasses.replace(whole, segment=8, memory=8), np.random.default_rng(3)
-    params, tokens = own.random_params(whole, rng), rng.integers(whole.vocabulary, size=(2, 16))
-    expected, _, (_, caches, _) = own.reference.forward(params, whole, tokens, own.reference.initial_state(params, whole, 2))
-    inputs = np.stack([layer_cache[2][:, :8] for layer_cache in caches], axis=1)  # (B, L, N, D)
-    state = own.reference.State(inputs, np.zeros((2, 3, 0, 6)))
-    if side == "reference":
-        logits = own.reference.forward(params, half, tokens[:, 8:], state)[0]
-    else:
-        logits = own.model_with(params, half)(torch.tensor(tokens[:, 8:]), own.to_torch(state)).logits
-    assert_agree({"logits": expected[:, 8:]}, {"logits": logits}, 1e-12)
+from tests.helpers.rollouts import check_back_propagation, random_rows, starting, torch_segments
+from tests.helpers.variants import PAPERS, variant
 
 
 def test_states_that_start_alike_stay_alike_without_ids():
@@ -119,24 +77,18 @@ def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
 
 
 @pytest.mark.parametrize(
-    "paper,name,horizon",
-    [("pretrained_recurrence", "overlapping", 20), ("memformer", "encoder-decoder", 32)],
+    "paper,name,horizon", [("pretrained_recurrence", "overlapping", 20), ("memformer", "encoder-decoder", 32)]
 )
 def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
     """Of the last segment's loss alone into the state after the first, and memory replay gives parameters the same gradient."""
     own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(4)
     if paper == "memformer":
         config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)
-    tokens, targets = rng.integers(config.vocabulary, size=(2, horizon, 1, config.segment))
-    scored = [np.full(targets[0].shape, index == horizon - 1) for index in range(horizon)]
-    starts = [np.full(1, index == 0) for index in range(horizon)]
-    segments = torch_segments(paper, list(zip(tokens, targets, scored, strict=True)), starts)
-    model, found = own.model_with(own.random_params(config, rng), config), {}
-    for method in ("through_time", "memory_replay"):
-        model.zero_grad()
-        replay.BACKPROP[method](model, segments, model.initial_state(1))
-        found[method] = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-    assert_agree(found["through_time"], found["memory_replay"], 1e-11)
+    rows = [(read, targets, np.zeros_like(scored)) for read, targets, scored in random_rows(config, rng, lanes=1, count=horizon)]
+    rows[-1][2][:] = True
+    segments = torch_segments(paper, rows, starting(0, count=horizon, lanes=1))
+    model = own.model_with(own.random_params(config, rng), config)
+    check_back_propagation(model, segments, model.initial_state(1), "memory_replay")
     state = first = require_gradient(model.advance(segments[0].tokens, model.initial_state(1)))
     for segment in segments[1:-1]:
         state = model.advance(segment.tokens, state)

@@ -8,13 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from accelerated import replay
 from accelerated.evaluation.generation import Sampling, draw
-from accelerated.evaluation.score import Score, predictions, score_lines, score_record
+from accelerated.evaluation.score import Score, score_lines, score_record
 from tests.conftest import examples
-from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import agreed, back_propagated, both_sides, in_lane_1, random_rows, starting, torch_segments
 from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
 
@@ -27,9 +24,9 @@ def all_finite(paper, config, params, rows, dtype=torch.float32):
     return all(row.isfinite().all() for row in found.values())
 
 
-def scaled(params, factors):
-    """The params, multiplied by the factor of the last part of their names, if it has one."""
-    return {name: value * factors.get(name.rpartition(".")[2], 1.0) for name, value in params.items()}
+def scaled(params, factor, *parts):
+    """The params, multiplied by the factor if their names end with one of the parts."""
+    return {name: value * factor if name.rpartition(".")[2] in parts else value for name, value in params.items()}
 
 
 # Few tokens, small sizes
@@ -56,43 +53,20 @@ def test_a_vocabulary_of_one_or_two_is_equal_on_both_sides(paper, name):
         dataclasses.replace(variant(paper, name), vocabulary=0)
 
 
-ONE = {"heads": 1, "feed_forward": 1, "segment": 1}
-LEAST = {  # {paper: configs that change the small one}; a layer norm of one number is zero, so widths are 2
-    "block_recurrent": [
-        ONE
-        | {"width": 2, "layers": 1, "head_width": 1, "window": 1, "recurrent_layers": (1,), "states": 1, "gate": gate}
-        | {"configuration": configuration, "buckets": 2, "max_distance": 2}
-        for gate, configuration in (("fixed", "skip"), ("lstm", "dual"), ("fixed", "single"))
-    ],
-    "compressive": [
-        ONE | {"width": 2, "layers": 1, "head_width": 1, "compression_rate": 1} | sizes
-        for sizes in (
-            {"memory": 0, "compressed_memory": 0},
-            {"memory": 1, "compressed_memory": 0},
-            {"memory": 0, "compressed_memory": 1},
-            {"memory": 1, "compressed_memory": 1, "compression_loss": "bptt"},
-            {"memory": 0, "compressed_memory": 1, "segment": 4, "compression_rate": 4},
-        )
-    ],
-    "memformer": [
-        ONE | {"width": 2, "head_width": 1, "slots": 1, "max_distance": 1, "decoder_layers": 1} | sizes
-        for sizes in ({"encoder_layers": 1}, {"encoder_layers": 0}, {"encoder_layers": 1, "positions": "transformer_xl"})
-    ],
-    "memorizing": [
-        ONE | {"width": 2, "layers": 1, "head_width": 1, "memory_layer": 1, "buckets": 2, "max_distance": 2} | sizes
-        for sizes in ({"memory": 1, "retrieved": 1}, {"memory": 0}, {"memory": 2, "segment": 3, "retrieved": 2})
-    ],
-    "pretrained_recurrence": [
-        ONE | {"width": 2, "layers": 1, "max_positions": 1, "overlap": 0, "insertion_layers": (1,), "module_width": 1} | sizes
-        for sizes in ({"vectors": 1}, {"vectors": 0}, {"vectors": 1, "pooling": "attention", "module_layers": 0})
-    ],
+ONE = {"heads": 1, "feed_forward": 1, "segment": 1, "width": 2}  # a layer norm of one number is zero, so widths are 2
+ONE_LAYER = ONE | {"layers": 1, "head_width": 1}
+LEAST = {  # {paper: what changes its small config to one of everything}
+    "block_recurrent": ONE_LAYER | {"window": 1, "recurrent_layers": (1,), "states": 1, "buckets": 2, "max_distance": 2},
+    "compressive": ONE_LAYER | {"compression_rate": 1, "memory": 1, "compressed_memory": 1, "compression_loss": "bptt"},
+    "memformer": ONE | {"head_width": 1, "slots": 1, "max_distance": 1, "encoder_layers": 1, "decoder_layers": 1},
+    "memorizing": ONE_LAYER | {"memory_layer": 1, "buckets": 2, "max_distance": 2, "memory": 1, "retrieved": 1},
+    "pretrained_recurrence": ONE | {"layers": 1, "max_positions": 1, "overlap": 0, "insertion_layers": (1,), "module_width": 1},
 }
 
 
-@pytest.mark.parametrize("paper,number", [(paper, number) for paper, sizes in LEAST.items() for number in range(len(sizes))])
-def test_the_least_sizes_in_a_single_lane_are_equal_on_both_sides(paper, number):
-    """One of everything that there may be one of, and none where there may be none."""
-    config = dataclasses.replace(PAPERS[paper].small, **LEAST[paper][number])
+@pytest.mark.parametrize("paper", LEAST)
+def test_the_least_sizes_in_a_single_lane_are_equal_on_both_sides(paper):
+    config = dataclasses.replace(PAPERS[paper].small, **LEAST[paper])
     rows = random_rows(config, np.random.default_rng(1), lanes=1, count=4)
     agreed(paper, config, rows, starting(0, 2, count=4, lanes=1), together=True)
 
@@ -101,35 +75,12 @@ def test_the_least_sizes_in_a_single_lane_are_equal_on_both_sides(paper, number)
 
 
 @over(ONE_OF_EACH)
-def test_a_float32_loss_of_logits_of_ten_thousand_is_that_of_float64(paper, name, monkeypatch):
-    """In training and in evaluation, from the same hidden rows, at once and in chunks; all gradients are finite."""
-    torch.set_default_dtype(torch.float32)
-    *_, model, _ = both_sides(paper, name)
-    rows = random_rows(model.config, np.random.default_rng(2), count=1)
-    [segment], model = torch_segments(paper, rows, starting(0, count=1)), model.float()
-    with torch.no_grad():
-        while (logits := model(segment.tokens, model.initial_state(2)).logits).abs().max() < 1e4:
-            model.embedding *= 4
-    assert logits.max() > 1e3 and logits.min() < -1e3
-    for chunk in (30, replay.CHUNK):
-        monkeypatch.setattr(replay, "CHUNK", chunk)
-        hidden, matrix = model.read(segment.tokens, model.initial_state(2)).hidden, model.output_matrix()
-        exact = functional.linear(hidden.double(), matrix.double()).log_softmax(-1)
-        exact = -exact.gather(-1, segment.targets[..., None])[..., 0]
-        nats = replay.summed_nats(hidden, matrix, segment.targets)
-        assert_agree({"nats": exact.sum()[None]}, {"nats": nats[None]}, 1e-6)
-        assert_agree({"nats": exact}, {"nats": predictions(model, hidden, segment).nats}, 1e-6)
-        nats.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
-
-
-@over(ONE_OF_EACH)
 def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name, monkeypatch):
     """Logits of 10,000; then scores of as much: all weight is on one key, in float32 too."""
     config, _, params, *_ = both_sides(paper, name)
     rows, ref, largest = random_rows(config, np.random.default_rng(0)), PAPERS[paper].reference, []
-    assert agreed(paper, config, rows, starting(0, 2), scaled(params, {"embedding": 1e5}), together=True)["loss"] > 1e4
-    params = scaled(params, {"query": 300.0, "key": 300.0})
+    assert agreed(paper, config, rows, starting(0, 2), scaled(params, 1e5, "embedding"), together=True)["loss"] > 1e4
+    params = scaled(params, 300.0, "query", "key")
     params |= {n: value * 1e4 for n, value in params.items() if n.endswith("scale") and "norm" not in n}  # of unit keys
     softmax = ref.softmax_forward
 
@@ -143,10 +94,10 @@ def test_extreme_scores_are_equal_on_both_sides_and_overflow_nowhere(paper, name
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.0), Sampling(1e-3), Sampling(top_p=0.5)])
-def test_of_logits_of_ten_thousand_the_largest_is_drawn(sampling):
-    for dtype in (torch.float32, torch.bfloat16):
-        logits = torch.tensor([[-1e4, 1e4, 0.0, 9e3], [-1e4, -2e4, -3e4, -4e4]], dtype=dtype)
-        assert draw(logits, sampling, torch.Generator().manual_seed(0)).tolist() == [1, 0]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_logits_of_ten_thousand_the_largest_is_drawn(sampling, dtype):
+    logits = torch.tensor([[-1e4, 1e4, 0.0, 9e3], [-1e4, -2e4, -3e4, -4e4]], dtype=dtype)
+    assert draw(logits, sampling, torch.Generator().manual_seed(0)).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("nats,expected", [(math.inf, math.inf), (math.nan, math.nan), (1e308, math.inf), (709.0, math.inf)])
@@ -164,6 +115,6 @@ def test_infinite_losses_are_reported_as_such(nats, expected):
 def test_activations_of_a_million_millions_overflow_in_bfloat16_as_little_as_in_float32(paper, name, exponent):
     """Loss, gradients and states. (From 10^15 on products of queries, keys and gradients leave the range of both.)"""
     config, _, params, *_ = both_sides(paper, name)
-    params, rows = scaled(params, {"embedding": 10.0**exponent}), random_rows(config, np.random.default_rng(0), count=2)
+    params, rows = scaled(params, 10.0**exponent, "embedding"), random_rows(config, np.random.default_rng(0), count=2)
     for dtype in (torch.float32, torch.bfloat16):
         assert all_finite(paper, config, params, rows, dtype), dtype

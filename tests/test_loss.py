@@ -69,7 +69,7 @@ def test_chunks_agree_in_low_precision(dtype, on_host, monkeypatch):
 
 
 def saved_bytes(rows, vocabulary):
-    """How many bytes the loss of `rows` rows keeps for its backward pass."""
+    """How many bytes the loss keeps for its backward pass."""
     held = {}
 
     def keep(tensor):
@@ -122,13 +122,18 @@ def test_no_more_logits_than_a_chunk_are_made(on_host, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])
-def test_predictions_are_those_of_the_logits(chunk, on_host, monkeypatch):
-    """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored."""
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-6)])
+def test_predictions_are_those_of_the_logits(dtype, tolerance, chunk, on_host, monkeypatch):
+    """Each token's loss, and whether it was the most probable; nothing for tokens that are not scored.
+
+    Losses are float64 on the host in any type, because sums over millions of tokens are made of them.
+    """
     monkeypatch.setattr(replay, "CHUNK", chunk)
     logits, targets, scored = torch.randn(2, 90, 3), torch.randint(3, (2, 90)), torch.rand(2, 90) < 0.7
-    model = SimpleNamespace(output_matrix=lambda: torch.eye(3))
+    logits = torch.stack([logits[0], 1e4 * logits[1]]).to(dtype)  # extreme ones, too
+    model = SimpleNamespace(output_matrix=lambda: torch.eye(3, dtype=dtype))
     found = predictions(model, logits, Segment(torch.zeros_like(targets), targets, scored, torch.zeros(2, dtype=torch.bool)))
-    expected = -logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
-    np.testing.assert_allclose(found.nats, expected.numpy(), rtol=1e-12)
+    expected = -logits.double().log_softmax(-1).gather(-1, targets[..., None])[..., 0] * scored
+    assert_agree({"nats": expected}, {"nats": found.nats}, tolerance)
     right = (logits.argmax(-1) == targets) & scored
     assert (found.right == right.numpy()).all() and 0 < right.sum() < scored.sum() and found.nats.dtype == np.float64

@@ -13,40 +13,36 @@ import accelerated.memformer as fast
 from accelerated.data.tasks import TaskConfig, mask_spans
 from accelerated.memformer import Memformer
 from reference import memformer as ref
-from tests.helpers.comparison import assert_agree
-from tests.helpers.rollouts import both_sides
+from tests.helpers.comparison import assert_agree, check_directions, named
+from tests.helpers.rollouts import both_sides, filled, memformer_segments
 from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
-SMALL, variant = PAPER.small, PAPER.variant
-random_params, to_torch = PAPER.random_params, PAPER.to_torch
+SMALL, VARIANTS, variant = PAPER.small, PAPER.variants, PAPER.variant
+random_params, random_state, to_torch = PAPER.random_params, PAPER.random_state, PAPER.to_torch
 
 
 # Definitions
 
 
-def writer_of(rng, **changes):
-    config = dataclasses.replace(SMALL, **changes)
+def random_writer(rng, slots):
+    config = dataclasses.replace(SMALL, slots=slots)
     return config, shaken(ref.init_writer(config, rng), rng)
 
 
-def both_writes(p, config, memory, encoded, readable=None):
-    """Slot attention of both sides, after checking that they agree."""
-    new, _ = ref.slot_attention_forward(p, config, memory, encoded, readable)
+def both_writes(p, config, memory, encoded):
+    """The next slots by the reference and by the accelerated writer."""
     writer = fast.Writer(config.width, config.heads, config.head_width)
     writer.load_state_dict({name: torch.tensor(value) for name, value in p.items()})
-    mask = None if readable is None else torch.tensor(readable)
-    with torch.no_grad():
-        actual = writer(torch.tensor(memory), torch.tensor(encoded), mask)
-    assert_agree({"new": new}, {"new": actual}, 1e-12)
-    return new, actual.numpy()
+    actual = writer(torch.tensor(memory), torch.tensor(encoded), None)
+    return ref.slot_attention_forward(p, config, memory, encoded, None)[0], actual.detach().numpy()
 
 
 @given(slots=st.integers(2, 5), changed=st.integers(0, 4), seed=st.integers(0, 2**31))
 def test_slots_never_mix(slots, changed, seed):
     """A change in one slot changes only that slot's next content; the others stay equal bit for bit."""
     rng = np.random.default_rng(seed)
-    config, p = writer_of(rng, slots=slots)
+    config, p = random_writer(rng, slots)
     memory, encoded = rng.standard_normal((1, slots, 10)), rng.standard_normal((1, 6, 10))
     other = memory.copy()
     other[0, changed % slots] += rng.standard_normal(10)
@@ -56,52 +52,39 @@ def test_slots_never_mix(slots, changed, seed):
 
 
 def test_a_slot_that_attends_only_to_itself_does_not_change():
-    """Bit for bit, over thirty segments (section 2.2.3)."""
+    """Bit for bit, in each of thirty lanes (section 2.2.3)."""
     rng = np.random.default_rng(0)
-    config, p = writer_of(rng)
-    p["retention"] = np.full(2, 1000.0)
-    memory = rng.standard_normal((2, 4, 10))
-    news = [memory, memory]
-    for _ in range(30):
-        encoded = rng.standard_normal((2, 6, 10))
-        news = [both_writes(p, config, new, encoded)[side] for side, new in enumerate(news)]
-        assert all((new == memory).all() for new in news)
-    p["retention"] = np.full(2, 1.0)
-    assert not (both_writes(p, config, memory, encoded)[0] == memory).any()
+    config, p = random_writer(rng, slots=4)
+    memory, encoded = rng.standard_normal((30, 4, 10)), rng.standard_normal((30, 6, 10))
+    for new in both_writes(p | {"retention": np.full(2, 1000.0)}, config, memory, encoded):
+        assert (new == memory).all()
+    for new in both_writes(p | {"retention": np.full(2, 1.0)}, config, memory, encoded):
+        assert not (new == memory).any()
+
+
+def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
+    """The decoder starts with the task's token; row i predicts token i + 1 in continuation and token i in other tasks."""
+    encoded, memory, _ = ref.encoder_forward(params, config, reading, memory[:, 0], readable, None)
+    prompt = np.concatenate([np.full((2, 1), 11 + 2 + kind), prompt], axis=1)
+    hidden, _ = ref.decoder_forward(params, config, prompt, encoded, readable, None)
+    rows = hidden[:, :-1] if kind else hidden[:, 1:]
+    return {"logits": rows @ params["embedding"][:11].T / math.sqrt(10), "memory": memory[:, None]}
 
 
 def test_the_model_is_equations_5_to_7():
     """M_t = Encoder(s_t, M_{t-1}); s_{t+1} is predicted from the encoded s_t; computed segment by segment."""
     config, rng = SMALL, np.random.default_rng(0)
     params = random_params(config, rng)
-    document = rng.integers(11, size=(2, 19))
-    segments = [document[:, at : at + 6] for at in (0, 6, 12)]
-    memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1)), np.full((2, 6), config.special("begin"))
-    state = ref.initial_state(params, config, 2)
-    model = PAPER.model_with(params, config)
+    model, state = PAPER.model_with(params, config), ref.initial_state(params, config, 2)
+    memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1, 1)), np.full((2, 6), config.special("begin"))
     carried = model.initial_state(2)
-    for tokens in segments:
-        encoded, memory, _ = ref.encoder_forward(params, config, reading, memory, None, None)
-        prompt = np.concatenate([np.full((2, 1), config.special("continuation")), tokens], axis=1)
-        hidden, _ = ref.decoder_forward(params, config, prompt, encoded, None, None)
-        expected = hidden[:, 1:] @ params["embedding"][:11].T / math.sqrt(10)
+    for tokens in rng.integers(11, size=(3, 2, 6)):
+        expected = by_equations(params, config, reading, memory, tokens) | {"previous": tokens}
+        memory, reading = expected["memory"], tokens
         logits, state, _ = ref.forward(params, config, tokens, state)
-        output = model(torch.tensor(tokens), carried)
-        carried, reading = output.state, tokens
-        assert_agree({"logits": expected, "memory": memory[:, None]}, {"logits": logits, "memory": state.memory}, 1e-12)
-        assert_agree({"logits": expected, "memory": memory[:, None]}, {"logits": output.logits, "memory": carried.memory}, 1e-11)
-        assert (state.previous == tokens).all() and (carried.previous.numpy() == tokens).all()
-
-
-def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
-    """In the encoder-decoder a segment's tokens change its own logits, and the memory one segment later."""
-    model = Memformer(SMALL)
-    tokens, state = torch.randint(11, (1, 6)), model.initial_state(1)
-    other = (tokens + 1) % 11
-    first, second = (model(t, state) for t in (tokens, other))
-    assert torch.equal(first.state.memory, second.state.memory) and not torch.equal(first.logits, second.logits)
-    later = [model(tokens, output.state).state.memory for output in (first, second)]
-    assert (later[0] != later[1]).any(-1).all(), "every slot sees the segment"
+        actual, carried, _ = model(torch.tensor(tokens), carried)
+        assert_agree(expected, {"logits": logits} | state._asdict(), 1e-12)
+        assert_agree(expected, {"logits": actual} | carried._asdict(), 1e-11)
 
 
 # Tasks (2.3)
@@ -109,19 +92,13 @@ def test_a_segment_is_written_to_memory_when_the_next_one_is_read():
 
 @pytest.mark.parametrize("kind", range(3))
 def test_task_tokens_and_rows(kind):
-    """A special token starts the decoder; row i predicts token i + 1 in continuation and token i in other tasks."""
     config, rng, params, state, model, torch_state = both_sides("memformer", "encoder-decoder")
     tokens, task = rng.integers(11, size=(2, 6)), random_task(config, rng, [kind, kind])
-    encoded, memory, _ = ref.encoder_forward(params, config, task.reading, state.memory[:, 0], task.readable, None)
-    prompt = np.concatenate([np.full((2, 1), 11 + 2 + kind), task.prompt], axis=1)
-    hidden, _ = ref.decoder_forward(params, config, prompt, encoded, task.readable, None)
-    rows = hidden[:, 1:] if kind == 0 else hidden[:, :-1]
-    expected = {"logits": rows @ params["embedding"][:11].T / math.sqrt(10), "memory": memory[:, None]}
+    expected = by_equations(params, config, task.reading, state.memory, task.prompt, kind, task.readable) | {"previous": tokens}
     logits, after, _ = ref.forward(params, config, tokens, state, None, task)
-    assert_agree(expected, {"logits": logits, "memory": after.memory}, 1e-12)
     output = model(torch.tensor(tokens), torch_state, to_torch(task))
-    assert_agree(expected, {"logits": output.logits, "memory": output.state.memory}, 1e-11)
-    assert (after.previous == tokens).all() and torch.equal(output.state.previous, torch.tensor(tokens))
+    assert_agree(expected, {"logits": logits} | after._asdict(), 1e-12)
+    assert_agree(expected, {"logits": output.logits} | output.state._asdict(), 1e-11)
 
 
 @pytest.mark.parametrize("place", [0, 5])
@@ -166,13 +143,134 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert (filled_in.kind == 1).all() and (filled_in.prompt == previous).all()
     assert (recalled.kind == 2).all() and (recalled.prompt == earlier).all()
     assert (recalled.reading == previous).all() and recalled.readable.all()
-    document = rng.integers(11, size=(2, 37))
-    segments = ref.rollout_of(SMALL, document, rng)
-    asked = [document[:, 1:7], document[:, 0:6], document[:, 0:6], document[:, 19:25], document[:, 18:24], document[:, 18:24]]
-    assert all((segment.targets == targets).all() for segment, targets in zip(segments, asked, strict=True))
-    assert [segment.starts.all() for segment in segments] == [True] + [False] * 5
 
 
 def test_description():
     assert "4 memory slots (encoder-decoder)" in Memformer(SMALL).describe()
     assert "4 memory slots (decoder-only, in each of its layers)" in Memformer(variant("decoder-only")).describe()
+
+
+def test_special_tokens_are_apart_and_never_predicted():
+    names = ("begin", "mask", "continuation", "infilling", "recall")
+    assert [SMALL.special(name) for name in names] == [11, 12, 13, 14, 15]
+    for config, rows in ((SMALL, 16), (variant("decoder-only"), 11)):
+        params = ref.init_params(config, np.random.default_rng(0))
+        logits, _, _ = ref.forward(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1))
+        assert params["embedding"].shape == (rows, 10) and logits.shape == (1, 6, 11)
+
+
+# The layers, put together independently of the reference's
+
+
+def oracle_norm(p, name, x):
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p[f"{name}.scale"] + p[f"{name}.bias"]
+
+
+def oracle_attention(p, prefix, x, keyed, distances=None):
+    """What heads of 3 find in keyed (K, D), by content alone or also by distance; it is causal if distances begin at 0."""
+    rows = (("query", x), ("key", keyed), ("value", keyed))
+    heads = [ref.split_heads((each @ p[f"{prefix}{name}"].T + p[f"{prefix}{name}_bias"])[None], 2) for name, each in rows]
+    if distances is None:
+        out, _ = ref.masked_attention_forward(*heads, np.ones((1, 1, 1, 1), bool), 0.0, None)
+    else:
+        mask, positions = ref.self_attention_mask(6, len(keyed) - 6, distances[0] == 0, None), p[f"{prefix}positions"]
+        out, _ = ref.simplified_attention_forward({"positions": positions}, *heads, np.array(distances), mask, 0.0, None)
+    return ref.merge_heads(out)[0] @ p[f"{prefix}output"].T + p[f"{prefix}output_bias"]
+
+
+def oracle_mlp(p, x):
+    hidden = np.maximum(oracle_norm(p, "mlp_norm", x) @ p["mlp_hidden"].T + p["mlp_hidden_bias"], 0)
+    return hidden @ p["mlp_output"].T + p["mlp_output_bias"]
+
+
+def test_layers_are_figures_1_and_2():
+    """Order, norms and residuals of an encoder layer (2a), a decoder layer and a layer with memory (1b)."""
+    rng = np.random.default_rng(0)
+    x, memory, source = (rng.standard_normal((rows, 10)) for rows in (6, 4, 6))
+    params, alone = random_params(SMALL, rng), random_params(variant("decoder-only"), rng)
+
+    p = ref.subtree(params, "encoder.layers.1.")
+    normal = oracle_norm(p, "attention.norm", x)
+    y = x + oracle_attention(p, "attention.", normal, normal, range(-5, 6))
+    y = y + oracle_attention(p, "read.", oracle_norm(p, "read.norm", y), oracle_norm(p, "read.memory_norm", memory))
+    expected = {"encoder layer": y + oracle_mlp(p, y)}
+    actual = {"encoder layer": ref.encoder_layer_forward(p, SMALL, x[None], memory[None], None, None)[0][0]}
+
+    p = ref.subtree(params, "decoder.layers.2.")
+    normal = oracle_norm(p, "attention.norm", x)
+    y = x + oracle_attention(p, "attention.", normal, normal, range(7))
+    y = y + oracle_attention(p, "cross.", oracle_norm(p, "cross.norm", y), source)
+    expected["decoder layer"] = y + oracle_mlp(p, y)
+    actual["decoder layer"] = ref.decoder_layer_forward(p, SMALL, x[None], source[None], None, None)[0][0]
+
+    p, config = ref.subtree(alone, "decoder.layers.1."), variant("decoder-only")
+    normal = oracle_norm(p, "attention.norm", x)
+    keyed = np.concatenate([oracle_norm(p, "attention.memory_norm", memory), normal])
+    y = x + oracle_attention(p, "attention.", normal, keyed, range(6))
+    expected["memory layer"] = y + oracle_mlp(p, y)
+    expected["memory"], _ = ref.slot_attention_forward(
+        ref.subtree(p, "writer."), config, memory[None], expected["memory layer"][None], None
+    )
+    out, actual["memory"], _ = ref.memory_layer_forward(p, config, x[None], memory[None], None)
+    assert_agree(expected, actual | {"memory layer": out[0]}, 1e-10)
+
+
+# Memory replay in NumPy
+
+
+def test_every_segment_has_random_numbers_of_its_own():
+    draws = [ref.segment_rng(seed, t).random() for seed, t in ((1, 0), (1, 1), (2, 0), (1, 0))]
+    assert draws[0] == draws[3] and len(set(draws)) == 3 and ref.segment_rng(None, 0) is None
+
+
+@given(
+    name=st.sampled_from(sorted(VARIANTS)),
+    horizon=st.integers(1, 3),
+    dropout=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**31),
+)
+def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon, dropout, seed):
+    """Loss, every gradient, the gradient of the state that the rollout began with, and the next state."""
+    config, rng = dataclasses.replace(variant(name), dropout=dropout), np.random.default_rng(seed)
+    params, state, segments = random_params(config, rng), random_state(config, rng, 3), memformer_segments(config, rng, horizon)
+    rows = []
+    for method in (ref.through_time, ref.memory_replay):
+        loss, grads, dstate, after = method(params, config, segments, state, seed)
+        rows.append(filled({"loss": np.array([loss])} | grads | named("gradient", dstate) | named("state", after)))
+    assert_agree(*rows, 1e-12, name)
+
+
+@pytest.mark.parametrize("name", ["encoder-decoder", "decoder-only"])
+def test_numpy_rollouts_have_the_gradients_of_their_loss(name):
+    """Both methods' one loss, against finite differences, with dropout, document starts and tasks inside."""
+    config, rng = dataclasses.replace(variant(name), dropout=0.3), np.random.default_rng(3)
+    params, state, segments = random_params(config, rng), random_state(config, rng, 3), memformer_segments(config, rng, 3)
+    assert any(segment.starts.any() for segment in segments)
+    _, grads, dstate, _ = ref.memory_replay(params, config, segments, state, seed=4)
+
+    def objective(inputs):
+        return ref.through_time(inputs, config, segments, state._replace(memory=inputs["state.memory"]), seed=4)[0]
+
+    inputs = params | {"state.memory": state.memory}
+    check_directions(objective, inputs, grads | {"state.memory": dstate.memory}, rng, name)
+
+
+# Configs
+
+
+@pytest.mark.parametrize("reach,encoder,decoder", [(3, 7, 4), (5, 11, 6), (6, 11, 7), (50, 11, 7)])
+def test_distances_have_rows_as_far_as_they_occur(reach, encoder, decoder):
+    config = dataclasses.replace(SMALL, max_distance=reach)
+    assert len(config.distances(False)) == encoder and len(config.distances(True)) == decoder
+    alone = dataclasses.replace(config, encoder_layers=0)
+    assert len(alone.distances(True)) == min(reach, 5) + 1
+
+
+def test_parameters_of_table_2():
+    """One self-attention of width 512 with 8 heads of 64: 1.05M parameters simplified, 1.32M in Transformer-XL's scheme."""
+    config = ref.Config(width=512, heads=8, head_width=64, segment=64)
+    counts = {}
+    for positions in ref.POSITIONS:
+        p = ref.init_attention(dataclasses.replace(config, positions=positions), np.random.default_rng(0), True, False)
+        counts[positions] = sum(v.size for name, v in p.items() if not name.startswith("norm"))
+    assert counts["simplified"] == pytest.approx(1.05e6, rel=0.01) and counts["transformer_xl"] == pytest.approx(1.32e6, rel=0.01)

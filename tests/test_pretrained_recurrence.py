@@ -1,25 +1,80 @@
 """Recurrence added to GPT-2: the paper's claims, for the reference and the accelerated model."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from accelerated import replay
 from accelerated.data.lanes import Lanes
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
-from tests.helpers.comparison import LADDER, assert_agree, draw
+from tests.helpers.comparison import LADDER, SIZES, assert_agree, brute_force_softmax, draw
 from tests.helpers.texts import documents_of
-from tests.helpers.variants import PAPERS
+from tests.helpers.variants import PAPERS, shaken
 
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, variant = PAPER.small, PAPER.variant
 random_params, to_torch, model_with = PAPER.random_params, PAPER.to_torch, PAPER.model_with
 GREEDY = Sampling(temperature=0.0)
 RECURRENT = ["overlapping", "several-vectors", "at-every-layer", "at-the-last-layer", "fixed-key", "linear-module"]
+
+
+# Definitions
+
+
+@given(batch=st.integers(1, 3), length=st.integers(1, 5), vectors=st.integers(0, 3), size=SIZES, seed=st.integers(0, 2**31))
+def test_attention_is_over_inserted_vectors_and_earlier_tokens(batch, length, vectors, size, seed):
+    """One query and one head at a time (Figure 2): h_prev is normed, a key and a value, and nothing else."""
+    rng = np.random.default_rng(seed)
+    config, present = SMALL, rng.random(batch) < 0.6
+    p = shaken(ref.init_layer(config, rng), rng)
+    p["query"], p["query_bias"] = size * p["query"], size * p["query_bias"]
+    x, inserted = rng.standard_normal((batch, length, 10)), rng.standard_normal((batch, vectors, 10))
+
+    def norm(row):
+        row = row - row.mean()
+        return row / math.sqrt((row**2).mean() + 1e-5) * p["norm.scale"] + p["norm.bias"]
+
+    expected = np.zeros_like(x)
+    for b, i in np.ndindex(batch, length):
+        rows = [norm(row) for row in ([*inserted[b]] if present[b] else []) + [*x[b, : i + 1]]]
+        heads = []
+        for own in (slice(0, 5), slice(5, 10)):
+            query = (p["query"] @ norm(x[b, i]) + p["query_bias"])[own]
+            shares = brute_force_softmax([query @ (p["key"] @ row + p["key_bias"])[own] / math.sqrt(5) for row in rows])
+            values = [(p["value"] @ row + p["value_bias"])[own] for row in rows]
+            heads.append(sum(share * v for share, v in zip(shares, values, strict=True)))
+        expected[b, i] = x[b, i] + p["output"] @ np.concatenate(heads) + p["output_bias"]
+    out, _ = ref.window_attention_forward(p, config, x, inserted if vectors else None, present, None)
+    assert_agree({"out": expected}, {"out": out}, 1e-11)
+
+
+@given(rows=st.integers(1, 6), seed=st.integers(0, 2**31), pooling=st.sampled_from(sorted(ref.POOLINGS)))
+def test_pooling_is_equation_1(rows, seed, pooling):
+    """Written out position by position and layer by layer; the alternatives by their definitions."""
+    rng = np.random.default_rng(seed)
+    config = dataclasses.replace(SMALL, pooling=pooling)
+    outputs, alpha, key = rng.standard_normal((3, 2, rows, 10)), rng.standard_normal(3), rng.standard_normal(10)
+    shares = brute_force_softmax(alpha)
+    mixed = [[sum(shares[l] * outputs[l, b, i] for l in range(3)) for i in range(rows)] for b in range(2)]
+    if pooling == "mean":
+        expected = [sum(lane) / rows for lane in mixed]
+    elif pooling == "max":
+        expected = [np.max(lane, axis=0) for lane in mixed]
+    else:
+        weights = [brute_force_softmax([row @ key / math.sqrt(10) for row in lane]) for lane in mixed]
+        expected = [sum(w * row for w, row in zip(ws, lane, strict=True)) for ws, lane in zip(weights, mixed, strict=True)]
+    p = {"layer_scores": alpha, "fixed_key": key}
+    assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
+
+
+# A new window
 
 
 def loud(params):
@@ -37,42 +92,13 @@ def test_a_greedy_continuation_in_a_new_window_is_the_references(name):
     config, rng = variant(name), np.random.default_rng(9)
     params = loud(random_params(config, rng))
     model, count = model_with(params, config).eval(), config.segment + 1 - max(1, config.overlap)
-    for length in (1, 6, 11):
+    for length in (1, 2, 6, 11):
         prompt = rng.integers(11, size=(2, length))
         expected = ref.greedy_continuation(params, config, prompt, count)
         assert expected.shape == (2, count) and (continued(model, prompt, count) == expected).all()
-
-
-@pytest.mark.parametrize("name", ["disjoint", "overlapping", "plain"])
-def test_a_new_window_knows_the_contexts_last_one_through_the_vector(name):
-    """Forty contexts that differ in their last window alone, in tokens that the new window does not repeat."""
-    config = dataclasses.replace(variant(name), overlap=0 if name == "plain" else variant(name).overlap)
-    rng = np.random.default_rng(1)
-    params = loud(random_params(config, rng))
-    contexts = np.repeat(rng.integers(11, size=(1, 18)), 40, axis=0)
-    repeated = max(1, config.overlap)
-    contexts[:, 12 : 18 - repeated] = rng.integers(11, size=(40, 6 - repeated))
-    expected = ref.greedy_continuation(params, config, contexts, config.segment + 1 - repeated)
-    model = model_with(params, config).train()
-    assert (continued(model, contexts, expected.shape[1]) == expected).all() and model.training
-    assert (len(np.unique(expected, axis=0)) > 1) == (name != "plain"), "plain GPT-2 cannot tell them apart"
-
-
-# Definitions
-
-
-def test_the_gradient_of_the_layer_scores_sums_to_zero():
-    """A softmax cancels what all its inputs have in common; the gradient itself is not zero. On both sides."""
-    config, rng = SMALL, np.random.default_rng(2)
-    params = random_params(config, rng)
-    windows = ref.windows_of(config, rng.integers(11, size=(2, 19)))
-    _, grads, _ = ref.loss_and_gradients(params, config, windows)
-    dalpha = grads["module.layer_scores"]
-    assert np.abs(dalpha).max() > 1e-6 and abs(dalpha.sum()) < 1e-14 * 3
-    model = model_with(params, config)
-    state = model.advance(torch.tensor(windows[0].tokens), model.initial_state(2))
-    model(torch.tensor(windows[1].tokens), state).logits[..., 3].sum().backward()
-    assert abs(model.module.layer_scores.grad.sum()) < 1e-12 < model.module.layer_scores.grad.abs().max()
+        if length <= config.overlap:  # nothing comes before the new window: it is a first window
+            logits, _, _ = ref.forward(params, config, prompt, ref.initial_state(params, config, 2))
+            assert (expected[:, 0] == logits[:, -1].argmax(-1)).all()
 
 
 # What the state means
@@ -80,10 +106,7 @@ def test_the_gradient_of_the_layer_scores_sums_to_zero():
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_first_window_is_plain_gpt2s(name):
-    """Whatever the state holds, it has no slot; a zero vector that is present is one.
-
-    A document of one window has plain GPT-2's loss and gradients, and none for the module, because no window reads z.
-    """
+    """Whatever the state holds, it has no slot; a zero vector that is present is one."""
     config, rng = variant(name), np.random.default_rng(4)
     params, plain = random_params(config, rng), dataclasses.replace(config, vectors=0)
     gpt2, model = {key: value for key, value in params.items() if not key.startswith("module.")}, model_with(params, config)
@@ -96,33 +119,6 @@ def test_a_first_window_is_plain_gpt2s(name):
     present = zero._replace(present=np.ones(1, bool))
     for logits in (ref.forward(params, config, tokens, present)[0], model(torch.tensor(tokens), to_torch(present)).logits):
         assert np.abs(np.asarray(logits.tolist()) - expected).max() > 1e-4
-    for length in (2, config.segment, config.segment + 1):
-        document = rng.integers(11, size=(2, length))
-        loss, grads, _ = ref.loss_and_gradients(params, config, ref.windows_of(config, document))
-        plain_loss, plain_grads, _ = ref.loss_and_gradients(gpt2, plain, ref.windows_of(plain, document))
-        assert loss == pytest.approx(plain_loss, rel=1e-13)
-        assert_agree(plain_grads, {key: grads[key] for key in gpt2}, 1e-12)
-        assert not any(grads[key].any() for key in grads if key.startswith("module."))
-
-
-def test_the_last_windows_vector_has_no_gradient_and_the_others_have():
-    """In a rollout of three windows by autograd: z_1 and z_2 are read, z_3 is not."""
-    config = variant("overlapping")
-    params = random_params(config, np.random.default_rng(9))
-    model = model_with(params, config)
-    windows = ref.windows_of(config, np.random.default_rng(0).integers(11, size=(2, 15)))
-    assert len(windows) == 3
-    state, pooled, loss = model.initial_state(2), [], 0.0
-    for window in windows:
-        logits, state, _ = model(torch.tensor(window.tokens), state)
-        state.pooled.retain_grad()
-        pooled.append(state.pooled)
-        loss = loss + logits.log_softmax(-1)[torch.tensor(window.scored)][:, 0].sum()
-    loss.backward()
-    assert pooled[0].grad.any() and pooled[1].grad.any() and pooled[2].grad is None
-    logits, state, cache = ref.forward(params, config, windows[2].tokens, ref.State(pooled[1].detach().numpy(), np.ones(2, bool)))
-    grads, dstate = ref.backward(params, config, cache, np.ones_like(logits))
-    assert not grads["module.layer_scores"].any() and grads["module.inserted"].any() and dstate.pooled.any()
 
 
 @pytest.mark.parametrize("pool", ref.POOLS)
@@ -139,29 +135,24 @@ def test_the_leak_is_where_nothing_is_scored(pool, overlap):
     model = model_with(params, config).eval()
     document = rng.integers(11, size=(1, 6 + 2 * config.stride + 1))
 
-    def predictions(text):
-        """{(window, target position): logits} of the scored predictions, and of the others."""
-        counted, others, state = {}, {}, ref.initial_state(params, config, 1)
-        carried = model.initial_state(1)
-        for k, window in enumerate(ref.windows_of(config, text)):
+    def logits_of(text):
+        """The logits of each window, after checking that both sides agree."""
+        found, state, carried = [], ref.initial_state(params, config, 1), model.initial_state(1)
+        for window in ref.windows_of(config, text):
             logits, state, _ = ref.forward(params, config, window.tokens, state)
-            output = model(torch.tensor(window.tokens), carried)
-            carried = output.state
-            assert_agree({"logits": logits}, {"logits": output.logits}, 1e-10)
-            for i, scored in enumerate(window.scored[0]):
-                (counted if scored else others)[k, k * config.stride + i + 1] = logits[0, i]
-        return counted, others
+            actual, carried, _ = model(torch.tensor(window.tokens), carried)
+            assert_agree({"logits": logits}, {"logits": actual}, 1e-10)
+            found.append(logits[0])
+        return found
 
-    counted, others = predictions(document)
-    leaks = 0
+    windows, before, leaks = ref.windows_of(config, document), logits_of(document), 0
     for at in range(1, document.shape[1]):
         changed = document.copy()
         changed[0, at] = (changed[0, at] + 1 + rng.integers(10)) % 11
-        after_counted, after_others = predictions(changed)
-        for (k, target), logits in counted.items():
-            if target <= at:
-                assert (after_counted[k, target] == logits).all(), "a scored prediction saw its target"
-        leaks += sum((after_others[key] != logits).any() for key, logits in others.items() if key[1] == at)
+        for k, (window, old, new) in enumerate(zip(windows, before, logits_of(changed), strict=True)):
+            target, scored, differs = k * config.stride + 1 + np.arange(len(old)), window.scored[0], (old != new).any(-1)
+            assert not differs[scored & (target <= at)].any(), "a scored prediction saw its target"
+            leaks += differs[~scored & (target == at)].sum()
     assert leaks == (2 * (overlap - 1) if pool == "all" else 0), "in each of the two windows after the first"
 
 
@@ -184,18 +175,11 @@ def test_training_from_lanes_is_training_on_the_document(name):
         assert_agree(grads, found, LADDER, name)
 
 
-def test_what_is_short_is_read_again_whole_and_a_full_window_ends_the_references_continuation_alone():
-    """After a context no longer than the overlap nothing comes before the new window: it is a first window."""
-    params = random_params(SMALL, np.random.default_rng(0))
-    model = model_with(params, SMALL)
-    for length in (1, 2):
-        context = np.full((1, length), 3)
-        first = ref.forward(params, SMALL, context, ref.initial_state(params, SMALL, 1))[0][:, -1].argmax(-1)
-        assert ref.greedy_continuation(params, SMALL, context, 1) == continued(model, context, 1) == [first]
-    context = np.random.default_rng(1).integers(11, size=(1, 6))
+def test_a_full_window_ends_the_references_continuation_alone():
+    params, context = random_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1).integers(11, size=(1, 6))
     with pytest.raises(ValueError, match="a window of 7 tokens; it must have 1 to 6, the segment"):
         ref.greedy_continuation(params, SMALL, context, 6)
-    assert continued(model, context, 20).shape == (1, 20)
+    assert continued(model_with(params, SMALL), context, 20).shape == (1, 20)
 
 
 def test_the_state_of_plain_gpt2_is_empty_and_costs_nothing_to_advance(monkeypatch):
@@ -211,3 +195,23 @@ def test_describe_says_what_is_carried():
     assert "one pooled vector is carried from window to window, into layer 2" in PretrainedRecurrence(SMALL).describe()
     text = PretrainedRecurrence(variant("at-the-last-layer")).describe()
     assert "windows of 6 tokens, 2 of them shared" in text and "2 vectors are carried" in text and "into layer 3" in text
+
+
+@pytest.mark.parametrize("name", ["overlapping", "several-vectors", "at-every-layer", "advance-fixed-key", "plain"])
+def test_checkpointing_at_the_bottleneck_is_exact(name):
+    """Section 3.2 in the reference: the z's are all that is stored, with dropout."""
+    config, rng = dataclasses.replace(variant(name), dropout=0.3), np.random.default_rng(3)
+    params = random_params(config, rng)
+    windows = ref.windows_of(config, rng.integers(11, size=(2, 16)))
+    loss, grads, _ = ref.loss_and_gradients(params, config, windows, seed=4)
+    again, replayed = ref.checkpointed(params, config, windows, seed=4)
+    assert again == pytest.approx(loss, rel=1e-14)
+    assert_agree(grads, replayed, 1e-12)
+    assert ref.loss_and_gradients(params, config, windows, seed=5)[0] != loss
+
+
+def test_what_advance_pools_is_what_the_next_window_does_not_read():
+    """Full windows and short ones, whatever their length: all but the overlap."""
+    config = dataclasses.replace(SMALL, pool="advance")
+    assert [ref.pooled_rows(config, length) for length in (6, 5, 3, 2, 1)] == [4, 3, 1, 1, 1]
+    assert [ref.pooled_rows(SMALL, length) for length in (6, 3)] == [6, 3]

@@ -9,21 +9,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelerated.protocol import require_gradient
 from tests.helpers.rollouts import both_sides
-from tests.helpers.variants import PAPERS, over, random_task, variant
+from tests.helpers.variants import PAPERS, over, pairs, random_task, variant
 from tests.tools.reach import ALL, COLUMNS, GROUPS, PART, ROWS, ZERO, expected_cells, group_of
 
 TASKS = ("own", "infilling", "recall")
-VARIANTS = {  # that differ in what trains what
-    "block_recurrent": "fixed-dual lstm-skip fixed-single-feedback two-recurrent last-recurrent slide xl-recurrent "
+PAIRS = pairs(  # variants that differ in what trains what
+    block_recurrent="fixed-dual lstm-skip fixed-single-feedback two-recurrent last-recurrent slide xl-recurrent "
     "one-layer-feedback",
-    "compressive": "conv-none conv-attention_reconstruction conv-auto_encoding conv-bptt dilated_conv-bptt most_used-bptt "
+    compressive="conv-none conv-attention_reconstruction conv-auto_encoding conv-bptt dilated_conv-bptt most_used-bptt "
     "transformer-xl short-memory short-memory-bptt nothing-remembered adaptive-conv-bptt "
     "simplified-attention_reconstruction one-layer",
-    "memformer": "encoder-decoder encoder-decoder-xl decoder-only one-token one-slot",
-    "memorizing": "ten-of-thirteen first-layer last-layer one-layer transformer-xl",
-    "pretrained_recurrence": "overlapping plain max fixed-key pooled-after-the-norm linear-module one-token one-layer-one-head",
-}
-PAIRS = [(paper, name) for paper, names in VARIANTS.items() for name in names.split()]
+    memformer="encoder-decoder encoder-decoder-xl decoder-only one-token one-slot",
+    memorizing="ten-of-thirteen first-layer last-layer one-layer transformer-xl",
+    pretrained_recurrence="overlapping plain max fixed-key pooled-after-the-norm linear-module one-token one-layer-one-head",
+)
 
 
 def reached(grads):
@@ -120,7 +119,10 @@ def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_group_and_row_of_the_table_is_used(paper):
-    variants, losses = VARIANTS[paper].split(), [*TASKS, *(f"next-{task}" for task in TASKS), "compression", "next-compression"]
+    variants, losses = (
+        [name for own, name in PAIRS if own == paper],
+        [*TASKS, *(f"next-{task}" for task in TASKS), "compression", "next-compression"],
+    )
     named = {group_of(paper, n) for name in variants for n in PAPERS[paper].model(variant(paper, name)).state_dict()}
     assert named == set(COLUMNS[paper]) == set(GROUPS[paper])
     subjects = [f"{loss} {when} {name}" for loss in losses for when in ("first", "later") for name in variants]

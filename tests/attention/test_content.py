@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention import content
 from accelerated.attention.content import content_attention, content_attention_plain
 from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, brute_force_softmax
 
@@ -53,13 +52,3 @@ def test_a_cpu_takes_sdpa_where_it_is_faster(dtype, needed, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: taken.append(a) or attend(*a, **k))
     assert_agree(expected, results(content_attention, inputs, needed.split()), TOLERANCE["cpu", dtype])
     assert bool(taken) == (dtype == torch.float32 and "query" in needed)
-
-
-def test_off_the_cpu_sdpa_is_taken_for_more_than_one_key_with_dropout_too(monkeypatch):
-    for device, keys, fused in (("meta", 2, True), ("meta", 1, False), ("cpu", 2, False)):
-        query, key = (torch.empty(1, 1, rows, 4, device=device) for rows in (3, keys))
-        assert content.takes_sdpa(query, key) == fused
-        assert content.sdpa_is_faster_on_a_cpu(query, key) == (keys > 1)
-    monkeypatch.setattr(content, "takes_sdpa", lambda query, key: True)
-    monkeypatch.setattr(content, "sdpa", lambda query, key, value, offset, dropout, causal: (dropout, causal))
-    assert content_attention(*[torch.randn(1, 2, 5, 4)] * 3, dropout=0.4, causal=True) == (0.4, True)

@@ -1,4 +1,4 @@
-"""Every fast path of an attention equals its plain path: by tiles on a CPU, by torch's SDPA, in each type, with dropout."""
+"""The fast paths of a CPU equal the plain ones, in each type; test_sdpa.py has those of a GPU."""
 
 import math
 
@@ -6,9 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional
 
-from accelerated.attention import content, on_a_cpu, relative_shift, signed_distance, sliding_window
+from accelerated.attention import on_a_cpu, relative_shift, sliding_window
 from accelerated.attention.heads import NORM_EPSILON, merge_heads, project_heads_plain
 from accelerated.attention.on_a_cpu import ProjectHeads, SlidingAttention
 from tests.helpers.comparison import SIZES, TOLERANCE, assert_agree, beside_one
@@ -174,58 +173,3 @@ def test_the_tiled_paths_are_taken_if_possible_copy_nothing_and_measure_when_ask
     assert not torch.allclose(dropped, out) and torch.allclose(same, usage)
     rough = [x.bfloat16() for x in inputs]
     assert relative_shift.relative_attention_plain(*rough, measure=True)[1].dtype == torch.float32
-
-
-# By torch's SDPA
-
-
-def sliding_attention_by_tiles(query, keys, values, offset, rate):
-    """sliding_attention_plain with the tiles in the batch, as SDPA has them, so that both drop the same weights."""
-    window, fold = offset.shape[1], content.fold_tiles
-    near = [fold(rows.unfold(2, 2 * window, window).transpose(-1, -2)) for rows in (keys, values)]
-    weights = (fold(query.unflatten(2, (-1, window))) @ near[0].transpose(-1, -2) + offset).softmax(-1)
-    return content.unfold_tiles(functional.dropout(weights, rate) @ near[1], len(query)).flatten(2, 3)
-
-
-def attentions(n, before, width):
-    """{kind: (plain, by SDPA, inputs)} for n queries; both take a rate of dropout last."""
-    placed = lambda attend: lambda *a: attend(*a[:6], n, None, *a[6:])  # noqa: E731
-    plain_xl, fused_xl = signed_distance.transformer_xl_attention_plain, signed_distance.transformer_xl_attention_sdpa
-    relative = relative_inputs(2, 3, n, before, width)
-    return {
-        "sliding": (sliding_attention_by_tiles, sliding_window.sliding_attention_sdpa, sliding_inputs(2, 3, 2, n // 2, width)),
-        "relative": (lambda *a: RELATIVE[0](*a)[0], relative_shift.relative_attention_sdpa, relative),
-        "transformer-xl": (
-            placed(plain_xl),
-            placed(fused_xl),
-            relative | {"distance_key": torch.randn(3, 2 * n - 1, width)},
-        ),
-        "causal": (
-            lambda *a: content.content_attention_plain(*a[:3], None, a[3], True),
-            lambda *a: content.sdpa(*a[:3], None, a[3], True),
-            drawn(**dict.fromkeys(("query", "key", "value"), (2, 3, n, width))),
-        ),
-    }
-
-
-@pytest.mark.parametrize("kind", ["sliding", "relative", "transformer-xl", "causal"])
-@given(n=st.integers(2, 9), before=st.integers(0, 7), width=st.integers(1, 6), rate=st.sampled_from([0.0, 0.4]))
-def test_sdpa_equals_the_plain_path(kind, n, before, width, rate):
-    """Outputs and every gradient, with torch's dropout drawn from the same seed. Another seed drops others."""
-    plain, fused, inputs = attentions(n, before, width)[kind]
-    found = []
-    for function, seed in ((plain, 3), (fused, 3), (fused, 3), (fused, 4)):
-        torch.manual_seed(seed)
-        found.append(gradients(function, inputs, rate))
-    assert_agree(beside_one(found[0]), beside_one(found[1]), 1e-12)
-    assert all(torch.equal(found[1][name], found[2][name]) for name in found[1])
-    assert torch.equal(found[1]["out 0"], found[3]["out 0"]) == (rate == 0) or n < 4, "of few weights the same may be dropped"
-
-
-@given(batch=sizes, heads=sizes, tiles=st.integers(0, 3), n=st.integers(1, 5), k=st.integers(2, 5), width=st.integers(1, 6))
-def test_scaled_attention_by_sdpa(batch, heads, tiles, n, k, width):
-    """With an axis of tiles and without."""
-    middle = (tiles,) if tiles else ()
-    shape = lambda rows: (batch, heads, *middle, rows, width)  # noqa: E731
-    inputs = drawn(query=shape(n), key=shape(k), value=shape(k), scale=(heads, *(1 for _ in middle)))
-    assert_agree(gradients(content.scaled_attention_plain, inputs), gradients(content.scaled_attention_sdpa, inputs), 1e-12)

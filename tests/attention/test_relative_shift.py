@@ -1,5 +1,8 @@
-"""The relative shift, its mask and its sinusoids are the reference's."""
+"""The relative shift: its backward is its adjoint; and its sinusoids far away."""
 
+import math
+
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,14 +12,16 @@ from reference import compressive as ref
 from tests.helpers.comparison import assert_agree
 
 
-@given(n=st.integers(1, 6), before=st.integers(0, 6))
-def test_shift_mask_and_sinusoids_are_the_references(n, before):
-    x = torch.randn(2, 1, n, before + n)
-    assert (module.relative_shift(x).numpy() == ref.relative_shift_forward(x.numpy())[0]).all()
-    assert (module.relative_unshift(x).numpy() == ref.relative_shift_backward(x.numpy(), None)).all()
-    assert (~module.causal_mask(n, before + n).numpy() == ref.causal_mask(n, before + n)).all()
-    sinusoids = {"sinusoids": ref.distance_sinusoids(before + n, 4)}
-    assert_agree(sinusoids, {"sinusoids": module.distance_sinusoids(before + n, 4)}, 1e-14)
+@given(n=st.integers(1, 6), before=st.integers(0, 6), seed=st.integers(0, 99))
+def test_the_backward_shift_is_the_adjoint(n, before, seed):
+    """<shift x, y> = <x, shift' y> for y that is zero where the mask hides; row 0 of the gradient begins with n - 1 zeros."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((2, 1, 1, n, before + n))
+    y = y * ref.causal_mask(n, before + n)
+    shifted, back = ref.relative_shift_forward(x)[0], ref.relative_shift_backward(y, None)
+    assert math.isclose((shifted * y).sum(), (x * back).sum(), rel_tol=1e-12, abs_tol=1e-12)
+    for i in range(n):
+        assert not back[0, 0, i, : n - 1 - i].any()
 
 
 def test_sinusoids_of_far_distances_are_rounded_once():

@@ -11,21 +11,16 @@ from accelerated.attention import content, relative_shift, signed_distance, slid
 from accelerated.protocol import computing_in
 from tests.attention.test_paths import relative_inputs, sliding_inputs
 from tests.helpers.comparison import TOLERANCE, assert_agree
-from tests.helpers.rollouts import both_sides, check_rollout, random_segments
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.rollouts import both_sides, check_rollout, gradients, random_segments
+from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, pairs, variant
 
 SDPA = functional.scaled_dot_product_attention
-THROUGH_SDPA = [  # variants that differ in how their attentions reach SDPA
-    *ONE_OF_EACH,
-    ("block_recurrent", "fixed-dual-feedback"),
-    ("block_recurrent", "states-outnumber-window"),
-    ("compressive", "transformer-xl"),
-    ("compressive", "simplified-attention_reconstruction"),
-    ("memformer", "encoder-decoder-xl"),
-    ("memformer", "decoder-only-xl"),
-    ("pretrained_recurrence", "several-vectors"),
-    ("pretrained_recurrence", "one-token"),
-]
+THROUGH_SDPA = ONE_OF_EACH + pairs(  # variants that differ in how their attentions reach SDPA
+    block_recurrent="fixed-dual-feedback states-outnumber-window",
+    compressive="transformer-xl simplified-attention_reconstruction",
+    memformer="encoder-decoder-xl decoder-only-xl",
+    pretrained_recurrence="several-vectors one-token",
+)
 
 
 @pytest.fixture
@@ -57,17 +52,17 @@ def test_a_model_on_a_gpus_paths_equals_its_reference(paper, name, as_on_a_gpu):
 def test_a_model_computes_in_bfloat16(paper, name, as_on_a_gpu):
     """Logits are near those of float32, and all gradients too."""
     torch.set_default_dtype(torch.float32)
-    config, found = variant(paper, name), {}
+    config, found = variant(paper, name), []
     tokens = torch.tensor(np.random.default_rng(5).integers(config.vocabulary, size=(2, config.segment)))
     for dtype in (torch.float32, torch.bfloat16):
         model = PAPERS[paper].model(config, seed=9)
         with computing_in(model, dtype):
-            output = model(tokens, model.advance(tokens, model.initial_state(2)))
-        output.logits.float().square().sum().backward()
-        grads = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        found[dtype] = {"logits": output.logits.float()}, grads
-    assert_agree(found[torch.float32][0], found[torch.bfloat16][0], TOLERANCE["cuda", torch.bfloat16])
-    assert functional.cosine_similarity(*(grads for _, grads in found.values()), dim=0) > 0.99
+            logits = model(tokens, model.advance(tokens, model.initial_state(2))).logits.float()
+        logits.square().sum().backward()
+        found.append((logits, torch.cat([gradient.flatten() for gradient in gradients(model).values()])))
+    (exact, grads), (rough, rough_grads) = found
+    assert_agree({"logits": exact}, {"logits": rough}, TOLERANCE["cuda", torch.bfloat16])
+    assert functional.cosine_similarity(grads, rough_grads, dim=0) > 0.99
 
 
 # Edges

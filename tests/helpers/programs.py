@@ -35,30 +35,19 @@ from accelerated.training.options import parse as parse_training
 
 ROOT = Path(__file__).parents[2]
 
-AT_THE_END = ("--validation-segments", 0, "--validate-every", 0)  # the whole split, once
-TINY = [
-    *("--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32, "--window", 8, "--segment", 16),
-    *("--states", 4, "--recurrent-layers", 2, "--batch", 3, "--warmup", 2, "--sample", 5, *AT_THE_END),
-]
-COMPRESSIVE = [
-    *("--model", "compressive", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
-    *("--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2, "--batch", 3, "--warmup", 2),
-    *("--sample", 0, *AT_THE_END),
-]
-MEMFORMER = [
-    *("--model", "memformer", "--width", 16, "--encoder-layers", 1, "--decoder-layers", 1, "--heads", 2, "--head-width", 8),
-    *("--feed-forward", 32, "--segment", 8, "--slots", 3, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
-    *AT_THE_END,
-]
-MEMORIZING = [
-    *("--model", "memorizing", "--width", 16, "--layers", 2, "--heads", 2, "--head-width", 8, "--feed-forward", 32),
-    *("--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3, "--batch", 3, "--warmup", 2, "--sample", 0),
-    *AT_THE_END,
-]
-WINDOWED = [
-    *("--model", "pretrained_recurrence", "--width", 16, "--layers", 2, "--heads", 2, "--feed-forward", 32, "--segment", 8),
-    *("--max-positions", 12, "--horizon", 3, "--batch", 3, "--warmup", 2, "--sample", 0, *AT_THE_END),
-]
+# The whole validation split is read once, at the end
+LITTLE = ["--width", 16, "--heads", 2, "--feed-forward", 32, "--warmup", 2, "--batch", 3]
+LITTLE += ["--validation-segments", 0, "--validate-every", 0]
+BLOCKS = ["--head-width", 8, "--window", 8, "--segment", 16, "--states", 4, "--recurrent-layers", 2]
+ROWS = ["--head-width", 8, "--segment", 8, "--memory", 8, "--compressed-memory", 4, "--compression-rate", 2]
+SLOTS = ["--head-width", 8, "--segment", 8, "--encoder-layers", 1, "--decoder-layers", 1, "--slots", 3, "--horizon", 3]
+KEYS = ["--head-width", 8, "--segment", 8, "--memory-layer", 2, "--memory", 24, "--retrieved", 3]
+WINDOWS = ["--segment", 8, "--max-positions", 12, "--horizon", 3]
+TINY = [*LITTLE, *BLOCKS, "--layers", 2, "--sample", 5]
+COMPRESSIVE = ["--model", "compressive", *LITTLE, *ROWS, "--layers", 2, "--sample", 0]
+MEMFORMER = ["--model", "memformer", *LITTLE, *SLOTS, "--sample", 0]
+MEMORIZING = ["--model", "memorizing", *LITTLE, *KEYS, "--layers", 2, "--sample", 0]
+WINDOWED = ["--model", "pretrained_recurrence", *LITTLE, *WINDOWS, "--layers", 2, "--sample", 0]
 
 
 def train(*argv):
@@ -243,23 +232,9 @@ def differences(first, second, besides=()):
     return [name for name in found if name not in besides]
 
 
-EMPTY_CHECKPOINT = {
-    "model": "compressive",
-    "model_config": {},
-    "training_config": {},
-    "data_config": {},
-    "parameters": {},
-    "optimizer": {},
-    "state": (),
-    "lanes": {},
-    "random": torch.zeros(1),
-    "step": 1,
-    "corpus": "",
-    "tokenizer": "",
-    "best": math.inf,
-    "pending": (0.0, 0, 0),
-    "validation_due": False,
-}
+EMPTY_CHECKPOINT = {name: {} for name in ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")}
+EMPTY_CHECKPOINT |= {"model": "compressive", "corpus": "", "tokenizer": "", "state": (), "random": torch.zeros(1), "step": 1}
+EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
 
 
 class Server:

@@ -218,27 +218,26 @@ PAPERS = {
     ),
 }
 EVERY_VARIANT = [(paper, name) for paper in PAPERS for name in PAPERS[paper].variants]
-ONE_OF_EACH = [  # variants that differ in their state's fields and in what carries gradient
-    ("block_recurrent", "fixed-skip"),
-    ("compressive", "conv-bptt"),
-    ("memformer", "encoder-decoder"),
-    ("memformer", "decoder-only"),
-    ("memorizing", "ten-of-thirteen"),
-    ("pretrained_recurrence", "overlapping"),
-]
-MORE_KINDS = [  # also variants whose tokens read or write other rows
-    *ONE_OF_EACH,
-    ("block_recurrent", "slide"),
-    ("block_recurrent", "lstm-dual-feedback"),
-    ("compressive", "most_used-none"),
-    ("compressive", "transformer-xl"),
-    ("compressive", "simplified-attention_reconstruction"),
-    ("compressive", "simplified-short-memory-most-used"),
-    ("memformer", "encoder-decoder-xl"),
-    ("memformer", "decoder-only-xl"),
-    ("pretrained_recurrence", "plain"),
-    ("pretrained_recurrence", "several-vectors"),
-]
+
+
+def pairs(**names):
+    """[(paper, variant)] of {paper: variants' names, with spaces between them}."""
+    return [(paper, name) for paper, own in names.items() for name in own.split()]
+
+
+ONE_OF_EACH = pairs(  # variants that differ in their state's fields and in what carries gradient
+    block_recurrent="fixed-skip",
+    compressive="conv-bptt",
+    memformer="encoder-decoder decoder-only",
+    memorizing="ten-of-thirteen",
+    pretrained_recurrence="overlapping",
+)
+MORE_KINDS = ONE_OF_EACH + pairs(  # also variants whose tokens read or write other rows
+    block_recurrent="slide lstm-dual-feedback",
+    compressive="most_used-none transformer-xl simplified-attention_reconstruction simplified-short-memory-most-used",
+    memformer="encoder-decoder-xl decoder-only-xl",
+    pretrained_recurrence="plain several-vectors",
+)
 
 
 def over(variants=EVERY_VARIANT):

@@ -8,7 +8,7 @@ from reference import gradients
 from reference.rollout import rollout_backward, rollout_forward
 from tests.helpers.comparison import check_directions, named
 from tests.helpers.rollouts import in_lane_1, random_segments, reference_segments
-from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, random_task, variant
+from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, pairs, random_task, variant
 
 CARRIED = {  # the fields of the next state that gradient may arrive through, without what a paper stops
     "block_recurrent": ("states", "keys", "values"),
@@ -17,13 +17,12 @@ CARRIED = {  # the fields of the next state that gradient may arrive through, wi
     "memorizing": ("keys", "values"),
     "pretrained_recurrence": ("pooled",),
 }
-WITH_DROPOUT = [
-    *ONE_OF_EACH,
-    ("block_recurrent", "lstm-dual-feedback"),
-    ("compressive", "simplified-conv-bptt"),
-    ("memformer", "encoder-decoder-xl"),
-    ("pretrained_recurrence", "advance-fixed-key"),
-]
+WITH_DROPOUT = ONE_OF_EACH + pairs(
+    block_recurrent="lstm-dual-feedback",
+    compressive="simplified-conv-bptt",
+    memformer="encoder-decoder-xl",
+    pretrained_recurrence="advance-fixed-key",
+)
 
 
 @over(EVERY_VARIANT)
