@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.attention.signed_distance import far_to_near, signed_sinusoids, simplified_attention, transformer_xl_attention
+from accelerated.attention.relative_shift import distance_sinusoids
+from accelerated.attention.signed_distance import far_to_near, simplified_attention, transformer_xl_attention
 from reference import memformer as ref
 from tests.helpers.comparison import SIZES, assert_agree, brute_force_softmax
 
@@ -68,7 +69,7 @@ def test_transformer_xl_attention_is_equation_1(n, before, causal, size, seed):
     p = {"distance_key": weight.reshape(6, width), "content_bias": u, "distance_bias": v}
     mask = ref.self_attention_mask(n, before, causal, None)
     out, _ = ref.transformer_xl_attention_forward(p, query, key, value, distances, mask, 0.0, None)
-    rows = signed_sinusoids(int(distances[0]), int(distances[-1]), width)
+    rows = distance_sinusoids(len(distances), width, int(distances[0]))
     distance_key = torch.einsum("hed,rd->hre", torch.tensor(weight), rows)
     arrays = (torch.tensor(a) for a in (query, key, value))
     hidden = torch.tensor(~mask[..., before:])
