@@ -29,10 +29,12 @@ ONLY = {  # {report: the models that are tried, if not all}
     "compression": ["compressive"],
     "overlap": ["pretrained_recurrence"],
     "dynamic": ["block_recurrent", "compressive"],
+    "slots": ["memformer"],
     "topics": [],  # samples as `sample` does; its topic model is of another package
 }
 OPTIONS = {
     "range": ["--segments", 2],
+    "slots": ["--segments", 2],
     "overlap": ["--overlaps", "0,2"],
     "dynamic": ["--learning-rate", 0.01],
     "attention": ["--sequences", 3],

@@ -24,6 +24,7 @@ from tests.helpers import programs
 from tests.helpers.programs import BRIEF, COMPRESSIVE, WINDOWED, as_json, evaluate, printed, refused, saved, train
 
 OF_ONE_MODEL = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
+OF_ONE_MODEL["slots"] = "memformer"
 
 
 @pytest.fixture(scope="module")

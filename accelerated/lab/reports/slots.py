@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import Module
 
 from accelerated.attention.slots import Writer
@@ -18,34 +17,35 @@ from accelerated.data.windows import lengths_of
 from accelerated.evaluation.generation import show_text
 from accelerated.evaluation.score import TrainedRun, carried_through, evaluating
 from accelerated.program.errors import InputError
-from accelerated.replay import summed_nats
+from accelerated.replay import summed_nats, targets_of
 
 SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often
 
 
 @torch.no_grad()
-def writing(model: Module, documents: Sequence, lanes: int) -> tuple[Tensor, Tensor]:
+def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray, np.ndarray]:
     """What each layer's heads keep of a slot, a mean (L, H); and of each token (V,) the slots' weight on it, of the mean token's.
 
     Of all segments after a document's first whose tokens are all scored. A token that was read seldom has weight 0.
     """
     writers, calls = [module for module in model.modules() if isinstance(module, Writer)], []
     hooks = [writer.register_forward_hook(lambda *call: calls.append(call)) for writer in writers]
-    kept, sums, segments = 0.0, torch.zeros(2, model.config.vocabulary, dtype=torch.float64), 0
+    kept, (weight, count), segments = 0.0, np.zeros((2, model.config.vocabulary)), 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
-        rows = torch.from_numpy((number > 0) & segment.scored.numpy().all(1))
+        rows = (number > 0) & segment.scored.numpy().all(1)
         weights = [writer.weights(memory, writer.norm(encoded), *others) for writer, (memory, encoded, *others), _ in calls]
-        weights = torch.stack(weights, 1)[rows].double().cpu()  # (b, L, H, S, 1 + N)
+        weights = torch.stack(weights, 1).float().cpu().numpy()[rows].astype(np.float64)  # (b, L, H, S, 1 + N)
         calls.clear()
         kept, segments = kept + weights[..., 0].mean(-1).sum(0), segments + len(weights)
-        tokens = (state.previous.cpu() if state.previous.numel() else segment.tokens)[rows].flatten()  # what was read
-        sums.index_add_(1, tokens, torch.stack([weights[..., 1:].mean((1, 2, 3)).flatten(), torch.ones(len(tokens))]))
+        tokens = (state.previous if state.previous.numel() else segment.tokens).cpu().numpy()[rows].flatten()  # what was read
+        np.add.at(weight, tokens, weights[..., 1:].mean((1, 2, 3)).flatten())
+        np.add.at(count, tokens, 1)
     for hook in hooks:
         hook.remove()
     if not segments:
         raise InputError("no document has two segments that are scored, so nothing is written; give longer documents (--data)")
-    weight, count = sums
-    return kept / segments, torch.where(count < OFTEN, 0.0, weight / count / (weight.sum() / count.sum()))
+    mean = weight.sum() / count.sum()
+    return kept / segments, np.where(count < OFTEN, 0.0, weight / np.maximum(count, 1) / mean)
 
 
 def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: int) -> list[float]:
@@ -71,8 +71,12 @@ def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: in
             reading = model.read(segment.tokens, state)
             state = reading.state
             memories.append(state.memory)
-        loss = summed_nats(reading.hidden, model.output_matrix(), segment.targets)
+        loss = summed_nats(reading.hidden, model.output_matrix(), targets_of(segment))
     norms = [gradient.norm().item() for gradient in torch.autograd.grad(loss, memories[:-1])]
+    if not norms[-1]:
+        raise InputError(
+            f"--segments {segments}: segment {2 * segments} has no scored token that memory changes; give another number"
+        )
     return [norm / norms[-1] for norm in reversed(norms)]
 
 
@@ -81,7 +85,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     read_by = (run.model, run.documents, run.lane_count)
     reach = gradient_by_age(*read_by, options.segments)  # says first if the documents are too short
     kept, weight = writing(*read_by)
-    tokens = [(show_text(run.tokenizer, [number]), weight[number].item()) for number in weight.argsort(descending=True)[:SHOWN]]
+    tokens = [(show_text(run.tokenizer, [number]), weight[number].item()) for number in np.argsort(-weight)[:SHOWN]]
     lines = ["what a slot keeps of itself in a segment, by head; and after how many segments half is left"]
     for layer, heads in enumerate(kept.tolist(), start=1):
         cells = [f"{share:.3f} ({math.log(0.5) / math.log(share) if 0 < share < 1 else math.inf:.3g})" for share in heads]
