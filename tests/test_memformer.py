@@ -274,3 +274,10 @@ def test_parameters_of_table_2():
         p = ref.init_attention(dataclasses.replace(config, positions=positions), np.random.default_rng(0), True, False)
         counts[positions] = sum(v.size for name, v in p.items() if not name.startswith("norm"))
     assert counts["simplified"] == pytest.approx(1.05e6, rel=0.01) and counts["transformer_xl"] == pytest.approx(1.32e6, rel=0.01)
+
+
+@pytest.mark.parametrize("layers,segments", [(1, 2), (0, 1)], ids=["encoder-decoder", "decoder-only"])
+def test_attention_reaches_the_segments_that_a_prediction_reads(layers, segments):
+    """The previous one too, if there is an encoder."""
+    config = dataclasses.replace(PAPER.small, encoder_layers=layers)
+    assert Memformer(config).attention_reach == segments * config.segment

@@ -1,10 +1,11 @@
 """Windows: every token after the first is scored exactly once, in order, at any length, window and overlap."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.windows import Window, count_windows, cut
+from accelerated.data.windows import Documents, Window, count_windows, count_words, cut
 
 
 @st.composite
@@ -47,3 +48,9 @@ def test_figure_3():
 def test_impossible_windows_are_refused(window, overlap):
     with pytest.raises(ValueError, match=r"window|overlap"):
         cut(9, window, overlap)
+
+
+def test_words_are_counted_over_all_documents():
+    documents = Documents()
+    documents.words = np.array([3, 0, 1])
+    assert count_words(documents) == 4

@@ -46,6 +46,7 @@ def test_wrong_tokens_are_named(name):
         (good[0], r"of shape \(\d+,\), expected ids as int64 \(lanes, tokens\)"),
         (good.double(), "tokens are torch.float64"),
         (good + 300, "tokens are 300 to 300, expected 0 to 299"),
+        (torch.cat([good[:1], good[1:] + 300]), "tokens are 0 to 300, expected 0 to 299"),
         (good - 1, "tokens are -1 to -1, expected 0 to 299"),
     ):
         with pytest.raises(ValueError, match=words):
