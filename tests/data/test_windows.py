@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.windows import Documents, Window, count_windows, count_words, cut
+from accelerated.data.lanes import Parts
+from accelerated.data.windows import Window, count_windows, count_words, cut
 
 
 @st.composite
@@ -51,6 +52,6 @@ def test_impossible_windows_are_refused(window, overlap):
 
 
 def test_words_are_counted_over_all_documents():
-    documents = Documents()
+    documents = Parts([], [])
     documents.words = np.array([3, 0, 1])
     assert count_words(documents) == 4
