@@ -36,8 +36,10 @@ class Distances(nn.Module):
         self.length, (lowest, highest) = length, (int(end) for end in config.distances(causal)[[0, -1]])
         mask = causal_mask(length, length) if causal else None
         simplified = config.positions == "simplified"
-        sinusoids = distance_sinusoids(highest - lowest + 1, config.width, lowest)
-        rows = far_to_near(lowest, highest, length) if simplified else sinusoids
+        if simplified:
+            rows = far_to_near(lowest, highest, length)
+        else:
+            rows = distance_sinusoids(highest - lowest + 1, config.width, lowest)
         self.register_buffer("mask", mask, persistent=False)  # (N, N), true if a query must not see a key
         self.register_buffer("rows", rows, persistent=False)  # (2N - 1, R) of 0 and 1, or (R, D); from far to near
 

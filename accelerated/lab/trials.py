@@ -30,7 +30,7 @@ from accelerated.training.log import Log, read_metrics
 
 ROOT = Path(__file__).parents[2]  # of train.py and eval.py
 DIVERGED = "try a lower --learning-rate"  # ends train.py's line when a loss is NaN or infinite
-SEEDS = (0, 1, 2)
+SEEDS, HEADLINE_SEEDS = (0, 1, 2), (0, 1, 2, 3, 4)
 LOG = "log"  # instead of words of eval.py: the numbers come from a run's own log
 ADVICE = "give another --runs"
 

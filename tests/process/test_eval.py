@@ -23,8 +23,11 @@ from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import BRIEF, COMPRESSIVE, WINDOWED, as_json, evaluate, printed, refused, saved, train
 
-OF_ONE_MODEL = {"overlap": "windowed", "topics": "windowed", "attention": "compressive", "compression": "compressive"}
-OF_ONE_MODEL["slots"] = "memformer"
+OF_ONE_MODEL = {
+    **dict.fromkeys(("overlap", "topics"), "windowed"),
+    **dict.fromkeys(("attention", "compression"), "compressive"),
+    "slots": "memformer",
+}
 
 
 @pytest.fixture(scope="module")

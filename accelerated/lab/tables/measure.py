@@ -16,7 +16,7 @@ from accelerated.lab.systems.speech import read_aloud
 from accelerated.lab.tables.notes import draw
 from accelerated.lab.tables.page import names_and_rows, page
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import LOG, LOG_NUMBERS, SEEDS, Trial, Workshop, join, machine
+from accelerated.lab.trials import HEADLINE_SEEDS, LOG, LOG_NUMBERS, SEEDS, Trial, Workshop, join, machine
 from accelerated.models import model_class
 from accelerated.program.files import written_whole
 from accelerated.training.options import parse
@@ -65,7 +65,7 @@ def train_rows(table: Table, workshop: Workshop) -> tuple[dict[str, dict[str, fl
     for name, of_row in options.items():
         logs = {choice: workshop.answer(Trial(name, join(of_row, choice)), LOG) for choice in table.grid}
         tuning[name] = {choice: score(log) for choice, log in logs.items()}
-    seeds = {name: range(5) if name in table.headline else SEEDS for name in options}
+    seeds = {name: HEADLINE_SEEDS if name in table.headline else SEEDS for name in options}
     trials = {name: [Trial(name, join(options[name], best(tuning[name])), seed) for seed in seeds[name]] for name in options}
     workshop.train(trial for of_row in trials.values() for trial in of_row)
     return tuning, trials

@@ -12,7 +12,7 @@ import textwrap
 from accelerated.lab.speed.timing import markdown_table, paired_ratios, spread
 from accelerated.lab.tables.notes import NOTES, WIDTH, mean_of, values_of, wrapped
 from accelerated.lab.tables.table import Table
-from accelerated.lab.trials import SEEDS, join, settled, words_of
+from accelerated.lab.trials import HEADLINE_SEEDS, SEEDS, join, settled, words_of
 from accelerated.models import NAMES
 
 STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # {values - 1: standard errors within which the mean is, 95 times in 100}
@@ -36,7 +36,7 @@ def laid_out(record: dict, title: str, program: str, about: str, how: str, *part
 def page(table: Table, record: dict) -> str:
     """The page of a record, in Markdown."""
     name, seeds = record["name"], ", ".join(map(str, SEEDS))
-    seeds += f"; 0 to 4 of {'; '.join(table.headline)}" if table.headline else ""
+    seeds += f"; 0 to {HEADLINE_SEEDS[-1]} of {'; '.join(table.headline)}" if table.headline else ""
     how = f", {record['jobs']} runs at a time. Mean (least .. most) of seeds {seeds}. {onward(name)}"
     parts = [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
     if table.gap and not share_of_gap(record, table.gap):
