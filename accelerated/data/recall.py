@@ -2,10 +2,9 @@
 
 A document has facts, then filler, then questions, out of attention's reach. A fact is a key and its value; a question is ? and a
 key. The answer is the prediction at the question's last byte; only answers are scored. Answers never appear in the input, so the
-facts are their only source. Each key has values of its own.
+facts are their only source. Each key has values of its own, and `rewrites` facts change in the filler: the last value counts.
 
-    facts       BdA8CkDM=-:.,...?A:,?B;-        facts first; `rewrites` of them change in the filler: the last value counts
-    copying     =-4:.,9-...;1=...?:;?.-?        `pairs` values somewhere in the filler; the i-th ? asks for the i-th
+    BdA8CkDM=-:.,...?A:,?B;-        four facts, filler, two questions
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from accelerated.data.windows import SPLITS, Document, Documents
-from accelerated.program.errors import check_choice
 
 FILLER = np.frombuffer(b".,:;-+=*/()<>_!&", np.uint8)
 ASK = ord("?")
-COPIED = np.frombuffer(b"0123456789", np.uint8)  # the values of copying
 FIRST_KEYS, FIRST_VALUES = b"ABCDEFGHIJUVWXYZ", b"0123456789abcdefghijklmnopqrstKLMNOPQRST"
 OTHERS = sorted({*range(256)} - {ASK, *FILLER.tolist(), *FIRST_KEYS, *FIRST_VALUES})
 # All bytes that facts may use: values are taken from the front, keys from the back
@@ -28,21 +25,19 @@ SIZES = {"train": 100_000, "valid": 64, "test": 64}  # documents in each split
 
 @dataclass(frozen=True)
 class RecallConfig:
-    """The task of `--data recall` and its sizes; an impossible value raises a ValueError that names the field.
+    """The sizes of `--data recall`; an impossible value raises a ValueError that names the field.
 
     Fields:
-        task: facts (keys and values, then questions) or copying (values in their order)
-        pairs: facts at the beginning of a document; in copying the values
+        pairs: facts at the beginning of a document
         vary_pairs: let each training document have a number of facts of its own, up to that one, evenly on a logarithmic scale
         values: values that a key can have; a guess is right one time in so many
-        rewrites: how many facts get a new value in the filler (facts)
+        rewrites: how many facts get a new value in the filler
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
-        distance: tokens of filler between the last pair and the first question; rewrites and copied values stand in it
+        distance: tokens of filler between the last pair and the first question; rewrites stand in it
         vary_distance: let each training document draw a distance of its own, up to that one, evenly on a logarithmic scale
         spacing: tokens from one question to the next, at least 2
     """
 
-    task: str = "facts"
     pairs: int = 4
     vary_pairs: bool = False
     values: int = 10
@@ -53,31 +48,26 @@ class RecallConfig:
     spacing: int = 4
 
     def __post_init__(self):
-        check_choice("task", self.task, STORIES)
         least = {"pairs": 1, "values": 2, "rewrites": 0, "questions": 1, "distance": 0, "spacing": 2}
         for name, number in least.items():
             if getattr(self, name) < number:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {number}")
-        needed = self.pairs * (1 + self.values)  # bytes for the keys and values of facts
-        if self.task == "facts" and needed > len(SYMBOLS):
+        needed = self.pairs * (1 + self.values)  # bytes for the keys and values
+        if needed > len(SYMBOLS):
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
-        if self.task == "copying" and (self.rewrites or self.values != 10 or self.vary_pairs):
-            raise ValueError("task copying has ten values for all questions; leave values, rewrites and vary_pairs out")
-        if self.task == "copying" and self.questions > self.pairs:
-            raise ValueError(f"questions is {self.questions}, more than the {self.pairs} values to copy (pairs)")
         if self.in_filler > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
 
     @property
     def in_filler(self) -> int:
         """Tokens of facts that stand in the filler."""
-        return 2 * self.rewrites if self.task == "facts" else self.pairs
+        return 2 * self.rewrites
 
     @property
     def opening(self) -> int:
         """Tokens of facts before the filler."""
-        return 2 * self.pairs if self.task == "facts" else 0
+        return 2 * self.pairs
 
     @property
     def length(self) -> int:
@@ -93,13 +83,13 @@ class RecallConfig:
 class Story(NamedTuple):
     """What a document tells, and all that can be asked about it."""
 
-    opening: np.ndarray  # (n,) bytes before the filler
-    pieces: np.ndarray  # (count, width) bytes that stand in the filler, in order
-    keys: np.ndarray  # (K,) the byte that each question names; (0,) if they name none
-    answers: np.ndarray  # (K,)
+    opening: np.ndarray  # (2 pairs,) bytes before the filler: keys with their values
+    changes: np.ndarray  # (rewrites, 2) bytes of the facts that stand in the filler, in order
+    keys: np.ndarray  # (pairs,)
+    answers: np.ndarray  # (pairs,)
 
 
-def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
+def tell(config: RecallConfig, rng: np.random.Generator) -> Story:
     """Keys with their values; `rewrites` of them get another value later."""
     keys = SYMBOLS[::-1][: config.pairs]
     values = SYMBOLS[: config.pairs * config.values].reshape(config.pairs, config.values)
@@ -110,18 +100,9 @@ def facts(config: RecallConfig, rng: np.random.Generator) -> Story:
     return Story(opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn])
 
 
-def copying(config: RecallConfig, rng: np.random.Generator) -> Story:
-    """Values in the filler, asked for in their order."""
-    items = rng.choice(COPIED, config.pairs)
-    return Story(items[:0], items[:, None], items[:0], items)
-
-
-STORIES = {"facts": facts, "copying": copying}
-
-
-def places_in_filler(count: int, width: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Where `count` pieces of `width` tokens begin in `room` tokens (count,), in order; none overlap."""
-    return np.sort(rng.permutation(room - count * (width - 1))[:count]) + (width - 1) * np.arange(count)
+def places_in_filler(count: int, room: int, rng: np.random.Generator) -> np.ndarray:
+    """Where `count` facts of two tokens begin in `room` tokens (count,), in order; none overlap."""
+    return np.sort(rng.permutation(room - count)[:count]) + np.arange(count)
 
 
 def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
@@ -132,25 +113,20 @@ def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False) -> Document:
     """One document of config.length tokens; only answers are scored. In training its facts and its distance may vary."""
     told = replace(config, pairs=drawn_up_to(config.pairs, rng)) if training and config.vary_pairs else config
-    story = STORIES[config.task](told, rng)
+    story = tell(told, rng)
     inputs = rng.choice(FILLER, config.length)
     inputs[config.opening - told.opening : config.opening] = story.opening
     distance = config.distance
     if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
         distance = config.in_filler + drawn_up_to(config.distance - config.in_filler + 1, rng) - 1
-    if count := len(story.pieces):
-        width = story.pieces.shape[1]
-        at = config.opening + places_in_filler(count, width, distance, rng)
-        inputs[at[:, None] + np.arange(width)] = story.pieces
-    count, names_keys = len(story.answers), len(story.keys) > 0
-    asked = rng.integers(count, size=config.questions) if names_keys else np.arange(config.questions)  # copying asks in order
+    if config.rewrites:
+        at = config.opening + places_in_filler(config.rewrites, distance, rng)
+        inputs[at[:, None] + np.arange(2)] = story.changes
+    asked = rng.integers(told.pairs, size=config.questions)
     at = config.opening + distance + config.spacing * np.arange(config.questions)
-    inputs[at] = ASK
-    if names_keys:
-        at += 1
-        inputs[at] = story.keys[asked]
+    inputs[at], inputs[at + 1] = ASK, story.keys[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
-    targets[at], scored[at] = story.answers[asked], True
+    targets[at + 1], scored[at + 1] = story.answers[asked], True
     return Document(name, inputs, targets, scored)
 
 

@@ -11,21 +11,18 @@ from accelerated.data.recall import ASK, FILLER, SYMBOLS, RecallConfig, RecallDo
 from accelerated.data.windows import SPLITS
 
 MARKS = {ASK, *FILLER.tolist()}
-WIDTH = {"facts": 2, "copying": 1}  # tokens of what stands in the filler
 
 
 @st.composite
 def drawn(draw):
     """A config with room for what stands in its filler, and a document of it for training."""
-    task = draw(st.sampled_from([*WIDTH]))
-    pairs, questions = draw(st.integers(1, 20)), draw(st.integers(1, 9))
-    sizes = {"pairs": pairs, "questions": min(questions, pairs) if task == "copying" else questions}
-    if task == "facts":
-        most = min(12, len(SYMBOLS) // pairs - 1)
-        sizes |= {"rewrites": draw(st.integers(0, 9)), "values": draw(st.integers(2, most)), "vary_pairs": draw(st.booleans())}
-    least = RecallConfig(task=task, distance=999, **sizes).in_filler
-    sizes |= {"distance": least + draw(st.integers(0, 30)), "vary_distance": draw(st.booleans())}
-    config = RecallConfig(task=task, spacing=draw(st.integers(2, 9)), **sizes)
+    pairs, rewrites = draw(st.integers(1, 20)), draw(st.integers(0, 9))
+    sizes = {"pairs": pairs, "rewrites": rewrites, "questions": draw(st.integers(1, 9)), "spacing": draw(st.integers(2, 9))}
+    sizes |= {
+        "values": draw(st.integers(2, min(12, len(SYMBOLS) // pairs - 1))),
+        "distance": 2 * rewrites + draw(st.integers(0, 30)),
+    }
+    config = RecallConfig(vary_pairs=draw(st.booleans()), vary_distance=draw(st.booleans()), **sizes)
     return config, recall_document(config, np.random.default_rng(draw(st.integers(0, 99))), "x", training=True)
 
 
@@ -36,26 +33,13 @@ def documents(config, count, split="train"):
 
 def distance_of(config, document):
     """Tokens between the last fact of the opening and the first question."""
-    return int(np.flatnonzero(document.scored)[0]) - (config.task != "copying") - config.opening
+    return int(np.flatnonzero(document.scored)[0]) - 1 - config.opening
 
 
-def told(task, filler):
-    """What stands in a filler, in order: [(byte, ...)]."""
-    found, at = [], 0
-    while at < len(filler):
-        size = 1 if filler[at] in MARKS else WIDTH[task]
-        found += [tuple(filler[at : at + size])] if filler[at] not in MARKS else []
-        at += size
-    return found
-
-
-def answers_of(task, opening, pieces):
-    """{key: answer} after the opening and the pieces in the filler; of copying {number of the question: answer}."""
-    known = dict(zip(opening[::2], opening[1::2], strict=True))
-    for number, piece in enumerate(pieces):
-        assert task == "copying" or piece[0] in known, "only a fact of the opening changes"
-        known |= {number: piece[0]} if task == "copying" else {piece[0]: piece[1]}
-    return known
+def changes_in(filler):
+    """The facts that stand in a filler, in order: [(key, value)]."""
+    bytes_of_facts = [byte for byte in filler if byte not in MARKS]
+    return list(zip(bytes_of_facts[::2], bytes_of_facts[1::2], strict=True))
 
 
 @given(drawn())
@@ -70,37 +54,33 @@ def test_an_answer_is_what_the_document_told_last(pair):
     opening, filler, rest = (part.tolist() for part in np.split(document.inputs, [config.opening, begin]))
     facts = opening[next((at for at, byte in enumerate(opening) if byte not in MARKS), 0) :]
     assert len(opening) == config.opening and (facts == opening or config.vary_pairs), "fewer stand before the filler"
-    pieces = told(config.task, filler)
-    known = answers_of(config.task, facts, pieces)
-    assert len(pieces) == (config.rewrites if config.task == "facts" else config.pairs) and not {*known.values()} & MARKS
-    if config.task == "facts":
-        assert [*sorted(known)] == sorted(SYMBOLS[::-1][: len(known)].tolist()) and 2 * len(known) == len(facts)
-    keys = range(config.questions) if config.task == "copying" else document.inputs[asked].tolist()
-    assert document.targets[asked].tolist() == [known[key] for key in keys]
-    assert {*rest} <= MARKS | ({*known} if config.task != "copying" else set()), "no answer is in the input"
+    known, changes = dict(zip(facts[::2], facts[1::2], strict=True)), changes_in(filler)
+    assert [*sorted(known)] == sorted(SYMBOLS[::-1][: len(known)].tolist()) and 2 * len(known) == len(facts)
+    assert len(changes) == config.rewrites and {key for key, _ in changes} <= {*known}, "only a fact of the opening changes"
+    known |= dict(changes)
+    assert document.targets[asked].tolist() == [known[key] for key in document.inputs[asked].tolist()]
+    assert not {*known.values()} & (MARKS | {*rest}), "no answer is in the input"
 
 
-@pytest.mark.parametrize("task", WIDTH)
-def test_everything_that_can_be_told_is_told_and_asked(task):
+def test_everything_that_can_be_told_is_told_and_asked():
     """Each with about its share: no guess is better than another."""
-    config = RecallConfig(task=task, pairs=8, questions=8, rewrites=8 if task == "facts" else 0, distance=99)
+    config = RecallConfig(pairs=8, questions=8, rewrites=8, distance=99)
     documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(300)]
     answers = np.concatenate([document.targets[document.scored] for document in documents])
     _, counts = np.unique(answers, return_counts=True)
-    assert len(counts) == (10 if task != "facts" else 80) and counts.max() < 5 * counts.min() and config.chance == 0.1
-    if task == "facts":
-        pieces = (told(task, document.inputs[config.opening : config.opening + 99].tolist()) for document in documents)
-        named = [key for changes in pieces for key, _ in changes]
-        assert all(named.count(key) > 150 for key in SYMBOLS[::-1][:8].tolist())
+    assert len(counts) == 80 and counts.max() < 5 * counts.min() and config.chance == 0.1
+    changes = (changes_in(document.inputs[config.opening : config.opening + 99].tolist()) for document in documents)
+    changed = [key for of_document in changes for key, _ in of_document]
+    assert all(changed.count(key) > 150 for key in SYMBOLS[::-1][:8].tolist())
 
 
-def test_pieces_stand_everywhere_in_the_filler_and_do_not_overlap():
+def test_changes_stand_everywhere_in_the_filler_and_do_not_overlap():
     rng = np.random.default_rng(0)
-    for count, width, room in ((2, 3, 12), (3, 2, 6), (4, 1, 9), (1, 3, 3)):
-        drawn = [places_in_filler(count, width, room, rng) for _ in range(300)]
-        assert all(len(at) == count and (np.diff(at) >= width).all() for at in drawn)
+    for count, room in ((2, 12), (3, 6), (1, 2)):
+        drawn = [places_in_filler(count, room, rng) for _ in range(300)]
+        assert all(len(at) == count and (np.diff(at) >= 2).all() for at in drawn)
         places = set(np.concatenate(drawn).tolist())
-        assert places == (set(range(room - width + 1)) if room > count * width else set(range(0, room, width)))
+        assert places == (set(range(room - 1)) if room > 2 * count else set(range(0, room, 2)))
 
 
 def test_only_training_documents_vary_over_all_of_it():
@@ -126,17 +106,10 @@ def test_documents_depend_on_split_and_number_alone():
     assert not any((same == d.inputs).all() for d in (splits["train"][2], splits["valid"][3], splits["test"][3]))
 
 
-@pytest.mark.parametrize(
-    ("task", "inputs", "answers"),
-    [
-        ("facts", b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!.", b"k8Ne"),
-        ("copying", b">((-840::3+?-)/?>!_?.+;?<+-:.;,+-!_-//,=<&!&=)", b"8403"),
-    ],
-)
-def test_documents_are_those_that_published_numbers_were_measured_on(task, inputs, answers):
-    config = RecallConfig(task=task, questions=4, distance=30, vary_distance=True)
-    document = RecallDocuments(config, "train")[1]
-    assert (bytes(document.inputs), bytes(document.targets[document.scored])) == (inputs, answers)
+def test_a_document_is_the_one_that_published_numbers_were_measured_on():
+    document = RecallDocuments(RecallConfig(questions=4, distance=30, vary_distance=True), "train")[1]
+    assert bytes(document.inputs) == b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!."
+    assert bytes(document.targets[document.scored]) == b"k8Ne"
 
 
 def test_what_a_task_cannot_hold_is_refused():
@@ -147,18 +120,12 @@ def test_what_a_task_cannot_hold_is_refused():
             ({name: least - 1}, f"{name} is {least - 1}; it must be at least {least}")
             for name, least in (("pairs", 1), ("values", 2), ("rewrites", 0), ("questions", 1), ("distance", 0), ("spacing", 2))
         ),
-        ({"task": "recall"}, "task is 'recall'"),
         ({"pairs": 1, "values": len(SYMBOLS)}, "pairs is 1: with"),
         ({"rewrites": 45}, "distance is 88; what stands in the filler needs 90"),
-        ({"task": "copying", "pairs": 89}, "distance is 88"),
-        ({"task": "copying", "pairs": 23}, "questions is 24, more than the 23 values"),
-        ({"task": "copying", "pairs": 30, "rewrites": 1}, "leave values, rewrites and vary_pairs out"),
-        ({"task": "copying", "pairs": 30, "values": 4}, "leave"),
-        ({"task": "copying", "pairs": 30, "vary_pairs": True}, "leave"),
     ):
         with pytest.raises(ValueError, match=words):
             RecallConfig(**change)
-    for fits in ({"pairs": 1, "values": len(SYMBOLS) - 1}, {"rewrites": 44}, {"task": "copying", "pairs": 88, "questions": 88}):
+    for fits in ({"pairs": 1, "values": len(SYMBOLS) - 1}, {"rewrites": 44}):
         config = RecallConfig(**fits)
         inputs = RecallDocuments(config, "test")[0].inputs[: config.opening + config.distance].tolist()
         assert sum(byte not in MARKS for byte in inputs) == config.opening + config.in_filler

@@ -28,7 +28,7 @@ def test_what_cannot_be_measured_is_refused_and_each_core_has_a_run(tmp_path, mo
     out, line = capsys.readouterr()
     assert (stopped.value.code, out, line.count("\n")) == (2, "", 1) and "nearest: memformer-" in line
     assert not (tmp_path / "x").exists()
-    words = ["recall-copying", "--out", str(tmp_path), "--runs", str(tmp_path)]
+    words = ["recall-rewriting", "--out", str(tmp_path), "--runs", str(tmp_path)]
     assert parse_options(words).jobs == os.cpu_count() and parse_options([*words, "--jobs", "3"]).jobs == 3
     with pytest.raises(InputError, match="--jobs 0 must be at least 1"):
         parse_options([*words, "--jobs", "0"])
