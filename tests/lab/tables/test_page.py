@@ -138,13 +138,8 @@ def test_what_choosing_says_is_what_was_measured():
             assert cell in (f"{right:.0f}%", f"{right:.1f}%"), (method, distance)
 
 
-def test_what_recall_says_of_other_tasks_is_what_was_measured():
-    page = RESULTS / "recall.md"
-    (_, *titles), rows = table_below(page, "**What else.**")
-    links = re.findall(r"^- \*\*\[(.+)\]\((recall-.+)\.md\)\*\*", page.read_text(), re.MULTILINE)  # a bullet for each column
-    names = {title.lower(): name for title, name in links}
-    shown = {"recall-distance", "recall-capacity", *(names[title] for title in titles)}
-    assert shown == {record.stem for record in RESULTS.glob("recall-*.json")}
-    for at, title in enumerate(titles, start=1):
-        right = {method: f"{100 * share:.1f}" for method, own in accuracies(names[title]).items() for share in own.values()}
-        assert {row[0]: row[at] for row in rows} == right, title
+def test_what_recall_says_of_changes_is_what_was_measured():
+    right = accuracies("recall-rewriting")
+    for methods, percent in table_below(RESULTS / "recall.md", "**[Change]")[1]:
+        assert {f"{100 * right.pop(method)['rewriting']:.1f}" for method in methods.split(", ")} == {percent}, methods
+    assert not right, "a method is not on the page"
