@@ -233,10 +233,13 @@ class Lanes:
                 return None
             self.reading[lane] = (index, 0)
         index, segment = self.reading[lane]
-        tokens = int(self.lengths[index]) + 1
-        is_last = segment + 1 == count_windows(tokens, self.length, self.overlap)
-        self.reading[lane] = None if is_last else (index, segment + 1)
-        return index, self.document(index), window_at(segment, tokens, self.length, self.overlap), segment == 0
+        self.reading[lane] = None if segment + 1 == self._segments(index) else (index, segment + 1)
+        window = window_at(segment, int(self.lengths[index]) + 1, self.length, self.overlap)
+        return index, self.document(index), window, segment == 0
+
+    def _segments(self, index):
+        """How many segments a document has."""
+        return count_windows(int(self.lengths[index]) + 1, self.length, self.overlap)
 
     def __iter__(self):
         return self
@@ -251,26 +254,16 @@ class Lanes:
         """The place of every lane, for a checkpoint."""
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
-    def fits(self, position: dict) -> bool:
-        """Whether seek can take this value, as a position() over these documents and lanes."""
-        passes, dealt, reading = (position.get(name) for name in ("passes", "dealt", "reading"))
-
-        def stands(place):
-            index, segment = place
-            known = index in range(len(self.lengths))
-            return known and segment in range(count_windows(int(self.lengths[index]) + 1, self.length, self.overlap))
-
-        try:
-            places = len(reading) == len(self.reading) and all(place is None or stands(place) for place in reading)
-            return places and passes >= 0 and dealt in range(len(self.lengths) + 1)
-        except (TypeError, ValueError):  # of no such form
-            return False
-
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents."""
-        self.passes, self.dealt = position["passes"], position["dealt"]
+        """Continue from a position() over the same documents; raises ValueError, TypeError or KeyError if it is none of them."""
+        self.passes, self.dealt, reading = (position[name] for name in ("passes", "dealt", "reading"))
         self.order = self._shuffle(self.passes)
-        self.reading = [None if place is None else tuple(place) for place in position["reading"]]
+        for index, segment in filter(None, reading):
+            if index not in range(len(self.lengths)) or segment not in range(self._segments(index)):
+                raise ValueError(f"document {index} has no segment {segment}")
+        if self.dealt not in range(len(self.lengths) + 1) or len(reading) != len(self.reading):
+            raise ValueError(f"{self.dealt} documents were dealt to {len(reading)} lanes")
+        self.reading = [place and tuple(place) for place in reading]
 
 
 def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:

@@ -102,19 +102,11 @@ class MultiTask:
             return position
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
-    def fits(self, position: dict) -> bool:
-        """Whether seek can take this value, as a position() over the same documents."""
-        rollouts, history = position.get("rollouts", 0), position.get("history", {})
-        shapes = {name: getattr(self, name).shape for name in ("previous", "earlier", "age")}
-        try:
-            known = {name: np.array(rows, np.int64).shape for name, rows in history.items()}
-            return rollouts >= 0 and known in ({}, shapes) and self.lanes.fits(position)
-        except (AttributeError, TypeError, ValueError):  # of no such form
-            return False
-
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents."""
+        """Continue from a position() over the same documents; raises ValueError, TypeError or KeyError if it is none of them."""
         self.lanes.seek(position)
         self.rollouts = position.get("rollouts", 0)  # old checkpoints lack it
-        for name, rows in position.get("history", {}).items():
-            setattr(self, name, np.array(rows, np.int64))
+        if self.rollouts < 0:
+            raise ValueError(f"{self.rollouts} rollouts were read")
+        for name, rows in dict(position.get("history", {})).items():
+            vars(self)[name][...] = rows

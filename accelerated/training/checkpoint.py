@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,42 +145,43 @@ def check_contents(contents: dict, path: Path) -> None:
         raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged; {MEND}")
 
 
-def check_resumable(contents: dict, path: Path, optimizer: torch.optim.Optimizer, state: tuple, lanes: Any, batch: int) -> None:
-    """Raise InputError, which names the fields, unless a run of `batch` lanes can go on with what the contents hold.
+def restore(contents: dict, path: Path, optimizer: torch.optim.Optimizer, state: tuple, reader: Any, batch: int) -> None:
+    """Put a new run's optimiser, random numbers and reader where the contents of its checkpoint left them.
 
-    optimizer, state (of any number of lanes) and lanes are the new run's own, which would be replaced.
+    Raises InputError, which names the fields, unless a run of `batch` lanes can go on with all that the contents hold; state is a
+    new run's, of any number of lanes.
     """
-    pending, random = contents["pending"], contents["random"]
+    pending = contents["pending"]
     fits = {
         "step": contents["step"] >= 0,
         "best": not math.isnan(contents["best"]),
         "pending": len(pending) == 3 and all(is_of_type(x, float) and 0 <= x < math.inf for x in pending),
-        "random": (random.dtype, random.shape) == (torch.uint8, torch.get_rng_state().shape),
         "state": [(batch, *ours.shape[1:]) for ours in state] == [tuple(theirs.shape) for theirs in contents["state"]],
-        "lanes": lanes.fits(contents["lanes"]),
-        "optimizer": optimizer_fits(optimizer, contents["optimizer"]),
+        "random": is_taken(torch.set_rng_state, contents["random"].cpu()),
+        "lanes": is_taken(reader.seek, contents["lanes"]),
+        "optimizer": is_taken(optimizer.load_state_dict, contents["optimizer"]) and moments_fit(optimizer),
     }
     if wrong := [name for name, right in fits.items() if not right]:
         raise InputError(f"{path} holds {', '.join(wrong)} that do not fit this run; it is damaged; {MEND}")
 
 
-def optimizer_fits(optimizer: torch.optim.Optimizer, saved: dict) -> bool:
-    """Whether the optimizer can load this state_dict: its groups have as many parameters, and their moments have their shapes."""
-    ours, states = optimizer.state_dict()["param_groups"], saved.get("state")
-    groups = saved.get("param_groups")
-    if not isinstance(states, dict) or not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+def is_taken(load: Callable, saved: object) -> bool:
+    """Load what was saved; returns whether it could be."""
+    try:
+        load(saved)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return False
-    same = [group.get("params") for group in groups] == [group["params"] for group in ours]
-    if not same or not all(is_of_type(group.get("lr"), float) for group in groups):
-        return False
-    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    return True
+
+
+def moments_fit(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether what the optimizer has loaded are finite moments of its parameters, in their shapes."""
+    parameters = {p for group in optimizer.param_groups for p in group["params"]}
     adam = not isinstance(optimizer, torch.optim.Adafactor)
-    return states.keys() <= parameters.keys() and all(
-        isinstance(state, dict)
-        and all(isinstance(value, torch.Tensor) for value in state.values())
-        and {name: value.shape for name, value in state.items()} == moments_of(parameters[number].shape, adam)
-        and all(value.isfinite().all() for value in state.values())
-        for number, state in states.items()
+    return optimizer.state.keys() <= parameters and all(
+        all(isinstance(value, torch.Tensor) and value.isfinite().all() for value in moments.values())
+        and {name: value.shape for name, value in moments.items()} == moments_of(parameter.shape, adam)
+        for parameter, moments in optimizer.state.items()
     )
 
 

@@ -23,7 +23,7 @@ from accelerated.program.errors import InputError, counted, is_out_of_memory, op
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import check_resumable, check_tokenizer, load_parameters
+from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
 from accelerated.training.folder import LOCK, checkpoint_path, new_folder, remove_new_run, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
@@ -160,9 +160,8 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     optimizer = make_optimizer(model, training)
     saved, first = start.resumed or {}, process.rank() == 0
     if saved:
-        check_resumable(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
+        restore(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
-        restore(saved, optimizer, reader)
     step = saved.get("step", 0)
     run = Run(
         settings=settings,
@@ -191,13 +190,6 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         run.save()
     start.resumed = start.initial = None  # frees their tensors
     return run
-
-
-def restore(saved: dict, optimizer: torch.optim.Optimizer, reader: MultiTask) -> None:
-    """Put the optimiser, the random numbers and the reader where the checkpoint left them."""
-    optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["random"].cpu())
-    reader.seek(saved["lanes"])
 
 
 @contextlib.contextmanager

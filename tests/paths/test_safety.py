@@ -215,7 +215,6 @@ LIES = {  # {field: values of the right type that do not fit the run; a function
         lambda saved: saved | {"state": saved["state"] | {10**6: {}}},
         lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"exp_avg": torch.zeros(1)}}},
         lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"step": torch.tensor(math.nan)}}},
-        lambda saved: saved | {"param_groups": [group | {"lr": "0.1"} for group in saved["param_groups"]]},
         lambda saved: saved | {"param_groups": [group | {"params": [0]} for group in saved["param_groups"]]},
     ),
 }
