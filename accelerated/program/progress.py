@@ -30,6 +30,15 @@ class Progress(tqdm):
         how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
         super().__init__(over, desc=title, total=total, unit=unit, **how)
 
+    def __iter__(self) -> Iterator:
+        """What it is over. (tqdm's own loop keeps copies of the times that `paused` moves.)"""
+        try:
+            for item in self.iterable:
+                yield item
+                self.update()
+        finally:
+            self.close()
+
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Show the state, a bar or a line. Returns whether a bar was shown: then tqdm moves the cursor back at the end."""
         with contextlib.suppress(OSError):

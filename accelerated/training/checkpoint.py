@@ -131,6 +131,11 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
     return load_checkpoint(chosen_checkpoint(path, checkpoint))
 
 
+def is_dense(value: object) -> bool:
+    """Whether a value is an ordinary tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout == torch.strided
+
+
 def check_contents(contents: dict, path: Path) -> None:
     """Raise InputError unless contents are those of a checkpoint of this version, with fields of the right types."""
     if (version := contents.get("version")) != VERSION:
@@ -139,8 +144,9 @@ def check_contents(contents: dict, path: Path) -> None:
     if missing:
         raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged; {MEND}")
     wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents[field], kind)]
-    tensors = () if wrong else (*contents["parameters"].items(), *enumerate(contents["state"]))
-    wrong += [str(name) for name, tensor in tensors if not isinstance(tensor, torch.Tensor)]
+    parameters, state = ({}, ()) if wrong else (contents["parameters"], contents["state"])
+    wrong += [str(name) for name, tensor in parameters.items() if not (isinstance(name, str) and is_dense(tensor))]
+    wrong += [f"state {number}" for number, tensor in enumerate(state) if not isinstance(tensor, torch.Tensor)]
     if wrong:
         raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged; {MEND}")
 
@@ -155,34 +161,39 @@ def restore(contents: dict, path: Path, optimizer: torch.optim.Optimizer, state:
     fits = {
         "step": contents["step"] >= 0,
         "best": not math.isnan(contents["best"]),
-        "pending": len(pending) == 3 and all(is_of_type(x, float) and 0 <= x < math.inf for x in pending),
-        "state": [(batch, *ours.shape[1:]) for ours in state] == [tuple(theirs.shape) for theirs in contents["state"]],
+        "pending": [*map(type, pending)] == [float, int, int] and all(0 <= x < math.inf for x in pending),
+        "state": [((batch, *x.shape[1:]), x.dtype) for x in state] == [((*x.shape,), x.dtype) for x in contents["state"]],
         "random": is_taken(torch.set_rng_state, contents["random"].cpu()),
         "lanes": is_taken(reader.seek, contents["lanes"]),
-        "optimizer": is_taken(optimizer.load_state_dict, contents["optimizer"]) and moments_fit(optimizer),
+        "optimizer": is_taken(load_moments, optimizer, contents["optimizer"]),
     }
     if wrong := [name for name, right in fits.items() if not right]:
         raise InputError(f"{path} holds {', '.join(wrong)} that do not fit this run; it is damaged; {MEND}")
 
 
-def is_taken(load: Callable, saved: object) -> bool:
+def is_taken(load: Callable, *saved: object) -> bool:
     """Load what was saved; returns whether it could be."""
     try:
-        load(saved)
+        load(*saved)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
         return False
     return True
 
 
-def moments_fit(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether what the optimizer has loaded are finite moments of its parameters, in their shapes."""
-    parameters = {p for group in optimizer.param_groups for p in group["params"]}
-    adam = not isinstance(optimizer, torch.optim.Adafactor)
-    return optimizer.state.keys() <= parameters and all(
-        all(isinstance(value, torch.Tensor) and value.isfinite().all() for value in moments.values())
-        and {name: value.shape for name, value in moments.items()} == moments_of(parameter.shape, adam)
-        for parameter, moments in optimizer.state.items()
-    )
+def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
+    """Load the moments of a state_dict; everything else is the optimiser's own, as the settings say.
+
+    Raises ValueError, or an error of its form, unless they are finite and have the shapes of the parameters.
+    """
+    groups, adam = optimizer.state_dict()["param_groups"], not isinstance(optimizer, torch.optim.Adafactor)
+    if [group["params"] for group in groups] != [group["params"] for group in saved["param_groups"]]:
+        raise ValueError("it has other groups of parameters")
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+    for number, moments in saved["state"].items():
+        shapes = {name: x.shape for name, x in moments.items() if is_dense(x) and x.isfinite().all()}
+        if shapes != moments_of(parameters[number].shape, adam):
+            raise ValueError(f"parameter {number} has other moments")
+    optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
 
 
 def moments_of(shape: torch.Size, adam: bool) -> dict:

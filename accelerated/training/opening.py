@@ -277,7 +277,7 @@ def introduce(run: Run, start: Start) -> None:
     documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{carried}"
     print(f"{run.settings.model}, {size:.2f}M parameters, on {where}; {documents}; run {run.folder}")
     print(run.model.describe())
-    if run.settings.data.data != "recall" and run.settings.training.steps:
+    if run.settings.data.data != "recall":
         print(how_much_is_read(run))
     if run.validation_share < 1:
         print(

@@ -196,9 +196,12 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 LIES = {  # {field: values of the right type that do not fit the run; a function makes one of the saved value}
     "step": (-1,),
     "best": (math.nan,),
-    "pending": ((0.0, 0), (-1.0, 0, 0), (math.inf, 0, 0), ("x", 0, 0)),
-    "random": (torch.zeros(3), torch.zeros(8, dtype=torch.uint8)),
-    "state": (lambda fields: fields[:-1], lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: (fields[0], *fields)),
+    "pending": ((0.0, 0), (-1.0, 0, 0), (math.inf, 0, 0), ("x", 0, 0), (0.0, 1.5, 0)),
+    "random": (torch.zeros(3), torch.zeros(8, dtype=torch.uint8), lambda random: random * 0),
+    "state": (
+        *(lambda fields: fields[:-1], lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: (fields[0], *fields)),
+        lambda fields: tuple(field.long() for field in fields),
+    ),
     "lanes": (
         *({}, {"passes": 0, "dealt": 0, "reading": 3}),
         *(
@@ -213,8 +216,15 @@ LIES = {  # {field: values of the right type that do not fit the run; a function
         *({}, {"state": {}, "param_groups": []}, {"state": [], "param_groups": [1]}),
         lambda saved: saved | {"state": {number: {} for number in saved["state"]}},
         lambda saved: saved | {"state": saved["state"] | {10**6: {}}},
-        lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"exp_avg": torch.zeros(1)}}},
-        lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"step": torch.tensor(math.nan)}}},
+        *(
+            lambda saved, change=change: saved | {"state": saved["state"] | {0: change(saved["state"][0])}}
+            for change in (
+                lambda moments: moments | {"exp_avg": torch.zeros(1)},
+                lambda moments: moments | {"step": torch.tensor(math.nan)},
+                lambda moments: moments | {"exp_avg": moments["exp_avg"].bool()},
+                lambda moments: moments | {"exp_avg": moments["exp_avg"].to_sparse()},
+            )
+        ),
         lambda saved: saved | {"param_groups": [group | {"params": [0]} for group in saved["param_groups"]]},
     ),
 }
@@ -230,6 +240,7 @@ def test_a_checkpoint_that_lies_is_refused_and_names_the_field(trained):
             before, line = path.read_bytes(), refusal(train, "--resume", trained, "--steps", 3)
             assert f"holds {field} that do not fit this run; it is damaged; remove it" in line, (field, wrong)
             assert path.read_bytes() == before, (field, wrong)
-    save_checkpoint(path, right)
+    groups = [group | {"lr": "0.1", "betas": None} for group in right["optimizer"]["param_groups"]]  # the settings decide these
+    save_checkpoint(path, right | {"optimizer": right["optimizer"] | {"param_groups": groups}})
     train("--resume", trained, "--steps", 3)
-    assert saved(trained)["step"] == 3
+    assert saved(trained)["step"] == 3 and saved(trained)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)
