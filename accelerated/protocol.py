@@ -101,11 +101,7 @@ class Model(Declared):
 
         Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
         """
-        if tokens.dim() != 2 or tokens.is_floating_point():
-            raise ValueError(f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, expected ids as int64 (lanes, tokens)")
-        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
-            wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
-            raise ValueError(f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?")
+        check_tokens(tokens, 2, self.config.vocabulary)
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
 
@@ -198,11 +194,23 @@ def check_state(state: tuple, expected: tuple) -> None:
             raise ValueError(f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have")
 
 
+def check_tokens(tokens: Tensor, axes: int, vocabulary: int) -> None:
+    """Raise ValueError unless tokens are ids of so many axes; a GPU is not asked whether they are too large."""
+    if not isinstance(tokens, Tensor) or tokens.dim() != axes or tokens.is_floating_point():
+        shape, form = tuple(getattr(tokens, "shape", ())), "(lanes, tokens)" if axes == 2 else "(lanes,)"
+        kind = getattr(tokens, "dtype", type(tokens).__name__)
+        raise ValueError(f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}")
+    if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < vocabulary:
+        wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
+        raise ValueError(f"{wrong}, expected 0 to {vocabulary - 1}; was another tokenizer used?")
+
+
 def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
     """state itself if it is a Stream, or the Stream at the start of its segment.
 
-    Raises ValueError if it does not fit the model and the lanes of token (B,).
+    Raises ValueError if it does not fit the model and the lanes of token (B,), or these are no token ids.
     """
+    check_tokens(token, 1, model.config.vocabulary)
     started = isinstance(state, Stream)
     check_state(state.state if started else state, model.state_shapes(len(token)))
     return state if started else model.stream(state)

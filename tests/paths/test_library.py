@@ -43,14 +43,19 @@ def test_wrong_tokens_are_named(name):
     model = model_class(name)(config)
     good, state = torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2)
     for tokens, words in (
-        (good[0], r"of shape \(\d+,\), expected ids as int64 \(lanes, tokens\)"),
+        (good[0], r"of shape \(\d+,\), expected a tensor of ids as int64 \(lanes, tokens\)"),
         (good.double(), "tokens are torch.float64"),
+        (good.numpy(), "tokens are int64 of shape"),
+        (good.tolist(), "tokens are list of shape"),
         (good + 300, "tokens are 300 to 300, expected 0 to 299"),
         (torch.cat([good[:1], good[1:] + 300]), "tokens are 0 to 300, expected 0 to 299"),
         (good - 1, "tokens are -1 to -1, expected 0 to 299"),
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
+    for token, words in ((good, r"expected a tensor of ids as int64 \(lanes,\)"), (good[:, 0] + 300, "tokens are 300 to 300")):
+        with pytest.raises(ValueError, match=words):
+            model.step(token, state)
 
 
 def test_what_is_printed_of_a_model_and_a_tokenizer_has_sizes(run):
