@@ -56,6 +56,8 @@ class RecallConfig:
         if needed > len(SYMBOLS):
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
+        if self.length > 10**9:
+            raise ValueError(f"distance is {self.distance}; a document has {self.length:,} tokens with it, at most a billion fit")
         if self.in_filler > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
 

@@ -97,7 +97,7 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
 def check_is_file(path: Path) -> None:
     """Raise InputError if there is something else than a file or a folder at path: it is read more than once."""
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise InputError(f"--data {path} is a device, a pipe or a socket, which is not read twice; write its text to a file")
+        raise InputError(f"{path} is a device, a pipe or a socket, which is not read twice; write its text to a file")
 
 
 def source_of_path(data: DataConfig) -> Source:

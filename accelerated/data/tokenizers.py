@@ -28,7 +28,7 @@ import numpy as np
 import tiktoken
 
 from accelerated.data.config import ENCODINGS, MU_LAW, DataConfig
-from accelerated.data.sources import Source, Text
+from accelerated.data.sources import Source, Text, check_is_file
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
 from accelerated.program.progress import Progress
@@ -200,6 +200,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenizer:
     """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
     name, merges = str(path), Path(path).parent / "merges.txt"
+    check_is_file(Path(path))
     try:
         content = Path(path).read_bytes()
         if Path(path).name == "vocab.json" and merges.exists():  # as GPT-2 and RoBERTa have them

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-OUT_OF_MEMORY = "out of memory; give a smaller --batch or --horizon, a larger --accumulate, or --backprop memory_replay"
+OUT_OF_MEMORY = "out of memory; give a smaller --batch or smaller sizes; train.py also takes --accumulate and memory_replay"
 
 
 class InputError(Exception):

@@ -63,6 +63,11 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
     device, lanes = process.choose_device(training.device), process.own_lanes(training.batch)
     if (size := lanes.stop - lanes.start) % training.accumulate:
         raise InputError(f"--accumulate {training.accumulate} does not divide each process's {size} lanes")
+    if (tokens := training.batch * training.horizon * settings.model_config.segment) > 10**9:
+        sizes = f"--batch {training.batch} and --horizon {training.horizon}"
+        raise InputError(
+            f"a step with {sizes} reads {tokens:,} tokens, which are held at once; give smaller ones, for at most 1e9"
+        )
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
     if training.compile == "inductor" and device.type == "cpu":

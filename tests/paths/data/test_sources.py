@@ -9,7 +9,7 @@ import pytest
 from accelerated.data import named_sets, sources
 from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import source_of_path, split_of, standard_library, with_missing_splits
-from accelerated.data.tokenizers import train_bpe, train_words
+from accelerated.data.tokenizers import tokenizer_of_file, train_bpe, train_words
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
 
@@ -125,7 +125,8 @@ def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path, monkeypatch):
         (folder / name).unlink()
     assert re.search(r"no file in this folder ends in one of .txt .text .raw .*hf:", refusal(source, folder))
     for path in (folder / "pipe.txt", folder / "socket.txt", "/dev/null"):
-        assert "is a device, a pipe or a socket, which is not" in refusal(source, path)
+        for opens in (source, tokenizer_of_file):
+            assert "is a device, a pipe or a socket, which is not" in refusal(opens, path)
     piped = str((folder / "pipe.txt").rename(folder / "pipe.jsonl"))
     assert "is a device, a pipe or a socket, which is not" in refusal(named_sets.table_source, piped)
 

@@ -13,7 +13,7 @@ import torch
 from accelerated.program.errors import InputError, begin_program, run_program
 
 ROOT = Path(__file__).parents[3]
-OUT_OF_MEMORY = "out of memory; give a smaller --batch or --horizon, a larger --accumulate, or --backprop memory_replay"
+OUT_OF_MEMORY = "out of memory; give a smaller --batch or smaller sizes; train.py also takes --accumulate and memory_replay"
 FULL = "eval.py: cannot write the output: No space left on device; send it elsewhere\n"
 INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
 

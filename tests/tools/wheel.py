@@ -1,0 +1,10 @@
+"""The setuptools command that pyproject.toml names for wheels: it refuses, because train.py, eval.py and docs would be in none."""
+
+from setuptools.command.bdist_wheel import bdist_wheel
+
+
+class NoWheel(bdist_wheel):
+    """Ends with one line instead of building a wheel; `pip install -e .` does not run it."""
+
+    def run(self):
+        raise SystemExit("this is a clone, not a package, and no wheel is made of it; use: pip install -e .")
