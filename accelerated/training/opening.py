@@ -24,7 +24,7 @@ from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
-from accelerated.training.folder import LOCK, checkpoint_path, new_folder, remove_new_run, write_settings
+from accelerated.training.folder import LOCK, checkpoint_path, new_folder, read_settings, remove_new_run, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
 from accelerated.training.options import Start
@@ -188,7 +188,8 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         plain=plain,
     )
     if first:
-        write_settings(start.folder, settings_contents(settings))
+        init = start.init or read_settings(start.folder).get("init")
+        write_settings(start.folder, settings_contents(settings) | ({"init": init} if init else {}))
         introduce(run, start)
         warn(run)
     if not training.steps:

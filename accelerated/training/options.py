@@ -198,6 +198,8 @@ def settings_of_run(run: str) -> Settings:
         raise InputError(
             f"--like {run}: no settings of a run in its {SETTINGS}; give a folder that train.py or eval.py export wrote"
         )
+    if init := contents.get("init"):
+        print(f"warning: {run} began with the weights of --init {init}; --like takes its settings alone", file=sys.stderr)
     return settings_from(contents, run)
 
 

@@ -107,6 +107,13 @@ def test_settings_are_renewed_when_a_run_is_resumed_unless_another_process_conti
     assert settings["training_config"]["learning_rate"] == 0.5 and settings["data_config"]["data"] == str(text)
 
 
+def test_settings_say_which_weights_a_run_began_with_also_after_it_was_resumed(trained):
+    begun = trained.parent / "begun"
+    train("--init", trained, "--steps", 1, "--out", begun)
+    train("--resume", begun, "--steps", 2)
+    assert [json.loads((run / "config.json").read_text()).get("init") for run in (trained, begun)] == [None, str(trained)]
+
+
 # What stops a run
 
 

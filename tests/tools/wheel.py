@@ -1,4 +1,4 @@
-"""The setuptools command that pyproject.toml names for wheels: it refuses, because train.py, eval.py and docs would be in none."""
+"""The command for wheels that pyproject.toml names: it refuses, because train.py, eval.py and docs would be missing."""
 
 from setuptools.command.bdist_wheel import bdist_wheel
 

@@ -229,6 +229,18 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert "already holds a run" in refused(f"--data recall --out {start.folder}")
 
 
+def test_like_a_run_that_began_with_weights_says_that_they_are_not_taken(tmp_path, capsys):
+    settings = settings_contents(preset_settings("memformer", "tiny"))
+    for contents in (settings, settings | {"init": "gpt2/"}):
+        (tmp_path / "config.json").write_text(json.dumps(contents))
+        chosen(f"--like {tmp_path}")
+        warned = "init" in contents
+        assert (
+            capsys.readouterr().err
+            == f"warning: {tmp_path} began with the weights of --init gpt2/; --like takes its settings alone\n"
+        ) == warned
+
+
 def test_a_run_like_another_has_its_settings_except_what_is_given(tmp_path):
     """Also like one that has saved nothing yet. Its tokens and what belongs to them stay, unless others are asked for."""
     held = chosen("--model compressive --train-bpe 300 --cutoffs 40")
