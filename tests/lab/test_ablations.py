@@ -70,10 +70,8 @@ def small(monkeypatch, tmp_path):
     common = f"--data {tmp_path}/text.txt --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
     compressive = "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2"
     recurrent = "--model block_recurrent --window 8 --segment 16 --states 3 --recurrent-layers none"
-    options = dict.fromkeys(ablations.ABLATIONS, compressive) | {
-        "normalization": recurrent,
-        "clipping": f"{compressive} --clip 0.1",
-    }
+    options = dict.fromkeys(ablations.ABLATIONS, compressive) | {"normalization": recurrent}
+    options["clipping"] += " --clip 0.1"
     for name, words in options.items():
         changed = ablations.ABLATIONS[name]._replace(options=f"{common} --batch 2 --dropout 0 {words}")
         monkeypatch.setitem(ablations.ABLATIONS, name, changed)
