@@ -77,15 +77,6 @@ def test_the_gradient_by_age_is_that_of_each_memory_alone(kind):
     assert slots.gradient_by_age(model, [short, text], 2, 3) == pytest.approx([norm / found[-1] for norm in reversed(found)])
 
 
-def test_slots_that_keep_everything_have_every_gradient(kind="decoder-only"):
-    model = model_of(kind)
-    for layer in model.decoder.layers:
-        layer.writer.retention.data += 1e3
-    kept, _ = slots.writing(model, documents(12), lanes=1)
-    assert (kept == 1).all()
-    assert min(slots.gradient_by_age(model, documents(48), 1, 4)) > 0.1
-
-
 def test_documents_that_are_too_short_are_refused():
     model = model_of("encoder-decoder")
     assert "no document has 24 tokens to predict" in refusal(slots.gradient_by_age, model, documents(23), 1, 3)

@@ -81,10 +81,13 @@ def test_a_picture_has_a_line_of_means_for_each_name(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name):
+def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table(name, tmp_path):
+    """Its picture can be drawn."""
     record, table = json.loads((RESULTS / f"{name}.json").read_text()), TABLES[name]
     text = (RESULTS / f"{name}.md").read_text()
     assert text == page(table, record) and (f"({name}.svg)" in text) == bool(table.picture)
+    if table.picture:
+        draw(table, record, tmp_path / "drawn.svg")
     assert (record["options"], record["first"], record["grid"]) == (table.options, table.first, table.grid)
     assert record.get("tuned_by", "its last validation") == table.tuned_by[1]
     assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
