@@ -66,6 +66,10 @@ def test_a_core_begins_undecided_from_its_seed(row):
     assert not agent.read_episode(first, torch.arange(OUTPUTS, OUTPUTS + 12)[None])[0].any()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
+    if row == "lstm":
+        assert 0.9 < first.output_matrix()[OUTPUTS:].std() * 32**0.5 < 1.1, "logits of variance one"
+    if row.startswith("rate"):
+        assert (first.config.memory, first.config.compressed_memory) == (6, 6), "half a room"
 
 
 @cores
