@@ -28,8 +28,8 @@ def recordings(tmp_path_factory, monkeypatch):
     Path("runs/speech").mkdir(parents=True)
 
 
-def test_groups_of_a_line_have_as_many_choices():
-    """What lines with groups stand for is seen in the published records."""
+def test_a_line_with_groups_stands_for_one_line_of_each_choice():
+    assert lines_of("a\n\n  b {1;2,3} c {x;y}\n") == ["a", "b 1 c x", "b 2,3 c y"]
     with pytest.raises(ValueError, match="zip"):
         lines_of("{1;2} {1;2;3}")
 
