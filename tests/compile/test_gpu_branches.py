@@ -22,8 +22,16 @@ from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WIN
 from tests.helpers.rollouts import filled
 from tests.helpers.variants import EVERY_VARIANT, PAPERS, over, variant
 
-SCRIPTS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING}
-SCRIPTS |= {"pretrained_recurrence": WINDOWED}
+THROUGH_TIME = ["--backprop", "through_time", "--optimizer", "adamw", "--clip", 0.1, "--checkpoint-layers"]
+CHECKPOINTED = ["--backprop", "checkpointed", "--optimizer", "adafactor", "--accumulate", 3, "--update-every", 2]
+REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
+RUNS = {
+    "block_recurrent": [*TINY, *REPLAY],
+    "compressive": [*COMPRESSIVE, *THROUGH_TIME],
+    "memformer": [*MEMFORMER, *REPLAY],
+    "memorizing": [*MEMORIZING, *CHECKPOINTED],
+    "pretrained_recurrence": [*WINDOWED, *THROUGH_TIME],
+}
 ONLY = {  # {report: the models that are tried, if not all}
     "attention": ["compressive"],
     "compression": ["compressive"],
@@ -77,36 +85,20 @@ def without_doubles(function, name, calls):
     return watched
 
 
-def options_of(model, text, run):
-    options = ["--steps", 2, "--horizon", 2, "--dropout", 0.2, "--validation-segments", 2, "--sample", 12]
-    return [*SCRIPTS[model], "--data", text, *options, "--out", run]
-
-
-THROUGH_TIME = ["--backprop", "through_time", "--optimizer", "adamw", "--clip", 0.1, "--checkpoint-layers"]
-CHECKPOINTED = ["--backprop", "checkpointed", "--optimizer", "adafactor", "--accumulate", 3, "--update-every", 2]
-REPLAY = ["--backprop", "memory_replay", "--optimizer", "adam", "--dtype", "bfloat16"]
-
-
-@pytest.mark.parametrize("model,how", zip(SCRIPTS, [REPLAY, THROUGH_TIME, REPLAY, CHECKPOINTED, THROUGH_TIME], strict=True))
-def test_training_validation_and_sampling_make_no_doubles(text, tmp_path, monkeypatch, model, how, on_a_gpus_branches):
-    """Of what train.py does after the run has been built, all."""
-    calls = []
+@pytest.mark.parametrize("model", RUNS)
+def test_training_and_reports_make_no_doubles(text, tmp_path, monkeypatch, model, on_a_gpus_branches):
+    """Of what train.py does after the run has been built, all; then all of eval.py's reports that this model has."""
+    text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
+    calls, function_at = [], evaluation_script.function_at
     for name in ("train", "report", "sample"):
         monkeypatch.setattr(training_script, name, without_doubles(getattr(training_script, name), name, calls))
-    train(*options_of(model, text, tmp_path / "run"), *how)
-    assert calls == ["train", "report", "sample"]
-
-
-@pytest.mark.parametrize("model", SCRIPTS)
-def test_reports_make_no_doubles(text, tmp_path, monkeypatch, model, on_a_gpus_branches):
-    """All of eval.py's reports that this model has."""
-    text.write_bytes(text.read_bytes()[:2400])  # a few segments in each split
-    train(*options_of(model, text, tmp_path / "run"), "--sample", 0)
-    function_at, calls = evaluation_script.function_at, []
     monkeypatch.setattr(evaluation_script, "function_at", lambda place: without_doubles(function_at(place), place, calls))
+    options = ["--steps", 2, "--horizon", 2, "--dropout", 0.2, "--validation-segments", 2, "--sample", 12]
+    train(*RUNS[model], "--data", text, *options, "--out", tmp_path / "run")
+    assert calls == ["train", "report", "sample"]
     places = {"export": [tmp_path / "exported"], "view": ["--out", tmp_path / "page.html"]}
     for name, report in REPORTS.items():
-        if model in ONLY.get(name, SCRIPTS):
+        if model in ONLY.get(name, RUNS):
             evaluate(name, tmp_path / "run", *places.get(name, OPTIONS.get(name, [])))
             assert report.function in calls, name
 

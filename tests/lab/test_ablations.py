@@ -70,12 +70,8 @@ def small(monkeypatch, tmp_path):
     common = f"--data {tmp_path}/text.txt --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 2 --steps 4 --warmup 1"
     compressive = "--model compressive --segment 8 --memory 8 --compressed-memory 4 --compression-rate 2"
     recurrent = "--model block_recurrent --window 8 --segment 16 --states 3 --recurrent-layers none"
-    options = {
-        "compression-loss": compressive,
-        "compression-norm": compressive,
-        "normalization": recurrent,
-        "clipping": f"{compressive} --clip 0.1",
-    }
+    options = dict.fromkeys(ablations.ABLATIONS, compressive) | {"normalization": recurrent}
+    options["clipping"] += " --clip 0.1"
     for name, words in options.items():
         changed = ablations.ABLATIONS[name]._replace(options=f"{common} --batch 2 --dropout 0 {words}")
         monkeypatch.setitem(ablations.ABLATIONS, name, changed)
@@ -103,8 +99,8 @@ def test_both_ways_of_a_seed_read_the_same_text_from_the_same_start(name, small,
 @pytest.mark.parametrize("name", ["clipping", "normalization"])
 def test_as_published_it_is_trained_as_train_py_does(small, tmp_path, capsys, name):
     run = ablations.trained(f"{name}-published-{RATES[name]}", 3)
-    given = {"learning-rate": RATES[name], "seed": 3, "sample": 0, "log-every": 1, "out": tmp_path / "run"}
-    train(*ablations.ABLATIONS[name].options.split(), *(word for key, value in given.items() for word in (f"--{key}", value)))
+    given = ["--learning-rate", RATES[name], "--seed", 3, "--sample", 0, "--log-every", 1, "--out", tmp_path / "run"]
+    train(*ablations.ABLATIONS[name].options.split(), *given)
     score = as_json(capsys, "score", tmp_path / "run", "--split", "test")
     assert run["bits_per_byte"] == pytest.approx(score["bits_per_byte"], abs=1e-9)
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())

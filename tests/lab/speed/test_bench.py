@@ -19,7 +19,8 @@ from accelerated.training.settings import COMPILERS
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
-BASELINE = {"memformer": "the same through_time"}
+WAYS = list(BACKPROP)
+BASELINES = {model: presets_of(model).SPEED.get("baseline", ["the same through_time"])[0] for model in NAMES}
 REPLAYED = presets_of("memformer").SPEED["replayed"]
 
 
@@ -40,34 +41,23 @@ def tiny(monkeypatch):
 def tables(capsys, *argv):
     """[(head of the first column, the rows of cells)] of all tables that a command prints."""
     bench.main([*argv, "--device", "cpu"])
-    blocks = [block.splitlines() for block in re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)]
-    assert all(len({line.count("|") for line in block}) == 1 and set(block[1]) <= set("|- ") for block in blocks)
-    split = [[line.strip("| ").split(" | ") for line in block] for block in blocks]
+    blocks = re.findall(r"(?:^\|.*\n)+", capsys.readouterr().out, re.M)
+    split = [[line.strip("| ").split(" | ") for line in block.splitlines()] for block in blocks]
     return [(head[0], rows) for head, _, *rows in split]
 
 
-def names(capsys, *argv):
-    """[(head of the first column, names of the rows)] of the tables of a command."""
-    return [(head, [row[0] for row in rows]) for head, rows in tables(capsys, *argv, "--repeats", "2")]
+STEPS = {f"steps --model {model}": [("a step of", [model, BASELINES[model], "one large product"])] for model in NAMES}
+PRINTED = STEPS | {  # {command: (head of the first column, names of the rows) of each table}
+    "horizons --model memformer compressive": [("horizon 1", WAYS), ("horizon 2", WAYS)] * 3,  # Memformer has two models
+    "horizons --model compressive --horizons 3": [("horizon 3", WAYS)],
+    "generation --model pretrained_recurrence": [("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])],
+}
 
 
-@pytest.mark.parametrize("model", NAMES)
-def test_steps(model, capsys):
-    [(_, rows)] = tables(capsys, "steps", "--model", model, "--repeats", "2")
-    baseline = BASELINE.get(model) or presets_of(model).SPEED["baseline"][0]
-    assert [row[0] for row in rows] == [model, baseline, "one large product"] and rows[0][2] == "1.000 (1.000..1.000)"
-    for _, spent, _, peak, of_first, rate, turns in rows:
-        assert re.fullmatch(r"[\d,.]+ \([\d,.]+\.\.[\d,.]+\)", spent) and (peak, of_first, turns) == ("1.0", "1.00", "2")
-        assert rate != "-", "GFLOP/s"
-
-
-def test_every_model_that_is_named_gets_its_tables(capsys):
-    """Memformer has two models. Horizons are a model's own, or those asked for."""
-    ways = list(BACKPROP)
-    assert names(capsys, "horizons", "--model", "memformer", "compressive") == [("horizon 1", ways), ("horizon 2", ways)] * 3
-    assert names(capsys, "horizons", "--model", "compressive", "--horizons", "3") == [("horizon 3", ways)]
-    generated = names(capsys, "generation", "--model", "pretrained_recurrence")
-    assert generated == [("pretrained_recurrence, 4 tokens", ["after 10", "after 100"])]
+@pytest.mark.parametrize("command", PRINTED)
+def test_a_command_prints_its_tables_for_every_model_that_is_named(command, capsys):
+    printed = tables(capsys, *command.split(), "--repeats", "2")
+    assert [(head, [row[0] for row in rows]) for head, rows in printed] == PRINTED[command]
 
 
 def test_what_is_measured_is_a_papers_on_a_gpu():
@@ -77,36 +67,35 @@ def test_what_is_measured_is_a_papers_on_a_gpu():
     assert options_of("compressive", CPU, "float32").config == PAPERS["compressive"].small
     options = options_of("compressive", torch.device("cuda"), "bfloat16")
     assert (options.config.width, options.config.layers, options.config.vocabulary) == (1024, 18, 267_735) and options.batch == 8
-    layers = {title: tuple(fields.values()) for title, fields in REPLAYED.items()}
-    assert layers == {"encoder-decoder, 4+8 layers": (4, 8), "decoder-only, 12 layers": (0, 12)}
+    assert [[*fields.values()] for fields in REPLAYED.values()] == [[4, 8], [0, 12]]
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
-    """A CUDA graph of a segment cannot be used again before its backward pass."""
+    """A CUDA graph of a segment cannot be used again before its backward pass. Only uncompiled products are counted."""
     horizons, rollout = [], steps.rollout
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
-    assert names(capsys, "compile", "--model", "compressive") == [("compressive, --compile", list(COMPILERS))]
-    assert horizons == [1] * len(COMPILERS)
+    [(_, rows)] = tables(capsys, "compile", "--model", "compressive", "--repeats", "2")
+    assert [row[0] for row in rows] == list(COMPILERS) and horizons == [1] * len(rows)
+    assert [row[5] != "-" for row in rows] == [name == "none" for name in COMPILERS], "GFLOP/s"
 
 
 REFUSED = {
     "steps --repeats 0": "--repeats 0: it must be at least 1",
     "horizons --horizons 0": "--horizons 0: it must be at least 1",
     "step": "steps",
-    "agreement --model memformer": "--model",
     "counts --device cpu": "--device",
 }
 
 
-@pytest.mark.parametrize("argv, words", REFUSED.items())
-def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, words, capsys, monkeypatch):
+@pytest.mark.parametrize("argv", REFUSED)
+def test_impossible_numbers_and_unknown_words_are_refused_in_one_line(argv, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["speed", *argv.split()])
     monkeypatch.delitem(sys.modules, "accelerated.lab.speed.__main__")
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit, match="2"):
         runpy.run_module("accelerated.lab.speed", run_name="__main__")
     printed = capsys.readouterr().err
-    assert stopped.value.code == 2 and printed.count("\n") == 1 and words in printed
+    assert printed.count("\n") == 1 and REFUSED[argv] in printed
 
 
 def options(**changes):
@@ -114,19 +103,19 @@ def options(**changes):
 
 
 def test_a_variant_that_fails_is_a_row():
-    """While it is made and while it runs; the others are timed. After the deadline nothing more is made."""
+    """While it is made, in its first step or in a later one; the others are timed. After the deadline nothing more is made."""
 
-    def out_of_memory():
+    def fail():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried | to allocate 3 GiB\nsecond line")
 
     calls = iter(range(3))  # its first, that of its peak, and a warm-up
-    later = lambda: out_of_memory() if next(calls, None) is None else None  # noqa: E731
-    steps = {"good": lambda: None, "run": out_of_memory, "later": later}
-    makers = {"made": out_of_memory} | {name: lambda step=step: Variant(step, 5e9) for name, step in steps.items()}
+    steps = {"good": lambda: None, "run": fail, "later": lambda: next(calls)}
+    makers = {"made": fail} | {name: lambda step=step: Variant(step, 5e9) for name, step in steps.items()}
     made, good, run, late = measured_rows(makers, options())
     error = "OutOfMemoryError: CUDA out of memory. Tried / to allocate 3 GiB"[:60]
-    assert [made, run, late] == [(name, error, *["-"] * (len(COLUMNS) - 1)) for name in ("made", "run", "later")]
-    assert good[0] == "good" and good[2:5] == ("-", "1.0", "-") and good[-1] == 1, "the first has no time to compare with"
+    errors = {"made": error, "run": error, "later": "StopIteration: "}
+    assert [made, run, late] == [(name, text, *["-"] * (len(COLUMNS) - 1)) for name, text in errors.items()]
+    assert good[2:5] == ("-", "1.0", "-") and good[-1] == 1, "the first has no time to compare with"
     assert {row[1] for row in measured_rows(makers, options(seconds=-1))} == {"no time was left"}
 
 
@@ -153,10 +142,9 @@ def test_every_model_agrees(capsys, monkeypatch):
         small = facts["small"] | {"width": 32, "feed_forward": 32}
         monkeypatch.setattr(presets_of(model), "SPEED", facts | {"small": small})
     [(_, rows)] = tables(capsys, "agreement")
-    for model in NAMES:
-        compared = [{row[2] for row in rows if row[:2] == [model, dtype]} for dtype in ("float32", "bfloat16")]
-        assert {"logits", "generation", "gradients"} <= compared[0] and {"logits", "gradients, 1 - cosine"} <= compared[1]
-        assert any(what.startswith("state: ") for what in compared[0])
+    compared = {"float32": {"logits", "generation", "gradients"}, "bfloat16": {"logits", "generation", "gradients, 1 - cosine"}}
+    for dtype, names in compared.items():
+        assert all(names < {row[2] for row in rows if row[:2] == [model, dtype]} for model in NAMES), "and states"
     assert all(row[5] == "ok" and float(row[3]) <= float(row[4]) for row in rows)
 
 
@@ -164,8 +152,11 @@ def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
     """Gradients that are NaN, logits by a twentieth, a model that raises, and gradients that point elsewhere."""
     numbers = torch.arange(1.0, 5)
     right = {"logits": numbers, "gradients": numbers}
-    wrong = {"block_recurrent": {"gradients": numbers * torch.nan}, "compressive": {"logits": 1.05 * numbers}}
-    wrong["memorizing"] = {"gradients": numbers.flip(0)}
+    wrong = {
+        "block_recurrent": {"gradients": numbers * torch.nan},
+        "compressive": {"logits": 1.05 * numbers},
+        "memorizing": {"gradients": numbers.flip(0)},
+    }
 
     def results(model, device, dtype):
         if dtype != torch.float64 and model == "memformer":
@@ -175,12 +166,10 @@ def test_a_disagreement_is_a_row_and_the_exit_code(capsys, monkeypatch):
     monkeypatch.setattr(agreement, "model_results", results)
     with pytest.raises(SystemExit, match="1"):
         bench.main(["agreement", "--device", "cpu"])
-    failed = [line.split(" | ")[:3] for line in capsys.readouterr().out.splitlines() if line.endswith("FAIL |")]
-    assert failed == [
-        [f"| {model}", dtype, what]
-        for dtype, gradients in (("float32", "gradients"), ("bfloat16", "gradients, 1 - cosine"))
-        for model, what in zip(NAMES, (gradients, "logits", "RuntimeError: device / lost", gradients), strict=False)
-    ]
+    failed = [line.split(" | ")[2] for line in capsys.readouterr().out.splitlines() if line.endswith("FAIL |")]
+    error = "RuntimeError: device / lost"
+    of_float32, cosine = ["gradients", "logits", error, "gradients"], "gradients, 1 - cosine"
+    assert failed == [*of_float32, cosine, "logits", error, cosine]
 
 
 @pytest.mark.parametrize("value, error", [(1.5, 0.5), (torch.nan, torch.inf), (torch.inf, torch.inf)])

@@ -76,18 +76,17 @@ def test_memory_of_a_preset():
 
 
 def test_the_tables(monkeypatch, capsys):
-    """A row for each model and its scores written out, and for each preset."""
+    """A row for each model and its scores written out, which takes more kernels, and for each preset."""
     small = {name: (PAPERS[name].small, dataclasses.replace(paper_settings(name)[1], horizon=1)) for name in PAPERS}
     monkeypatch.setattr(counts, "paper_settings", lambda model, preset=None: small[model])
-    monkeypatch.setattr(counts, "NAMES", models := ["memorizing", "memformer"])
-    for model in models:
-        monkeypatch.setattr(presets_of(model), "SPEED", presets_of(model).SPEED | {"segments": 1, "presets": ["a preset"]})
+    monkeypatch.setattr(counts, "NAMES", ["memorizing"])
+    facts = presets_of("memorizing").SPEED | {"segments": 1, "presets": ["a preset"]}
+    monkeypatch.setattr(presets_of("memorizing"), "SPEED", facts)
     bench.main(["counts"])
-    of_models, of_presets = (table.splitlines()[2:] for table in capsys.readouterr().out.strip().split("\n\n"))
-    kernels = [line[2:].split(" | ")[:2] for line in of_models]
-    assert [name for name, _ in kernels] == [name for model in models for name in (model, "its scores written out")]
-    assert all(int(plain) > int(fused) for (_, fused), (_, plain) in zip(kernels[::2], kernels[1::2], strict=True))
-    assert [line[2:].partition(" | ")[0] for line in of_presets] == [f"{model} a preset" for model in models]
+    lines = [line[2:].split(" | ") for line in capsys.readouterr().out.splitlines() if line[2:3].isalpha()]
+    _, [model, fused, *_], [plain_name, plain, *_], _, [preset, *_] = lines
+    assert (model, plain_name, preset) == ("memorizing", "its scores written out", "memorizing a preset")
+    assert int(plain) > int(fused)
 
 
 class OnMeta(TorchDispatchMode):

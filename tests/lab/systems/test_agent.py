@@ -67,11 +67,9 @@ def test_a_core_begins_undecided_from_its_seed(row):
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
     if row == "lstm":
-        assert not any(field.any() for field in first.initial_state(5))
         assert 0.9 < first.output_matrix()[OUTPUTS:].std() * 32**0.5 < 1.1, "logits of variance one"
     if row.startswith("rate"):
-        config = first.config
-        assert (config.memory, config.compressed_memory, config.compression_rate) == (6, 6, int(row[5:])), "half a room"
+        assert (first.config.memory, first.config.compressed_memory) == (6, 6), "half a room"
 
 
 @cores
@@ -85,13 +83,11 @@ def test_what_is_learned_from_is_what_acted(row):
     assert logits.shape == (3, matching.LENGTH, OUTPUTS)
     log_probs = logits[..., :ACTIONS].log_softmax(-1).gather(2, rollout.actions[..., None])[..., 0]
     assert (log_probs - rollout.log_probs).abs().max() < 1e-9 and rollout.log_probs.std() > 0.1
-    state, losses = core.initial_state(3), []
+    state, losses = core.initial_state(3), 0.0
     for segment in rollout.tokens.split(12, 1):
-        output = core(segment, state)
-        losses.append(float(sum(loss.detach() for loss in output.auxiliary.values())))
-        state = output.state
-    assert len(losses) == 3 and np.isclose(float(auxiliary), sum(losses) / 3)
-    assert row.startswith("rate") == bool(auxiliary > 0)
+        _, state, auxiliaries = core(segment, state)
+        losses += sum(auxiliaries.values())
+    assert float(auxiliary) == pytest.approx(float(losses) / 3) and row.startswith("rate") == bool(auxiliary > 0)
     if row == "lstm":
         logits[:, -1].sum().backward()
         assert core.embedding.grad[rollout.tokens[0, 3]].any(), "it learns through the first room"
@@ -140,15 +136,9 @@ def test_a_gradient_that_is_nan_is_one_line():
 
 
 def test_a_point_of_a_curve_is_a_mean_of_ten_updates(monkeypatch):
+    """Of the agent of that row and seed."""
     calls = []
     monkeypatch.setattr(agent, "train", lambda *given_: calls.append(given_) or [*range(20)])
     assert agent.run("rate-3", 7)["successes"] == [4.5, 14.5]
     [(core, seed, settings, _)] = calls
-    assert settings is agent.SETTINGS and seed == 7
-    assert torch.equal(agent.make_core("rate-3", 7).embedding, core.embedding)
-
-
-def test_success_of_exactly_90_percent_is_solved():
-    record = {"settings": agent.SETTINGS, "date": "", "machine": "", "torch": ""}
-    record["runs"] = {"rate-4": {"0": {"successes": [0.5, 0.6, 0.7, 0.9, 0.92]}}}
-    assert "| rate-4 | 0 | 92.0 | 0.18 |" in agent.page(record), "4 points of 10 x 128 x 36 steps"
+    assert settings is agent.SETTINGS and seed == 7 and torch.equal(agent.make_core("rate-3", 7).embedding, core.embedding)

@@ -14,7 +14,6 @@ from accelerated.lab.systems.two_hops import Question
 BPE = tokenizer_of_ranks("bpe", {bytes([byte]): byte for byte in range(256)})
 SMALLEST = {"width": 8, "layers": 2, "heads": 2, "feed_forward": 8, "segment": 24, "module_width": 8, "dropout": 0.0}
 
-
 ANSWERED = [  # windows between the hops, the answer, what a model says, whether it is right
     *[(0, "block", "The block.", 1), (0, "block", "line block", 0), (1, "test", "test", 1), (2, "test", "test", 1)],
     *[(3, "test", "line", 0), (0, "no", "no", 1), (1, "yes", "no", 0), (2, "yes", "block", 0)],
@@ -58,7 +57,6 @@ def test_both_rows_begin_with_the_same_pretrained_weights(small):
     weights, recurrent, same, other = (model(*which).state_dict() for which in ((False, 0), (True, 5), (True, 5), (True, 6)))
     assert any(not torch.equal(value, fresh.state_dict()[name]) for name, value in weights.items())
     assert all(torch.equal(value, recurrent[name]) and torch.equal(value, other[name]) for name, value in weights.items())
-    assert {name.split(".")[0] for name in recurrent.keys() - weights.keys()} == {"module"}
     drawn = [own["module.inserted"] for own in (recurrent, same, other)]
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 

@@ -63,20 +63,17 @@ def test_it_is_the_reference(recurrent, layers, insertion, module_layers, length
 
 def test_a_seed_gives_the_references_weights():
     params = ref.init_params(ROBERTA, np.random.default_rng(7))
-    for name, value in Roberta(ROBERTA, seed=7).state_dict().items():
-        assert torch.equal(value, torch.tensor(params[name])), name
+    assert all(torch.equal(value, torch.tensor(params[name])) for name, value in Roberta(ROBERTA, seed=7).state_dict().items())
 
 
 def test_dropout_acts_in_training_alone_and_on_the_embedding(monkeypatch):
     _, _, model, windows, answer = drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
-    given_ = asked(windows, answer)
-    assert model.answer_loss(*given_) == model.answer_loss(*given_)
-    assert model.train().answer_loss(*given_) != model.answer_loss(*given_)
+    losses = [model.train(training).answer_loss(*asked(windows, answer)) for training in (False, False, True)]
+    assert losses[0] == losses[1] != losses[2]
     for layer in model.layers:
         monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)
     tokens = torch.arange(88).reshape(11, 8) % ROBERTA.vocabulary
-    given_ = tokens, torch.ones(11, 8, dtype=torch.bool), model.initial_state(11)
-    plain, dropped = model.eval()(*given_)[0], model.train()(*given_)[0]
+    plain, dropped = (model.train(training)(tokens, tokens >= 0, model.initial_state(11))[0] for training in (False, True))
     kept = dropped != 0
     assert 0.5 < kept.double().mean() < 0.7 and torch.allclose(dropped[kept], plain[kept] / 0.6)
 

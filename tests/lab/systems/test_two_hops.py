@@ -35,8 +35,7 @@ def test_answers_follow_from_the_two_paragraphs(seed):
     assert [question.text[slice(*hop)] for hop in question.hops] == [paragraphs["Name"], f" {holder} {places[holder]},"]
     titles = [title for title, _ in paragraphs_of(question)]
     assert titles.index("Name") < titles.index("File")
-    others = [sentences for title, sentences in paragraphs_of(question) if title == "Test"]
-    assert 2 <= len(others) <= 6 and all(own[0] == " " and own[1:] in LINES for own in others)
+    assert {sentences for title, sentences in paragraphs_of(question) if title == "Test"} <= {f" {line}" for line in LINES}
 
 
 def test_the_places_alone_say_nothing_of_the_answer():
@@ -53,7 +52,6 @@ def test_the_places_alone_say_nothing_of_the_answer():
     between = Counter(own.index("File") - own.index("Name") - 1 for own in titles)
     assert set(between) == set(range(7)) and between[1] > between[3] > between[6] > 0
     assert {len(own) - 2 for own in titles} == {2, 3, 4, 5, 6}
-    assert {len(paragraphs_of(question)) for question in two_hops.drawn(99, LINES, 0, (0, 1))} == {2, 3}
 
 
 def test_no_line_of_the_others_is_for_training():
