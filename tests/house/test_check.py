@@ -197,7 +197,8 @@ def test_our_reader_of_safetensors_gives_what_the_package_gives():
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(reads, tmp_path):
     shutil.copy(ROOT / "reference" / "check.py", tmp_path)
-    command = [sys.executable, "check.py", FOLDER / "memformer", FOLDER / "memformer"]
+    program = "import sys; sys.modules['reference'] = None; import check; sys.exit(check.main())"
+    command = [sys.executable, "-c", program, FOLDER / "memformer", FOLDER / "memformer"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if not reads:
         process.stdout.close()
