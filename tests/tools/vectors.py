@@ -27,7 +27,7 @@ from reference.check import GIVEN, INNER
 from reference.rollout import ADAMW, SGD_RATE, Segment, adamw, named, rollout_backward, rollout_forward, sgd
 from tests.helpers.rollouts import reference_rollout
 from tests.helpers.variants import PAPERS, random_task, shaken
-from tests.tools.cases import CASES, EVERY_CASE, INNER_VALUES, MEMFORMER, Case
+from tests.tools.cases import CASES, EVERY_CASE, MEMFORMER, Case, inner_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW
@@ -131,7 +131,7 @@ def hidden_of(paper: str, config: object) -> dict:
 
 def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
-    listed = [entry for entries, cases in INNER_VALUES[paper] if cases is None or name in cases for entry in entries]
+    listed = inner_values(paper, name)
     with recorded(reference.__file__, listed) as found:
         rollout_forward(reference, params, CASES[paper][name].config, segments[:1], state)
     if "decoded" in found:
