@@ -1,7 +1,6 @@
 """The porters' tools: `python -m reference.<paper> --check`, `python -m reference.check`, and what the vectors notice."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,15 +13,17 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from reference import check, compressive, gradients
+from reference import check, gradients
 from tests.helpers.rollouts import accelerated_rollout
 from tests.helpers.variants import PAPERS
-from tests.tools.cases import CASES, EVERY_CASE
+from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, computed
 from tests.tools.wrong import read_wrong
 
 ROOT = Path(__file__).parents[2]
 WRONG = read_wrong("wrong_conventions.txt")
+DEFAULTS = {"block_recurrent": "fixed-skip", "compressive": "conv-attention_reconstruction", "memformer": "all-tasks"}
+DEFAULTS |= {"memorizing": "retrieval", "pretrained_recurrence": "mean"}
 
 
 def reference_with(change, paper):
@@ -39,10 +40,14 @@ def reference_with(change, paper):
 # Gradients by finite differences
 
 
-@pytest.mark.parametrize("paper", CASES)
-def test_a_right_reference_passes(paper, capsys):
+@pytest.mark.parametrize("paper,case", DEFAULTS.items())
+def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
+    """The default case is one whose layers are in its file. What the paper stops is held meanwhile, in tables too."""
+    reference = PAPERS[paper].reference
+    before = vars(reference) | {"AUXILIARY": dict(getattr(reference, "AUXILIARY", {}))}
     status, table = gradients.main(paper, ["--check"]), capsys.readouterr().out
     assert status == 0 and "grad/embedding" in table and "grad_state/" in table, table
+    assert table.startswith(f"{paper}, case {case}: ") and before == {"AUXILIARY": {}} | vars(reference)
 
 
 @pytest.mark.parametrize(
@@ -65,27 +70,6 @@ def test_a_wrong_backward_is_named_with_its_file(paper, case, place, first, name
     assert first in verdict and f"look at {named} (reference/{paper}.py:" in advice and advice.split()[-1] == "backward"
 
 
-def test_what_is_stopped_is_held(monkeypatch, capsys):
-    """A reference says what that is; without it the differences pass what the paper stops, and nothing agrees."""
-    monkeypatch.setattr(compressive, "stopped", lambda config: {})
-    assert gradients.main("compressive", ["--check"]) == 1
-    assert "WRONG" in capsys.readouterr().out
-
-
-def test_the_default_case_is_one_whose_layers_are_in_its_file():
-    found = {paper: gradients.default_case(paper) for paper in ("compressive", "memformer")}
-    assert found == {"compressive": "conv-attention_reconstruction", "memformer": "all-tasks"}
-
-
-def test_the_reference_is_left_as_it_was():
-    case = gradients.read_case("compressive", "conv-attention_reconstruction")
-    before = dict(vars(case.reference))
-    gradients.errors_of(case, gradients.gradients_of(case)[0], np.random.default_rng(0))
-    assert vars(case.reference) == before
-    functions = [function for pair in case.reference.AUXILIARY.values() for function in pair]
-    assert functions == [before.get(function.__name__) for function in functions]
-
-
 def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_path):
     assert gradients.main("memformer", ["--check", "--case", "recal"]) == 2
     assert "(nearest: recall)" in capsys.readouterr().err
@@ -94,19 +78,11 @@ def test_unknown_cases_are_one_line_and_exit_code_2(capsys, monkeypatch, tmp_pat
     assert "run this in a clone" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "paper,case,name,functions",
-    [
-        ("block_recurrent", "slide", "layers.0.norm.bias", "stack layer token_projection layer_norm"),
-        ("compressive", "conv-none", "embedding", "adaptive_embedding"),
-        ("memformer", "recall", "encoder.layers.0.read.memory_norm.scale", "encoder encoder_layer layer_norm"),
-    ],
-)
-def test_a_gradient_is_followed_to_the_function_that_makes_it(paper, case, name, functions):
+def test_a_gradient_is_followed_to_the_function_that_makes_it():
     """By the longest name: `norm.bias` belongs to many layers, and to the last norm."""
-    _, calls = gradients.gradients_of(gradients.read_case(paper, case))
-    path = [call.function for call in gradients.path_to(calls, name)]
-    assert path == ["backward", *(f"{function}_backward" for function in functions.split())]
+    _, calls = gradients.gradients_of(gradients.read_case("block_recurrent", "slide"))
+    path = [call.function.removesuffix("backward") for call in gradients.path_to(calls, "layers.0.norm.bias")]
+    assert path == ["", "stack_", "layer_", "token_projection_", "layer_norm_"]
 
 
 # A port's results
@@ -128,14 +104,6 @@ def checked(tmp_path, capsys):
 def plus(amount, *names):
     """A change of rows: these are larger by an amount."""
     return lambda rows: rows | {name: np.asarray(rows[name] + amount) for name in names}
-
-
-def test_a_right_port_passes_and_needs_nothing_inside_a_layer(checked):
-    others = ("given/", "inner/")
-    code, printed = checked("memformer/all-tasks", lambda rows: {n: row for n, row in rows.items() if not n.startswith(others)})
-    verdict, *table = printed.splitlines()
-    assert code == 0 and verdict == "memformer all-tasks: 233 of 233 tensors agree, 0 missing"
-    assert len(table) == 233 and "FAIL" not in printed
 
 
 @pytest.mark.parametrize(
@@ -160,17 +128,13 @@ def test_one_wrong_tensor_is_named(name, change, says, checked):
 
     code, printed = checked("memformer/all-tasks", with_one_wrong)
     assert code == 1 and f"begin with {name}, " in printed and says in printed and printed.count("FAIL") == 1
-    assert "all-tasks: 260 of 261 tensors agree" in printed
+    assert printed.startswith("memformer all-tasks: 260 of 261 tensors agree") and printed.count("%") > 200
 
 
 def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computation(checked):
     wrong = ("1/loss", "grad/layers.1.query", "grad/layers.0.query", "grad/embedding", "sgd/embedding")
-
-    def change(rows):
-        del rows["0/logits"]
-        return plus(1, *wrong)(rows)
-
-    _, printed = checked("compressive/conv-bptt", change)
+    change = plus(1, *wrong)
+    _, printed = checked("compressive/conv-bptt", lambda rows: {n: row for n, row in change(rows).items() if n != "0/logits"})
     lines = printed.splitlines()
     assert "1 missing" in lines[0] and "begin with 1/loss" in lines[1]
     assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", *wrong]
@@ -230,35 +194,30 @@ def test_our_reader_of_safetensors_gives_what_the_package_gives():
                 assert array.dtype == file.get_tensor(name).dtype and np.array_equal(array, file.get_tensor(name)), (path, name)
 
 
-@pytest.mark.parametrize("module", ["reference.check {folder} {folder}", "reference.compressive --check"])
-def test_output_that_nobody_reads_is_no_error(module):
-    command = module.format(folder=FOLDER / "compressive").split()
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (1, "")
-
-
-def test_a_copy_of_the_checker_works_alone(tmp_path):
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(reads, tmp_path):
     shutil.copy(ROOT / "reference" / "check.py", tmp_path)
-    command = [sys.executable, "check.py", str(FOLDER / "memformer"), str(FOLDER / "memformer")]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "8 of 8 cases agree; 0 are not in" in done.stdout
+    program = "import sys; sys.modules['reference'] = None; import check; sys.exit(check.main())"
+    command = [sys.executable, "-c", program, FOLDER / "memformer", FOLDER / "memformer"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if not reads:
+        process.stdout.close()
+    printed, error = process.communicate()
+    assert (process.returncode, error) == (0 if reads else 1, "")
+    assert not reads or "8 of 8 cases agree; 0 are not in" in printed
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("paper,name", EVERY_CASE)
-def test_pytorch_passes_in_float64_and_in_float32(paper, name):
-    expected, metadata = check.load(FOLDER / paper / f"{name}.safetensors")
+def test_pytorch_passes(paper, name, dtype):
+    expected, _ = check.load(FOLDER / paper / f"{name}.safetensors")
     case, own = gradients.read_case(paper, name), PAPERS[paper]
-    for dtype in (torch.float64, torch.float32):
-        model, state = own.model_with(case.params, case.config).to(dtype), own.to_torch(case.state)
-        state = type(state)(*(field.to(dtype) if field.is_floating_point() else field for field in state))
-        found = {key: row.detach().numpy() for key, row in accelerated_rollout(paper, model, case.segments, state).items()}
-        rows = check.compare(expected, found, json.loads(metadata["inner"]))
-        rows = [row for row in rows if not row.words.startswith("missing")]  # what stands inside a layer, and the steps
-        assert len(rows) >= len([key for key in found if found[key].size]) - 1
-        assert not [row for row in rows if not row.passes], dtype
+    model, state = own.model_with(case.params, case.config).to(dtype), own.to_torch(case.state)
+    state = type(state)(*(field.to(dtype) if field.is_floating_point() else field for field in state))
+    found = accelerated_rollout(paper, model, case.segments, state)
+    names = [name for name in expected if name.partition("/")[0] not in ("given", "inner", "sgd", "adamw")]
+    rows = [check.compared(name, expected[name], found[name].detach().numpy()) for name in names]
+    assert not [row for row in rows if not row.passes]
 
 
 # Wrong conventions
@@ -274,6 +233,5 @@ def test_a_broken_rule_is_noticed_and_named(wrong):
     assert failing[:1] == [wrong.first]
 
 
-def test_there_are_enough_wrong_conventions_and_every_case_notices_one():
-    assert len(WRONG) > 130 and {(wrong.paper, wrong.case) for wrong in WRONG} == set(EVERY_CASE)
-    assert len({(wrong.paper, wrong.case, wrong.old, wrong.new) for wrong in WRONG}) == len(WRONG)
+def test_every_case_notices_a_wrong_convention():
+    assert {(wrong.paper, wrong.case) for wrong in WRONG} == set(EVERY_CASE)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import re
+from fnmatch import fnmatch
 from typing import NamedTuple
 
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
@@ -104,118 +106,108 @@ CASES = {
 }
 EVERY_CASE = [(paper, case) for paper in CASES for case in CASES[paper]]
 
-# Values inside a layer, in the order of computation: of the first call that matches (functions, each called by the one before it
-# or further down; [1] is the second call) in the first segment, {local variable: name}. "return" is what the function returns.
-SELF = ("encoder_layer_forward[0]", "self_attention_forward")
-WRITER = {"normal": "normed_slots", "source": "normed_encodings"}
-WRITER |= {name: f"slot_{name}" for name in ("query", "self_key", "key", "value", "scores")}
-GATES_INNER = [
-    (("state_update_forward",), {"attended": "gate_input"}),
-    (("fixed_gate_forward",), {"z": "gate_candidate", "g": "gate"}),
-    (("lstm_gate_forward",), {"z": "gate_candidate", "i": "input_gate", "f": "forget_gate"}),
-    (("state_update_forward",), {"return.0": "states_after_a_block"}),
-]
-BLOCK_RECURRENT_INNER = [
-    (("layer_forward[0]", "token_projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
-    (("layer_forward[0]",), {"keys": "keys", "values": "values"}),
-    (("layer_forward[0]", "sliding_attention_forward"), {"bias": "position_bias"}),
-    (("layer_forward[0]", "attention_forward"), {"similarity": "similarity", "weights": "weights", "return.0": "attended"}),
-    (("state_projection_forward",), {"identified": "identified_states"}),
-    (("state_projection_forward",), {f"projected.{name}": f"state_{name}" for name in ("key", "value", "query", "cross_query")}),
-    (("layer_forward[0]", "token_projection_forward"), {"projected.cross_query": "cross_query"}),
-    (("recurrence_forward", "attention_forward[0]"), {"weights": "read_weights", "return.0": "read"}),
-    (("state_update_forward", "attention_forward[0]"), {"return.0": "states_from_states"}),
-    (("state_update_forward", "attention_forward[1]"), {"return.0": "states_from_tokens"}),
-    *GATES_INNER,
-    (("layer_forward[0]",), {"out": "attention_output"}),
-    (("layer_forward[0]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
-    (("layer_forward[0]",), {"return.0": "layer_output"}),
-]
-FEEDBACK_INNER = [
-    (("state_projection_forward",), {"projected.key": "state_key"}),
-    (("layer_forward[0]",), {"cross": "read"}),
-    (("state_update_forward",), {"return.0": "states_after_a_block"}),
-]
-COMPRESSIVE_INNER = [
-    (("layer_forward",), {"h": "layer_input"}),
-    (("distance_keys_forward",), {"sinusoids": "sinusoids"}),
-    (("relative_attention_forward",), {name: name for name in ("query", "key", "value", "distance_key")}),
-    (("relative_attention_forward",), {"by_distance": "scores_by_distance"}),
-    (("relative_shift_forward",), {"return.0": "scores_by_distance_shifted"}),
-    (("relative_attention_forward",), {"scores": "scores", "weights": "weights", "return.0": "attended"}),
-    (("attend_forward",), {"return.0": "attention_output"}),
-    (("layer_forward",), {"a": "after_attention_norm"}),
-    (("mlp_forward",), {"hidden": "mlp_hidden", "return.0": "mlp_output"}),
-    (("layer_forward",), {"return.0": "layer_output"}),
-]
-EVICTED_INNER = [(("remember_forward",), {"evicted": "evicted"})]
-USAGE_INNER = [(("remember_forward",), {"usage": "usage"})]
-COMPRESSION_INNER = [
-    (("remember_forward",), {"new": "new"}),
-    (("attention_reconstruction_forward",), {"target": "attention_over_evicted", "out": "attention_over_new"}),
-    (("auto_encoding_forward",), {"flat": "decoded"}),
-]
-MEMFORMER_INNER = [
-    (SELF, {"normal": "normed_input", "query": "query", "key": "key", "value": "value"}),
-    ((*SELF, "transformer_xl_attention_forward"), {"distance_key": "distance_key"}),
-    ((*SELF, "relative_weights_forward"), {"by_distance": "scores_by_distance", "by_key": "scores_by_key", "scores": "scores"}),
-    ((*SELF, "relative_weights_forward"), {"return.0": "weights"}),
-    ((*SELF, "simplified_attention_forward"), {"by_distance": "weights_by_distance"}),
-    (("encoder_layer_forward[0]", "simplified_attention_forward"), {"return.0": "attended"}),
-    (("encoder_layer_forward[0]", "transformer_xl_attention_forward"), {"return.0": "attended"}),
-    (("encoder_layer_forward[0]", "cross_attention_forward"), {"query": "read_query", "key": "read_key"}),
-    (("encoder_layer_forward[0]", "cross_attention_forward", "masked_attention_forward"), {"weights": "read_weights"}),
-    (("encoder_layer_forward[0]",), {"return.0": "encoder_layer_output"}),
-    (("encoder_forward",), {"encoded": "encoded"}),
-    (("slot_attention_forward",), WRITER),
-    (("slot_mean_forward",), {"weights": "slot_weights"}),
-    (("slot_attention_forward",), {"return.0": "new_slots"}),
-    (("decoder_layer_forward[0]", "self_attention_forward"), {"normal": "decoder_normed_input"}),
-    (("decoder_layer_forward[0]", "self_attention_forward", "relative_weights_forward"), {"return.0": "decoder_weights"}),
-    (("decoder_layer_forward[0]", "masked_attention_forward"), {"weights": "cross_weights"}),
-    (("decoder_layer_forward[0]",), {"return.0": "decoder_layer_output"}),
-    (("memory_layer_forward[0]", "self_attention_forward"), {"normal": "normed_input", "source": "attention_source"}),
-    (("memory_layer_forward[0]", "relative_weights_forward"), {"return.0": "weights"}),
-    (("memory_layer_forward[0]",), {"return.0": "layer_output"}),
-]
-MEMORIZING_INNER = [
-    (("layer_forward[0]", "projection_forward"), {"normed": "normed_input", "projected.query": "query"}),
-    (("layer_forward[0]",), {"keys": "keys", "values": "values"}),
-    (("layer_forward[0]", "local_attention_forward"), {"bias": "position_bias"}),
-    (("layer_forward[0]", "attention_forward"), {"similarity": "similarity", "weights": "weights", "return.0": "attended"}),
-    (("layer_forward[0]",), {"return.0": "layer_output"}),
-    (("layer_forward[1]", "attention_forward"), {"return.0": "local"}),
-    (("layer_forward[1]", "retrieval_forward"), {"return.0": "found"}),
-    (("layer_forward[1]", "memory_gate_forward"), {"g": "gate", "return.0": "mixed"}),
-    (("layer_forward[1]",), {"out": "attention_output"}),
-    (("layer_forward[1]", "token_mlp_forward"), {"hidden": "mlp_hidden"}),
-]
-PRETRAINED_RECURRENCE_INNER = [
-    (("layer_forward[0]", "window_projections_forward"), {"normal": "normed_input"}),
-    (("layer_forward[0]", "window_attention_forward"), {name: name for name in ("query", "key", "value")}),
-    (("layer_forward[0]", "masked_attention_forward"), {"scores": "scores", "weights": "weights", "return.0": "attended"}),
-    (("layer_forward[0]", "window_attention_forward"), {"return.0": "after_attention"}),
-    (("layer_forward[0]", "gelu_mlp_forward"), {"normal": "normed_mlp_input", "before": "before_gelu", "hidden": "mlp_hidden"}),
-    (("layer_forward[0]",), {"return.0": "layer_output"}),
-]
-POOLING_INNER = [
-    (("module_forward",), {"return.0": "inserted"}),
-    (("mix_forward",), {"shares": "layer_shares"}),
-    (("pool_forward",), {"mixed": "mixed", "return.0": "pooled"}),
-]
-INNER_VALUES = {  # {paper: [(values, the cases that have them; None is all)]}: more would not fit
-    "block_recurrent": [
-        (BLOCK_RECURRENT_INNER, ("fixed-skip", "lstm-dual")),
-        (GATES_INNER, ("fixed-dual",)),
-        (FEEDBACK_INNER, ("feedback", "feedback-of-layer-2")),
-    ],
-    "compressive": [
-        (COMPRESSIVE_INNER, ("conv-attention_reconstruction", "transformer-xl-short")),
-        (EVICTED_INNER, None),
-        (USAGE_INNER, tuple(name for name in CASES["compressive"] if "most_used" in name)),
-        (COMPRESSION_INNER, None),
-    ],
-    "memformer": [(MEMFORMER_INNER, ("all-tasks", "transformer-xl", "decoder-only"))],
-    "memorizing": [(MEMORIZING_INNER, ("retrieval",))],
-    "pretrained_recurrence": [(PRETRAINED_RECURRENCE_INNER, ("mean",)), (POOLING_INNER, None)],
-}
+# Values inside a layer, in the order of computation. Below a paper and its cases that have them (more would not fit) stand
+# forward functions, each called by the one before it or further down, [1] in its second call, and VARIABLE=NAME, or a variable
+# that keeps its name. They are of the first such call in the first segment; "return" is what a function returns.
+INNER = """
+block_recurrent fixed-skip lstm-dual
+  layer[0] token_projection: normed=normed_input, projected.query=query
+  layer[0]: keys, values
+  layer[0] sliding_attention: bias=position_bias
+  layer[0] attention: similarity, weights, return.0=attended
+  state_projection: identified=identified_states, projected.key=state_key, projected.value=state_value
+  state_projection: projected.query=state_query, projected.cross_query=state_cross_query
+  layer[0] token_projection: projected.cross_query=cross_query
+  recurrence attention[0]: weights=read_weights, return.0=read
+  state_update attention[0]: return.0=states_from_states
+  state_update attention[1]: return.0=states_from_tokens
+block_recurrent fixed-skip lstm-dual fixed-dual
+  state_update: attended=gate_input
+  fixed_gate: z=gate_candidate, g=gate
+  lstm_gate: z=gate_candidate, i=input_gate, f=forget_gate
+  state_update: return.0=states_after_a_block
+block_recurrent fixed-skip lstm-dual
+  layer[0]: out=attention_output
+  layer[0] token_mlp: hidden=mlp_hidden
+  layer[0]: return.0=layer_output
+block_recurrent feedback*
+  state_projection: projected.key=state_key
+  layer[0]: cross=read
+  state_update: return.0=states_after_a_block
+compressive conv-attention_reconstruction transformer-xl-short
+  layer: h=layer_input
+  distance_keys: sinusoids
+  relative_attention: query, key, value, distance_key, by_distance=scores_by_distance
+  relative_shift: return.0=scores_by_distance_shifted
+  relative_attention: scores, weights, return.0=attended
+  attend: return.0=attention_output
+  layer: a=after_attention_norm
+  mlp: hidden=mlp_hidden, return.0=mlp_output
+  layer: return.0=layer_output
+compressive *
+  remember: evicted
+compressive *most_used*
+  remember: usage
+compressive *
+  remember: new
+  attention_reconstruction: target=attention_over_evicted, out=attention_over_new
+  auto_encoding: flat=decoded
+memformer all-tasks transformer-xl decoder-only
+  encoder_layer[0] self_attention: normal=normed_input, query, key, value
+  encoder_layer[0] self_attention transformer_xl_attention: distance_key
+  encoder_layer[0] self_attention relative_weights: by_distance=scores_by_distance, by_key=scores_by_key, scores, return.0=weights
+  encoder_layer[0] self_attention simplified_attention: by_distance=weights_by_distance
+  encoder_layer[0] simplified_attention: return.0=attended
+  encoder_layer[0] transformer_xl_attention: return.0=attended
+  encoder_layer[0] cross_attention: query=read_query, key=read_key
+  encoder_layer[0] cross_attention masked_attention: weights=read_weights
+  encoder_layer[0]: return.0=encoder_layer_output
+  encoder: encoded
+  slot_attention: normal=normed_slots, source=normed_encodings, query=slot_query, self_key=slot_self_key, key=slot_key
+  slot_attention: value=slot_value, scores=slot_scores
+  slot_mean: weights=slot_weights
+  slot_attention: return.0=new_slots
+  decoder_layer[0] self_attention: normal=decoder_normed_input
+  decoder_layer[0] self_attention relative_weights: return.0=decoder_weights
+  decoder_layer[0] masked_attention: weights=cross_weights
+  decoder_layer[0]: return.0=decoder_layer_output
+  memory_layer[0] self_attention: normal=normed_input, source=attention_source
+  memory_layer[0] relative_weights: return.0=weights
+  memory_layer[0]: return.0=layer_output
+memorizing retrieval
+  layer[0] projection: normed=normed_input, projected.query=query
+  layer[0]: keys, values
+  layer[0] local_attention: bias=position_bias
+  layer[0] attention: similarity, weights, return.0=attended
+  layer[0]: return.0=layer_output
+  layer[1] attention: return.0=local
+  layer[1] retrieval: return.0=found
+  layer[1] memory_gate: g=gate, return.0=mixed
+  layer[1]: out=attention_output
+  layer[1] token_mlp: hidden=mlp_hidden
+pretrained_recurrence mean
+  layer[0] window_projections: normal=normed_input
+  layer[0] window_attention: query, key, value
+  layer[0] masked_attention: scores, weights, return.0=attended
+  layer[0] window_attention: return.0=after_attention
+  layer[0] gelu_mlp: normal=normed_mlp_input, before=before_gelu, hidden=mlp_hidden
+  layer[0]: return.0=layer_output
+pretrained_recurrence *
+  module: return.0=inserted
+  mix: shares=layer_shares
+  pool: mixed, return.0=pooled
+"""
+
+
+def inner_values(paper: str, name: str) -> list[tuple[list, dict]]:
+    """[(functions, {local variable: name})] of what a case shows of the inside of a layer."""
+    listed, shown = [], False
+    for line in INNER.strip().splitlines():
+        if not line.startswith(" "):
+            of, *cases = line.split()
+            shown = of == paper and any(fnmatch(name, pattern) for pattern in cases)
+        elif shown:
+            functions, _, values = re.sub(r"(\w{2,})(?=.*: )", r"\1_forward", line).partition(": ")
+            pairs = (value.rpartition("=") for value in values.split(", "))
+            listed.append((functions.split(), {local or own: own for local, _, own in pairs}))
+    return listed

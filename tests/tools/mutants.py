@@ -13,15 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-OTHER = {  # {operator: what stands in its place}
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv},
-    **{ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And},
-    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},
-    **{ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
-}
-PAIRS = """max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
+PAIRS = """Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is IsNot, In NotIn,
+    max min, maximum minimum, amax amin, argmax argmin, floor ceil, any all, sin cos, sigmoid tanh, mean sum, ones zeros,
     ones_like zeros_like, new_ones new_zeros, triu tril, triu_ tril_, logical_and logical_or"""
-OTHER_FUNCTION = {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
+OTHER = {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult"}  # {operator or function: what stands in its place}
+OTHER |= {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
 COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
 TAKES_AXIS = """all any amax amin argmax argmin argsort cat concatenate cumsum expand_dims flatten flip gather index_copy_
     index_select log_softmax max mean min movedim permute put_along_axis repeat roll scatter scatter_add_ size softmax sort split
@@ -48,38 +44,35 @@ class Mutant(NamedTuple):
 
 def operators(node):
     """Another operator, sign or comparison; no minus and no `not`."""
-    if isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in OTHER and not joins(node):
-        yield node, changed(node, op=OTHER[type(node.op)]())
-    if isinstance(node, ast.BoolOp):
-        yield node, changed(node, op=OTHER[type(node.op)]())
-    if isinstance(node, ast.Compare):
-        for at, op in enumerate(node.ops):
-            yield node, changed(node, ops=[*node.ops[:at], OTHER[type(op)](), *node.ops[at + 1 :]])
-    if isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.UAdd):
-        yield node, node.operand
+    match node:
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op).__name__ in OTHER and not joins(node):
+            yield node, changed(node, op=other(op))
+        case ast.Compare(ops=ops):
+            yield from ((node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]])) for at, op in enumerate(ops))
+        case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
+            yield node, node.operand
 
 
 def indices(node):
     """Places in a row, and ends of ranges, off by one."""
     yield from ((place, off_by_one(place)) for place in places_of(node))
-    if isinstance(node, ast.Call) and called(node) in ("range", "slice", "arange"):
+    if called(node) in ("range", "slice", "arange"):
         yield from ((end, off_by_one(end)) for end in node.args[:2] if all(isinstance(a, SIMPLE) for a in node.args[:2]))
 
 
 def dropped_terms(node):
     """One of two terms or factors, of two conditions, of a concatenation's parts."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult | ast.BitAnd | ast.BitOr):
-        yield from ((node, kept) for kept in (node.left, node.right))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div | ast.Pow):
-        yield node, node.left
-    if isinstance(node, ast.BoolOp) and len(node.values) == 2:
-        yield from ((node, kept) for kept in node.values)
+    match node:
+        case ast.BinOp(left, ast.Add() | ast.Mult() | ast.BitAnd() | ast.BitOr(), right) | ast.BoolOp(_, [left, right]):
+            yield from ((node, kept) for kept in (left, right))
+        case ast.BinOp(op=ast.Sub() | ast.Div() | ast.Pow()):
+            yield node, node.left
 
 
 def axes(node):
     if isinstance(node, ast.Attribute) and node.attr == "T":
         yield node, node.value
-    if isinstance(node, ast.Call) and called(node) == "einsum":
+    if called(node) == "einsum":
         inputs, out = node.args[0].value.split("->")
         yield node.args[0], ast.Constant(f"{inputs}->{out[:-2]}{out[:-3:-1]}")
     for axis in axes_of(node):
@@ -88,9 +81,9 @@ def axes(node):
 
 
 def detachments(node):
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and called(node) == "detach":
+    if called(node) == "detach" and isinstance(node.func, ast.Attribute):
         yield node, node.func.value
-    if isinstance(node, ast.Call) and ast.unparse(node) == "torch.no_grad()":
+    if called(node) == "no_grad":
         yield node, changed(node, func=changed(node.func, attr="enable_grad"))
 
 
@@ -116,13 +109,13 @@ def removed_lines(node):
 
 def functions(node):
     """A function in place of its counterpart; a sequence not reversed."""
-    if isinstance(node, ast.Call) and called(node) in OTHER_FUNCTION:
-        if isinstance(node.func, ast.Attribute):
-            yield node.func, changed(node.func, attr=OTHER_FUNCTION[called(node)])
-        elif called(node) in ("max", "min", "any", "all"):
-            yield node.func, changed(node.func, id=OTHER_FUNCTION[called(node)])
-    if isinstance(node, ast.Call) and called(node) == "reversed":
-        yield node, node.args[0]
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)) if name in OTHER:
+            yield node.func, changed(node.func, attr=OTHER[name])
+        case ast.Call(func=ast.Name(id="max" | "min" | "any" | "all" as name)):
+            yield node.func, changed(node.func, id=OTHER[name])
+        case ast.Call(func=ast.Name(id="reversed")):
+            yield node, node.args[0]
 
 
 def arguments(node):
@@ -158,8 +151,14 @@ def literal(value):
     return ast.parse(repr(value), mode="eval").body
 
 
-def called(call):
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+def other(op):
+    """The operator that stands in an operator's place."""
+    return getattr(ast, OTHER[type(op).__name__])()
+
+
+def called(node):
+    """The name of the function or method that a node calls, or None."""
+    return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
 
 
 def joins(node):
@@ -194,13 +193,10 @@ def places_of(node):
 
 def axes_of(node):
     """The nodes of a call's axes."""
-    if not isinstance(node, ast.Call):
-        return
-    given = [word.value for word in node.keywords if word.arg in ("axis", "dim")]
-    if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split():
-        given += node.args
-    for value in given:
-        parts = value.elts if isinstance(value, ast.Tuple) else [value]
+    if isinstance(node, ast.Call):
+        given = [word.value for word in node.keywords if word.arg in ("axis", "dim")]
+        given += node.args if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split() else []
+        parts = [part for value in given for part in getattr(value, "elts", [value])]
         yield from (part for part in parts if isinstance(number(part), int))
 
 
@@ -232,7 +228,7 @@ def below(node, statement, known=frozenset()):
 def is_said(node):
     """Whether a node is a docstring, or prints or describes what was computed."""
     if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant) or (isinstance(node.value, ast.Call) and called(node.value) == "print")
+        return isinstance(node.value, ast.Constant) or called(node.value) == "print"
     return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name in REPORTS
 
 

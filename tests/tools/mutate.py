@@ -12,15 +12,15 @@ import argparse
 import ast
 import gc
 import itertools
-import json
+import multiprocessing
 import os
 import resource
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -67,10 +67,10 @@ def main() -> int:
     print(f"{len(planted)} of {len(found)} faults, and {len(chosen) - len(planted)} that change nothing", flush=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: jobs are the parallel work, and threads do not survive a fork
     run = Run(planted, options)
-    words = ["-o", "addopts=", "--import-mode=importlib", "-qq", "-s", "--no-header", "--no-summary", "-p", "no:randomly"]
+    words = ["-o", "addopts=", "--import-mode=importlib", "-qq", "-s", "--no-header", "--no-summary"]
     words += [f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}"]
     code = pytest.main([*words, *options.tests], plugins=[run])
-    return run.exit_code if run.exit_code is not None else int(code)
+    return code if run.exit_code is None else run.exit_code
 
 
 class Run:
@@ -183,37 +183,34 @@ def install(mutant: Mutant, functions: dict[str, list[FunctionType]]) -> str | N
 
 def forked(tasks: Iterator, work: Callable, jobs: int) -> Iterator[tuple]:
     """Run work(task) in a child process each, `jobs` at a time; yield (task, its result or None, how it ended)."""
-    running, tasks = {}, iter(tasks)
-    with tempfile.TemporaryDirectory() as folder:
-        while True:
-            for task in itertools.islice(tasks, jobs - len(running)):
-                path = Path(folder) / str(time.monotonic_ns())
-                sys.stdout.flush()
-                child = os.fork()
-                if not child:
-                    in_child(work, task, path)
-                running[child] = task, path
-            if not running:
-                return
-            child, status = os.wait()
-            task, path = running.pop(child)
-            how = "timeout" if status == signal.SIGPROF else "crashed"
-            yield task, json.loads(path.read_text()) if status == 0 else None, how
+    running, tasks, context = {}, iter(tasks), multiprocessing.get_context("fork")
+    while True:
+        for task in itertools.islice(tasks, jobs - len(running)):
+            receiver, sender = context.Pipe(duplex=False)
+            child = context.Process(target=in_child, args=(work, task, sender))
+            child.start()
+            sender.close()
+            running[receiver] = task, child
+        if not running:
+            return
+        receiver = wait(running)[0]
+        task, child = running.pop(receiver)
+        try:
+            result = receiver.recv()
+        except EOFError:  # it ended before it was done
+            result = None
+        child.join()
+        yield task, result, "timeout" if child.exitcode == -signal.SIGPROF else "crashed"
 
 
-def in_child(work: Callable, task: object, path: Path) -> None:
-    """Write work(task) to a file, and end; what it prints is lost."""
-    status = 1
-    try:
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        for stream in (1, 2):
-            os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-        path.write_text(json.dumps(work(task)))
-        status = 0
-    finally:
-        os._exit(status)
+def in_child(work: Callable, task: object, sender: Connection) -> None:
+    """Send work(task); what it prints is lost."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    sender.send(work(task))
 
 
 def read_equivalent(path: Path) -> dict[tuple[str, str, str], str]:

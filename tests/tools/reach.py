@@ -8,28 +8,22 @@ the next segment's loss, which arrives through the state alone. WHEN is `first` 
 import re
 
 ALL, PART, ZERO, SAME = "●", "◐", "0", " "  # of a group's parameters; SAME leaves what an earlier row says
-COMMON = {"embedding": "embedding", "positions": "position_bias", "norms": "norm", "MLP": "mlp_", "attention": ""}
-GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the first group whose pattern is found in it
-    "compressive": {"key biases": "key_bias", "decoder": r"compression\.decoder", "compression": r"compression\."}
-    | COMMON
-    | {"embedding": r"embedding|tails\.|clusters", "positions": "distance_|content_bias|query_bias|positions"},
-    "block_recurrent": {"first": r"state\.initial", "IDs": r"state\.ids", "gates": r"state\.(attention_gate|mlp)"}
-    | {"states": r"\.state\.", "read": "cross_"}
-    | COMMON,
-    "memformer": {"key biases": "key_bias", "first": "initial_memory", "embedding": "embedding", "writer": r"writer\."}
-    | {"read": r"\.read\.|memory_norm", "encoder": r"encoder\.", "decoder": ""},
-    "memorizing": {"gate": "memory_gate"} | COMMON,
-    "pretrained_recurrence": {"key biases": "key_bias", "pooling": r"module\.(layer_scores|fixed_key)", "network": r"module\."}
-    | COMMON
-    | {"positions": "positions"},
+COMMON = {"embedding": "embedding", "attention": None, "positions": "position_bias", "norms": "norm", "MLP": "mlp_(?!norm)"}
+GROUPS = {  # {paper: {group of parameters: pattern of their names}}; a name is in the last that is found in it, or else in None's
+    "compressive": COMMON
+    | {"embedding": r"embedding|tails\.|clusters", "positions": "distance_|content_bias|query_bias|positions"}
+    | {"compression": r"compression\.", "decoder": r"compression\.decoder", "key biases": "key_bias"},
+    "block_recurrent": COMMON
+    | {"read": "cross_", "states": r"\.state\.", "IDs": r"state\.ids", "gates": r"state\.(attention_gate|mlp)"}
+    | {"first": r"state\.initial"},
+    "memformer": {"embedding": "embedding", "encoder": r"encoder\.", "read": r"\.read\.|memory_norm", "writer": r"writer\."}
+    | {"decoder": None, "first": "initial_memory", "key biases": "key_bias"},
+    "memorizing": COMMON | {"gate": "memory_gate"},
+    "pretrained_recurrence": COMMON
+    | {"positions": "positions", "pooling": r"module\.(layer_scores|fixed_key)", "network": r"module\.(?!layer_scores|fixed_key)"}
+    | {"key biases": "key_bias"},
 }
-COLUMNS = {  # the groups in the order of a row's cells
-    "compressive": ("embedding", "attention", "positions", "norms", "MLP", "compression", "decoder", "key biases"),
-    "block_recurrent": ("embedding", "attention", "positions", "norms", "MLP", "read", "states", "IDs", "gates", "first"),
-    "memformer": ("embedding", "encoder", "read", "writer", "decoder", "first", "key biases"),
-    "memorizing": ("embedding", "attention", "positions", "norms", "MLP", "gate"),
-    "pretrained_recurrence": ("embedding", "attention", "positions", "norms", "MLP", "pooling", "network", "key biases"),
-}
+COLUMNS = {paper: tuple(groups) for paper, groups in GROUPS.items()}  # in the order of a row's cells
 ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a later row changes the cells of earlier ones
     "compressive": [
         ("the segment's own tokens", "^own", "●●●●●000"),
@@ -88,7 +82,9 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
 
 def group_of(paper: str, name: str) -> str:
     """The group of a parameter."""
-    return next(group for group, pattern in GROUPS[paper].items() if re.search(pattern, name))
+    groups = reversed(GROUPS[paper].items())
+    rest = next(group for group, pattern in GROUPS[paper].items() if pattern is None)
+    return next((group for group, pattern in groups if pattern and re.search(pattern, name)), rest)
 
 
 def expected_cells(paper: str, subject: str) -> dict[str, str]:

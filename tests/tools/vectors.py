@@ -25,8 +25,9 @@ from accelerated.training.settings import TrainingConfig
 from reference import block_recurrent, compressive, memformer, pretrained_recurrence
 from reference.check import GIVEN, INNER
 from reference.rollout import ADAMW, SGD_RATE, Segment, adamw, named, rollout_backward, rollout_forward, sgd
+from tests.helpers.rollouts import reference_rollout
 from tests.helpers.variants import PAPERS, random_task, shaken
-from tests.tools.cases import CASES, EVERY_CASE, INNER_VALUES, MEMFORMER, Case
+from tests.tools.cases import CASES, EVERY_CASE, MEMFORMER, Case, inner_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW
@@ -130,7 +131,7 @@ def hidden_of(paper: str, config: object) -> dict:
 
 def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
-    listed = [entry for entries, cases in INNER_VALUES[paper] if cases is None or name in cases for entry in entries]
+    listed = inner_values(paper, name)
     with recorded(reference.__file__, listed) as found:
         rollout_forward(reference, params, CASES[paper][name].config, segments[:1], state)
     if "decoded" in found:
@@ -157,11 +158,10 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
     """{name: array} of all that a port should compute, by this reference; steps of optimisers are left out if not asked for."""
     config = reference.Config(**dataclasses.asdict(CASES[paper][name].config))
     params, state, segments = inputs_of(paper, name)
-    rows, caches, _ = rollout_forward(reference, params, config, segments, state)
-    grads, dstate = rollout_backward(reference, params, config, caches)
-    rows = inner_of(paper, name, reference, params, state, segments) | rows
-    rows |= {f"grad/{n}": value for n, value in grads.items()}
-    rows |= {f"grad_state/{field}": value for field, value in dstate._asdict().items() if getattr(state, field).dtype.kind == "f"}
+    rows = inner_of(paper, name, reference, params, state, segments)
+    rows |= reference_rollout(reference, params, config, segments, state)
+    tokens = {f"grad_state/{field}" for field, value in state._asdict().items() if value.dtype.kind != "f"}
+    rows = {name: row for name, row in rows.items() if name not in tokens}
     return rows | (steps_of(reference, config, params, state, segments) if steps else {})
 
 
@@ -181,25 +181,12 @@ def rows_of(mask: np.ndarray) -> list[str]:
     return ["".join(str(int(sees)) for sees in row) for row in mask]
 
 
-def bucket_rule(buckets: int, longest: int) -> dict:
-    """The buckets of distances."""
-    of_distances = block_recurrent.position_bucket(np.arange(200), buckets, longest).tolist()
-    return {"buckets": buckets, "max_distance": longest, "of distances from 0": of_distances}
-
-
 def distance_rule(config: memformer.Config, causal: bool) -> dict:
     """Memformer's signed distances."""
     tokens, distances = 6, config.distances(causal)
     rule = {"tokens": tokens, "causal": causal, "max_distance": config.max_distance, "decoder only": config.encoder_layers == 0}
     index = memformer.distance_index(tokens, distances).tolist()
     return rule | {"distance of a row": distances.tolist(), "row that a query and a key take": index}
-
-
-def pooled_rule(pool: str, tokens: int) -> dict:
-    """The rows of a window that are pooled."""
-    config = pretrained_recurrence.Config(segment=6, overlap=2, pool=pool)
-    pooled = pretrained_recurrence.pooled_rows(config, tokens)
-    return {"window": 6, "overlap": 2, "pool": pool, "tokens": tokens, "pooled": pooled}
 
 
 def schedule(name: str, **fields: float) -> dict:
@@ -211,16 +198,20 @@ def schedule(name: str, **fields: float) -> dict:
 
 def rules() -> dict:
     """What rules.json holds: masks, distances and buckets by paper, schedules, and the recall task."""
-    w, (n, k), cases = 4, (4, 9), CASES["memformer"]
+    w, (n, k), cases, position_bucket = 4, (4, 9), CASES["memformer"], block_recurrent.position_bucket
     shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
     windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
+    pooling = [pretrained_recurrence.Config(segment=6, overlap=2, pool=pool) for pool in pretrained_recurrence.POOLS]
     recall = RecallConfig(pairs=3, questions=4, distance=6)
     documents = [recall_document(recall, np.random.default_rng([0, 0, number]), str(number)) for number in range(2)]
     return {
         "block_recurrent": {
             "mask": {"window": w, "queries by keys of a tile": rows_of(block_recurrent.tile_mask(w))},
             "distance": {"window": w, "of a query and a key of its tile": block_recurrent.tile_distance(w).tolist()},
-            "buckets": [bucket_rule(*each) for each in ((32, 128), (6, 5), (4, 6))],
+            "buckets": [
+                {"buckets": b, "max_distance": most, "of distances from 0": position_bucket(np.arange(200), b, most).tolist()}
+                for b, most in ((32, 128), (6, 5), (4, 6))
+            ],
         },
         "compressive": {
             "mask": {"queries": n, "keys": k, "queries by keys": rows_of(compressive.causal_mask(n, k))},
@@ -243,7 +234,11 @@ def rules() -> dict:
                 {"tokens": tokens, "window": t, "overlap": o, "[start, stop, first scored]": [*map(list, cut(tokens, t, o))]}
                 for tokens, t, o in ((1, 4, 0), (5, 4, 0), (12, 4, 0), (12, 4, 1), (13, 6, 4), (3, 6, 2))
             ],
-            "pooled positions": [pooled_rule(pool, n) for pool in pretrained_recurrence.POOLS for n in (6, 4, 2, 1)],
+            "pooled positions": [
+                {"window": 6, "overlap": 2, "pool": c.pool, "tokens": n, "pooled": pretrained_recurrence.pooled_rows(c, n)}
+                for c in pooling
+                for n in (6, 4, 2, 1)
+            ],
         },
         "schedules": [schedule("cosine", final_fraction=0.1), schedule("constant"), schedule("inverse_square_root")],
         "recall task": {
