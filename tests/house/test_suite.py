@@ -1,5 +1,6 @@
 """What the tests promise of themselves: profiles that reach every property, no network, skips that say what runs them."""
 
+import pkgutil
 import re
 import socket
 from pathlib import Path
@@ -31,6 +32,13 @@ def test_other_machines_are_refused_and_the_loopback_address_is_not(address):
         socket.create_connection(address)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
         assert connection.getpeername() == server.getsockname()
+
+
+def test_no_wheel_is_made_of_a_clone():
+    dist = pytest.importorskip("setuptools.dist", reason="pip needs setuptools to build")
+    assert "tests.tools.wheel.NoWheel" in (TESTS.parent / "pyproject.toml").read_text()
+    with pytest.raises(SystemExit, match="not a package"):
+        pkgutil.resolve_name("tests.tools.wheel.NoWheel")(dist.Distribution()).run()
 
 
 def test_every_skip_says_what_would_run_it():
