@@ -70,3 +70,12 @@ def test_model_gradient_with_dropout(paper, name):
 
     found = grads | named("state", dstate)
     check_directions(objective, inputs, {key: found[key] for key in inputs}, rng, f"{paper} {name}")
+
+
+def test_a_wrong_gradient_leads_to_the_function_that_knows_most_of_its_name():
+    """`scale` is in the results of many functions, `norm.scale` of few; then to the function inside that made it."""
+    inside = gradients.Call("norm_backward", 3, {"scale"}, [])
+    calls = [gradients.Call("other_backward", 1, {"scale"}, []), gradients.Call("layer_backward", 2, {"norm.scale"}, [inside])]
+    for made in (calls, calls[::-1]):
+        assert [call.function for call in gradients.path_to(made, "layers.0.norm.scale")] == ["layer_backward", "norm_backward"]
+    assert gradients.path_to(calls, "embedding") == []
