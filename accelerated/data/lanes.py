@@ -261,8 +261,8 @@ class Lanes:
         for index, segment in filter(None, reading):
             if index not in range(len(self.lengths)) or segment not in range(self._segments(index)):
                 raise ValueError(f"document {index} has no segment {segment}")
-        if self.dealt not in range(len(self.lengths) + 1) or len(reading) != len(self.reading):
-            raise ValueError(f"{self.dealt} documents were dealt to {len(reading)} lanes")
+        if self.passes < 0 or self.dealt not in range(len(self.lengths) + 1) or len(reading) != len(self.reading):
+            raise ValueError(f"{self.dealt} documents of pass {self.passes} were dealt to {len(reading)} lanes")
         self.reading = [place and tuple(place) for place in reading]
 
 

@@ -214,7 +214,15 @@ LIES = {  # {field: values of the right type that do not fit the run; a function
         *(
             lambda lanes, change=change: lanes | change
             for change in (
-                *({"passes": -1}, {"passes": None}, {"dealt": 10**9}, {"dealt": "1"}, {"rollouts": -1}, {"history": 1}),
+                *(
+                    {"passes": -1},
+                    {"passes": None},
+                    {"passes": []},
+                    {"dealt": 10**9},
+                    {"dealt": "1"},
+                    {"rollouts": -1},
+                    {"history": 1},
+                ),
                 *({"reading": []}, {"reading": [(0, 10**9)] * 3}, {"reading": [(-1, 0)] * 3}, {"reading": ["no"] * 3}),
             )
         ),
