@@ -191,8 +191,6 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     device, prompt = next(run.model.parameters()).device, prompt_of(run, options)
     sampling = Sampling(options.temperature, options.top_p or 1.0)
     generator = torch.Generator(device).manual_seed(options.seed)
-    if run.model.config.width <= 256:  # the products of one lane are so small that several threads slow them down
-        torch.set_num_threads(1)
     given = torch.tensor([prompt], device=device)
     tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)
     if options.json:

@@ -41,7 +41,8 @@ def test_rows_can_be_trained_and_read_as_many_tokens_in_an_update(name):
     for label, row in TABLES[name].rows.items():
         settings = row_settings(TABLES[name], row)
         training = settings.training
-        added = training.update_every if name.endswith("-claim") else 1  # iterations of short segments that are an update
+        summed = name.endswith("-claim") or name == "memformer-3b"  # iterations of short segments that are an update
+        added = training.update_every if summed else 1
         tokens[label] = added * training.batch * training.horizon * settings.model_config.segment
         tasks.add(settings.recall)
     assert len(tasks) == 1 and (len(set(tokens.values())) == 1 or name.startswith("recall-")), tokens
@@ -63,6 +64,17 @@ def test_what_a_table_names_is_there(name):
     assert table.tuned_by[0] in LOG_NUMBERS and table.prepare in {"", *PREPARE}
     words = [table.options, table.first, *table.grid, *(word for row in table.rows.values() for word in row)]
     assert not re.search(r"[{}$]", " ".join(words))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_both_sides_of_an_ordering_have_one_unit(name):
+    table = TABLES[name]
+    paths = {m.title: "bits_per_byte" if m.report == LOG else re.sub(r"/\d+$", "", m.path) for m in table.measures}
+    kinds = {m.title: (re.split("[/=]", paths[m.title])[-1], m.times) for m in table.measures}
+    for ordering in table.orderings:
+        sides = [side.partition(" @ ") for side in ordering.split(" < ")]
+        units = {kinds[title or (names if names in kinds else table.measures[0].title)] for names, _, title in sides}
+        assert len(units) == 1, ordering
 
 
 ATTENTION = {"memory": {"mean": [0.5, 0.25, 0.125, 0.0625, 0.03, 0.02]}, "segment": {"mean": [0.01] * 6}}
