@@ -214,7 +214,7 @@ def test_other_data_is_read_whole_and_a_folder_is_cut_as_in_training(tmp_path, m
 
 
 def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
-    """Sizes of memories and windows, which may change; a size for which nothing was trained is refused."""
+    """Sizes of memories and windows, which may change; one for which nothing was trained, or that is too large, is refused."""
     for kind, options, words in (
         ("windowed", "", ", memory carried through each document\n"),
         ("windowed", "--segment 9", "\ntrained with segment 8\n"),
@@ -231,6 +231,7 @@ def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", tmp_path / "xl")
     line = refused(capsys, tmp_path / "xl", "--compressed-memory", 4)
     assert re.search("of these sizes the model has layers.0.compression.weight, which .*xl has not trained; leave them out", line)
+    assert refused(capsys, runs.compressive, "--memory", 10**14) == "--memory does not fit into memory; give a smaller one"
 
 
 # Memory carried over documents
