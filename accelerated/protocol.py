@@ -101,7 +101,10 @@ class Model(Declared):
 
         Raises ValueError as `read` does, and for tokens that are no token ids; a GPU is not asked whether they are too large.
         """
-        check_tokens(tokens, 2, self.config.vocabulary)
+        check_tokens(tokens, 2)
+        if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < self.config.vocabulary:
+            wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
+            raise ValueError(f"{wrong}, expected 0 to {self.config.vocabulary - 1}; was another tokenizer used?")
         hidden, state, auxiliary = self.read(tokens, state, *task)
         return Output(logits_of(self, hidden), state, auxiliary)
 
@@ -194,15 +197,12 @@ def check_state(state: tuple, expected: tuple) -> None:
             raise ValueError(f"the state's {name} has {given[0]} lanes, expected {shape[0]}, as many as the tokens have")
 
 
-def check_tokens(tokens: Tensor, axes: int, vocabulary: int) -> None:
-    """Raise ValueError unless tokens are ids of so many axes; a GPU is not asked whether they are too large."""
+def check_tokens(tokens: Tensor, axes: int) -> None:
+    """Raise ValueError unless tokens are a tensor of ids with so many axes."""
     if not isinstance(tokens, Tensor) or tokens.dim() != axes or tokens.is_floating_point():
         shape, form = tuple(getattr(tokens, "shape", ())), "(lanes, tokens)" if axes == 2 else "(lanes,)"
         kind = getattr(tokens, "dtype", type(tokens).__name__)
         raise ValueError(f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}")
-    if tokens.device.type == "cpu" and tokens.numel() and not 0 <= tokens.min() <= tokens.max() < vocabulary:
-        wrong = f"tokens are {int(tokens.min())} to {int(tokens.max())}"
-        raise ValueError(f"{wrong}, expected 0 to {vocabulary - 1}; was another tokenizer used?")
 
 
 def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
@@ -210,7 +210,7 @@ def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
 
     Raises ValueError if it does not fit the model and the lanes of token (B,), or these are no token ids.
     """
-    check_tokens(token, 1, model.config.vocabulary)
+    check_tokens(token, 1)
     started = isinstance(state, Stream)
     check_state(state.state if started else state, model.state_shapes(len(token)))
     return state if started else model.stream(state)

@@ -181,13 +181,14 @@ def is_taken(load: Callable, *saved: object) -> bool:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
-    """Load the moments of a state_dict; everything else is the optimiser's own, as the settings say.
+    """Load the moments and the last learning rate of a state_dict; everything else is the optimiser's own, as the settings say.
 
     Raises ValueError, or an error of its form, unless they are finite and have the shapes of the parameters.
     """
     groups, adam = optimizer.state_dict()["param_groups"], not isinstance(optimizer, torch.optim.Adafactor)
     if [group["params"] for group in groups] != [group["params"] for group in saved["param_groups"]]:
         raise ValueError("it has other groups of parameters")
+    groups = [group | {"lr": float(theirs["lr"])} for group, theirs in zip(groups, saved["param_groups"], strict=True)]
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     for number, moments in saved["state"].items():
         shapes = {name: x.shape for name, x in moments.items() if is_dense(x) and x.isfinite().all()}

@@ -53,8 +53,8 @@ def test_wrong_tokens_are_named(name):
     ):
         with pytest.raises(ValueError, match=words):
             model(tokens, state)
-    for token, words in ((good, r"expected a tensor of ids as int64 \(lanes,\)"), (good[:, 0] + 300, "tokens are 300 to 300")):
-        with pytest.raises(ValueError, match=words):
+    for token in (good, good[:, 0].double(), good[:, 0].tolist()):  # a step does not look at values: a GPU would be waited for
+        with pytest.raises(ValueError, match=r"expected a tensor of ids as int64 \(lanes,\)"):
             model.step(token, state)
 
 
