@@ -188,7 +188,9 @@ def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
     groups, adam = optimizer.state_dict()["param_groups"], not isinstance(optimizer, torch.optim.Adafactor)
     if [group["params"] for group in groups] != [group["params"] for group in saved["param_groups"]]:
         raise ValueError("it has other groups of parameters")
-    groups = [group | {"lr": float(theirs["lr"])} for group, theirs in zip(groups, saved["param_groups"], strict=True)]
+    if not all(is_of_type(group["lr"], float) for group in saved["param_groups"]):
+        raise TypeError("a learning rate is no number")
+    groups = [group | {"lr": theirs["lr"]} for group, theirs in zip(groups, saved["param_groups"], strict=True)]
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     for number, moments in saved["state"].items():
         shapes = {name: x.shape for name, x in moments.items() if is_dense(x) and x.isfinite().all()}

@@ -240,6 +240,7 @@ LIES = {  # {field: values of the right type that do not fit the run; a function
                 lambda moments: moments | {"exp_avg": moments["exp_avg"].to_sparse()},
             )
         ),
+        lambda saved: saved | {"param_groups": [group | {"lr": "0.1"} for group in saved["param_groups"]]},
         lambda saved: saved | {"param_groups": [group | {"params": [0]} for group in saved["param_groups"]]},
     ),
 }
@@ -255,7 +256,7 @@ def test_a_checkpoint_that_lies_is_refused_and_names_the_field(trained):
             before, line = path.read_bytes(), refusal(train, "--resume", trained, "--steps", 3)
             assert f"holds {field} that do not fit this run; it is damaged; remove it" in line, (field, wrong)
             assert path.read_bytes() == before, (field, wrong)
-    groups = [group | {"lr": "0.1", "betas": None} for group in right["optimizer"]["param_groups"]]  # the settings decide these
+    groups = [group | {"betas": None} for group in right["optimizer"]["param_groups"]]  # the settings decide these
     save_checkpoint(path, right | {"optimizer": right["optimizer"] | {"param_groups": groups}})
     train("--resume", trained, "--steps", 3)
     assert saved(trained)["step"] == 3 and saved(trained)["optimizer"]["param_groups"][0]["betas"] == (0.9, 0.99)
