@@ -132,7 +132,7 @@ class RelativeAttention(torch.autograd.Function):
         usage = query.new_zeros(batch, total, dtype=exact) if measure else None
         tiles, weights = RelativeAttention.tiles(length, total), []
         height = tiles[0][0].stop
-        by_distance, scores = (query.new_empty(batch * heads * height * total) for _ in range(2))
+        by_distance = query.new_empty(batch * heads * height * total)
         mask = torch.full((height, height), -math.inf, dtype=query.dtype).triu_(1)
         for rows, reach in tiles:
             shape = (batch, heads, rows.stop - rows.start, reach)
@@ -140,11 +140,11 @@ class RelativeAttention(torch.autograd.Function):
             tile_query = distance_query[:, :, rows].flatten(1, 2)  # (H, BT, E)
             near = RelativeAttention.near(distance_key, reach)
             RelativeAttention.multiply(tile_query, near, by_distance[: math.prod(shape)].view(heads, -1, reach))
-            tile_scores = scores[: math.prod(shape)].view(-1, *shape[2:])
+            tile_scores = query.new_empty(batch * heads, *shape[2:])
             tile_scores.view(shape).copy_(shifted)
             tile_scores.baddbmm_(content_query[:, rows], k[:, :reach].transpose(1, 2))
             tile_scores[:, :, reach - shape[2] :].add_(mask[: shape[2], : shape[2]])
-            weights.append(torch.softmax(tile_scores, -1))
+            weights.append(torch.softmax(tile_scores, -1, out=tile_scores))
             out[:, rows] = torch.bmm(weights[-1], v[:, :reach]).view(batch, heads, -1, width).transpose(1, 2)
             if in_values:
                 of_distances = RelativeAttention.unshift(by_distance[: math.prod(shape)], weights[-1].view(shape), near)

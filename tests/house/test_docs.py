@@ -5,9 +5,11 @@ import functools
 import io
 import itertools
 import json
+import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -209,6 +211,38 @@ def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
             check_command(line)
         except SystemExit as end:
             assert not end.code, f"{line}: {capsys.readouterr().err}"  # 0 after --help
+
+
+def test_the_page_of_a_gpu_has_nine_minutes_and_its_commands_exist():
+    """A section that fails costs no other; a name that is none is refused before the first one runs."""
+    text = (ROOT / ".ci" / "gpu").read_text()
+    commands = dict(re.findall(r'^  \[(\w+)\]="(.*)"$', text, re.M))
+    for command in commands.values():
+        check_command("python -m " + command.replace("$bench", "accelerated.lab.speed").replace("$models", " ".join(NAMES)))
+    seconds = {name: int(number) for name, number in re.findall(r"\[(\w+)\]=(\d+)", text)}
+    usual = re.search(r"set -- (.*)", text)[1].split()
+    assert seconds.keys() == commands.keys() and sum(map(seconds.get, usual)) <= 9 * 60
+
+
+def test_a_section_of_that_page_that_fails_costs_no_other(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$3" = steps ] && exit 3\necho made $3\n')
+    python.chmod(0o755)
+
+    def page(*sections):
+        return subprocess.run(
+            [ROOT / ".ci" / "gpu", *sections], env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True
+        )
+
+    made = page("agreement", "steps", "compile")
+    assert re.findall("^made .*|^steps: .*", made.stdout, re.M) == [
+        "made agreement",
+        "steps: exit status 3 (124: its 180 seconds were over)",
+        "made compile",
+    ]
+    assert (made.returncode, page("agreement").returncode) == (1, 0)
+    unknown = page("agreement", "speed")
+    assert (unknown.returncode, unknown.stdout) == (2, "") and unknown.stderr.startswith("no section speed; give some of ")
 
 
 @functools.cache
