@@ -166,12 +166,6 @@ def test_memory_sizes_can_change_after_training():
         assert {name: value.shape for name, value in other.state_dict().items()} == shapes
 
 
-def test_temporal_range_and_description():
-    assert SMALL.temporal_range == 3 * (12 + 4 * 5)
-    assert Compressive(SMALL).describe() == "temporal range 3 layers x (12 + 4 x 5) = 96 tokens, and segments of 8"
-    assert "3 layers x (12) = 36 tokens" in Compressive(variant("transformer-xl")).describe()
-
-
 @pytest.mark.parametrize("name", ["conv-none", "transformer-xl", "short-memory-most-used", "simplified-conv-bptt"])
 def test_usage_is_each_keys_share(name):
     """It sums to one over keys and equals the reference's mean weights."""

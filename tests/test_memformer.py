@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 import accelerated.memformer as fast
 from accelerated.data.tasks import TaskConfig, mask_spans
-from accelerated.memformer import Memformer
 from reference import memformer as ref
 from tests.helpers.comparison import assert_agree, check_directions, named
-from tests.helpers.rollouts import both_sides, filled, memformer_segments
+from tests.helpers.rollouts import both_sides, filled, random_segments, reference_segments
 from tests.helpers.variants import PAPERS, random_task, shaken
 
 PAPER = PAPERS["memformer"]
@@ -145,11 +144,6 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert (recalled.reading == previous).all() and recalled.readable.all()
 
 
-def test_description():
-    assert "4 memory slots (encoder-decoder)" in Memformer(SMALL).describe()
-    assert "4 memory slots (decoder-only, in each of its layers)" in Memformer(variant("decoder-only")).describe()
-
-
 def test_special_tokens_are_apart_and_never_predicted():
     names = ("begin", "mask", "continuation", "infilling", "recall")
     assert [SMALL.special(name) for name in names] == [11, 12, 13, 14, 15]
@@ -232,7 +226,8 @@ def test_every_segment_has_random_numbers_of_its_own():
 def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon, dropout, seed):
     """Loss, every gradient, the gradient of the state that the rollout began with, and the next state."""
     config, rng = dataclasses.replace(variant(name), dropout=dropout), np.random.default_rng(seed)
-    params, state, segments = random_params(config, rng), random_state(config, rng, 3), memformer_segments(config, rng, horizon)
+    params, state, rows = random_params(config, rng), random_state(config, rng, 2), random_segments("memformer", name, rng)
+    segments = reference_segments(rows[:horizon], rng.random((horizon, 2)) < 0.3)
     rows = []
     for method in (ref.through_time, ref.memory_replay):
         loss, grads, dstate, after = method(params, config, segments, state, seed)
@@ -244,7 +239,8 @@ def test_numpy_memory_replay_equals_back_propagation_through_time(name, horizon,
 def test_numpy_rollouts_have_the_gradients_of_their_loss(name):
     """Both methods' one loss, against finite differences, with dropout, document starts and tasks inside."""
     config, rng = dataclasses.replace(variant(name), dropout=0.3), np.random.default_rng(3)
-    params, state, segments = random_params(config, rng), random_state(config, rng, 3), memformer_segments(config, rng, 3)
+    params, state, rows = random_params(config, rng), random_state(config, rng, 2), random_segments("memformer", name, rng)
+    segments = reference_segments(rows[:3], rng.random((3, 2)) < 0.3)
     assert any(segment.starts.any() for segment in segments)
     _, grads, dstate, _ = ref.memory_replay(params, config, segments, state, seed=4)
 
@@ -274,10 +270,3 @@ def test_parameters_of_table_2():
         p = ref.init_attention(dataclasses.replace(config, positions=positions), np.random.default_rng(0), True, False)
         counts[positions] = sum(v.size for name, v in p.items() if not name.startswith("norm"))
     assert counts["simplified"] == pytest.approx(1.05e6, rel=0.01) and counts["transformer_xl"] == pytest.approx(1.32e6, rel=0.01)
-
-
-@pytest.mark.parametrize("layers,segments", [(1, 2), (0, 1)], ids=["encoder-decoder", "decoder-only"])
-def test_attention_reaches_the_segments_that_a_prediction_reads(layers, segments):
-    """The previous one too, if there is an encoder."""
-    config = dataclasses.replace(PAPER.small, encoder_layers=layers)
-    assert Memformer(config).attention_reach == segments * config.segment

@@ -112,11 +112,3 @@ def test_a_long_memory_is_kept_without_the_rows_that_left_it():
     memory = remember(torch.zeros(2, 3, 7, 5), torch.ones(2, 3, 4, 5))
     assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size() and memory.is_contiguous()
     assert memory[:, :, -4:].all() and not memory[:, :, :-4].any()
-
-
-def test_it_describes_itself():
-    assert Memorizing(PAPER.small).describe() == (
-        "attention reaches 3 layers x 4 = 12 tokens back; layer 2 looks up 10 of the last 13 tokens"
-    )
-    assert Memorizing(dataclasses.replace(PAPER.small, memory=0)).describe() == "attention reaches 3 layers x 4 = 12 tokens back"
-    assert Memorizing(PAPER.small).attention_reach == 12

@@ -190,13 +190,6 @@ def test_the_state_of_plain_gpt2_is_empty_and_costs_nothing_to_advance(monkeypat
     assert model.advance(torch.zeros(2, 6, dtype=torch.long), state) is state
 
 
-def test_describe_says_what_is_carried():
-    assert "plain GPT-2" in PretrainedRecurrence(variant("plain")).describe()
-    assert "one pooled vector is carried from window to window, into layer 2" in PretrainedRecurrence(SMALL).describe()
-    text = PretrainedRecurrence(variant("at-the-last-layer")).describe()
-    assert "windows of 6 tokens, 2 of them shared" in text and "2 vectors are carried" in text and "into layer 3" in text
-
-
 @pytest.mark.parametrize("name", ["overlapping", "several-vectors", "at-every-layer", "advance-fixed-key", "plain"])
 def test_checkpointing_at_the_bottleneck_is_exact(name):
     """Section 3.2 in the reference: the z's are all that is stored, with dropout."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.attention.content import scaled_attention_plain
-from accelerated.attention.retrieval import nearest_keys, retrieval_attention, retrieval_attention_plain, searchable
+from accelerated.attention.retrieval import retrieval_attention, retrieval_attention_plain, searchable
 from reference import memorizing
 from tests.helpers.comparison import SIZES, assert_agree, beside_one, brute_force_softmax
 
@@ -59,14 +59,3 @@ def test_what_is_found_does_not_depend_on_the_order_of_the_memory():
     all_of_it = scaled_attention_plain(query, keys, values, scale)
     assert_agree({"all": all_of_it}, {"all": retrieval_attention(query, memory, scale, 40)}, 1e-6)
     assert not torch.allclose(found, all_of_it, atol=1e-3)
-
-
-def test_in_bfloat16_it_searches_and_attends_in_bfloat16():
-    torch.manual_seed(0)
-    query, keys, values = (torch.randn(2, 3, rows, 4).bfloat16() for rows in (5, 40, 40))
-    ones = torch.ones(3).bfloat16()
-    memory = searchable(keys, values)
-    found = retrieval_attention(query, memory, ones, 6)
-    assert found.dtype == torch.bfloat16 and nearest_keys(query, memory, 6).shape == (2, 3, 5, 6)
-    exact = retrieval_attention(query.float(), searchable(keys.float(), values.float()), ones.float(), 40)
-    assert_agree({"all": exact}, {"all": retrieval_attention(query, memory, ones, 40).float()}, 3e-2)

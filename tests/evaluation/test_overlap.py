@@ -1,7 +1,6 @@
 """The table of overlaps: its rows, and FLOPs per token."""
 
 import dataclasses
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from accelerated.attention.content import content_attention_plain
-from accelerated.evaluation.overlap import counted_flops_per_token, model_name, overlap_table, paper_flops, report, window_flops
+from accelerated.evaluation.overlap import counted_flops_per_token, paper_flops, report, window_flops
 from accelerated.evaluation.score import TrainedRun, evaluate
 from accelerated.presets.pretrained_recurrence import GPT2_SIZES
 from accelerated.pretrained_recurrence import PretrainedRecurrence
@@ -18,25 +17,6 @@ from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS, PRETRAINED_RECURRENCE_VARIANTS, variant
 
 SMALL = PAPERS["pretrained_recurrence"].small
-
-
-def row(words):
-    """The row of a run with 20 nats in 40 bytes."""
-    perplexity = math.exp(20 / words) if words else math.nan
-    split = {"word_perplexity": perplexity, "words": words, "bits_per_byte": 0.5 / math.log(2), "nats": 20.0, "tokens": 50}
-    flops = {"flops_per_token": 1.75e8, "counted_flops_per_token": 1.9e8}
-    notes = ("trained with overlap 0", "memory cleared")
-    return {"run": "a", "config": dataclasses.asdict(SMALL), "notes": notes, "splits": {"valid": split, "test": split}} | flops
-
-
-def test_a_row_has_perplexity_per_word_bits_per_byte_and_log_probability_of_every_split():
-    header, line, without = overlap_table([row(words=4), row(words=0)])
-    columns = "ppl/word bits/byte log p, nats"
-    assert " ".join(header.split()) == f"model overlap valid {columns} test {columns} FLOPs/token counted run"
-    cells = "recurrent, window 6 2 148.41 0.7213 -20.0 148.41 0.7213 -20.0 1.75e+08 1.90e+08 a"
-    assert " ".join(line.split()) == f"{cells} (trained with overlap 0, memory cleared)" and without.split()[4] == "-"
-    for vectors, name in ((0, "GPT-2, window 6"), (1, "recurrent, window 6"), (3, "recurrent, window 6, 3 vectors")):
-        assert model_name({"vectors": vectors, "segment": 6}) == name
 
 
 TABLES = {0: "1.75", 5: "1.78", 10: "1.81", 30: "1.94", 50: "2.10", 75: "2.33", 100: "2.62", 150: "3.50", 200: "5.25"}

@@ -238,31 +238,21 @@ EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0), "validation_due":
 
 
 class Server:
-    """Serves {path: bytes}. break_after: bytes before a connection ends; ranges: whether parts are sent; page: books per list."""
+    """Serves {path: bytes}. break_after: bytes before a connection ends; page: books per list."""
 
     def __init__(self, files):
-        self.files, self.break_after, self.ranges, self.page, self.asked = files, None, True, 2, []
-        self.address = ""
+        self.files, self.break_after, self.page, self.asked, self.address = files, None, 2, [], ""
 
     def respond(self, request):
         path, _, query = request.path.partition("?")
-        self.asked.append((path, request.headers.get("Range")))
-        if path == "/list":
-            return self.send(request, 200, self.listing(dict(urllib.parse.parse_qsl(query))))
-        if path not in self.files:
+        self.asked.append(path)
+        content = self.listing(dict(urllib.parse.parse_qsl(query))) if path == "/list" else self.files.get(path)
+        if content is None:
             return request.send_error(404)
-        content, start = self.files[path], 0
-        if request.headers.get("Range") and self.ranges:
-            start = int(request.headers["Range"].removeprefix("bytes=").rstrip("-"))
-            if start >= len(content):
-                return request.send_error(416)
-        self.send(request, 206 if start else 200, content[start:])
-
-    def send(self, request, status, content):
-        request.send_response(status)
+        request.send_response(200)
         request.send_header("Content-Length", str(len(content)))
         request.end_headers()
-        request.wfile.write(content if self.break_after is None else content[: self.break_after])
+        request.wfile.write(content[: self.break_after])
 
     def listing(self, query):
         """A page of the names and MD5 sums under a prefix, as Google's storage lists a bucket."""

@@ -50,17 +50,6 @@ def random_rows(config, rng, lanes=2, count=3):
     ]
 
 
-def memformer_segments(config, rng, horizon, lanes=3):
-    """A rollout for Memformer's reference, with document starts inside and, if the model reads tasks, some tasks."""
-    segments = []
-    for _ in range(horizon):
-        tokens, targets = rng.integers(config.vocabulary, size=(2, lanes, config.segment))
-        scored, starts = rng.random((lanes, config.segment)) < 0.7, rng.random(lanes) < 0.3
-        task = random_task(config, rng, rng.integers(3, size=lanes)) if config.encoder_layers and rng.random() < 0.6 else None
-        segments.append(PAPERS["memformer"].reference.Segment(tokens, targets, scored, starts, task))
-    return segments
-
-
 def starting(*numbers, count=3, lanes=2):
     """The starts of `count` segments: in all lanes of the numbered ones."""
     return [np.full(lanes, number in numbers) for number in range(count)]

@@ -271,7 +271,6 @@ def drawn(path):
 
 def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
     """Every line and letter; places to 3 points: letters differ between versions. A .png is a picture of a page, not drawn."""
-    pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     new, kept = tmp_path / "figures", ROOT / "docs" / "figures"
     new.mkdir()
     for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:

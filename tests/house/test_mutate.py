@@ -1,6 +1,5 @@
-"""python -m tests.tools.mutate: every kind of fault is planted as said; noticed and equivalent faults are told apart."""
+"""python -m tests.tools.mutate: noticed and equivalent faults are told apart."""
 
-import ast
 import os
 import re
 import subprocess
@@ -8,30 +7,9 @@ import sys
 
 import pytest
 
-from tests.tools.mutants import KINDS, mutants_of, planted, sample
-from tests.tools.mutate import EQUIVALENT, FILES, PAPERS, ROOT, TESTS, read_equivalent
+from tests.tools.mutants import mutants_of
+from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
 
-CHANGES = {  # a line: {kind: the line with each of its faults of the kind}
-    "y = a - -b": {"operators": ["y = a + -b", "y = a - b"], "dropped_terms": ["y = a"]},
-    "y = a / b and (not c)": {"operators": ["y = a * b and (not c)", "y = a / b and c", "y = a / b or not c"]},
-    "y = a <= b < c": {"operators": ["y = a < b < c", "y = a <= b <= c"]},
-    "y = x[-1][a:b + 1]": {"indices": ["y = x[-1][a + 1:b + 1]", "y = x[-1][a:b + 1 + 1]", "y = x[-2][a:b + 1]"]},
-    "y = a + b * c": {"dropped_terms": ["y = a", "y = a + b", "y = a + c", "y = b * c"]},
-    "y = x.sum((0, 2), dim=-1)": {
-        "axes": ["y = x.sum((0, 1), dim=-1)", "y = x.sum((0, 2), dim=-2)", "y = x.sum((1, 2), dim=-1)"]
-    },
-    "y = np.einsum('ab,bc->ac', a, b.T)": {"axes": ["y = np.einsum('ab,bc->ac', a, b)", "y = np.einsum('ab,bc->ca', a, b.T)"]},
-    "y = x.a.detach() + x": {"detachments": ["y = x.a + x"]},
-    "y = f(2, -0.5, True)": {"constants": ["y = f(2, -0.5, False)", "y = f(2, -1.0, True)", "y = f(3, -0.5, True)"]},
-    "y = g(y)": {"removed_lines": ["pass"]},
-    "y += 1": {"removed_lines": ["pass"]},
-    "y.append(z)": {"removed_lines": ["pass"]},
-    "y = max(a.sum(), reversed(b))": {
-        "functions": ["y = max(a.mean(), reversed(b))", "y = max(a.sum(), b)", "y = min(a.sum(), reversed(b))"],
-    },
-    "y = f(a, b, c) @ d": {"arguments": ["y = d @ f(a, b, c)", "y = f(a, c, b) @ d", "y = f(b, a, c) @ d"]},
-    "y = a if b or c else d": {"conditions": ["y = a if not (b or c) else d"]},
-}
 SOURCE = '''"""Said only."""
 def distance(a: int, b: int = 1 + 1) -> int:
     """-1."""
@@ -46,37 +24,6 @@ TEST = """from sums import distance
 def test_it():
     assert distance(5, 2) == {} == distance(2, 5)
 """
-
-
-@pytest.mark.parametrize("line", CHANGES)
-def test_a_kind_of_fault_changes_what_it_says(line, tmp_path):
-    """Nothing else of the file is changed, and what stands below stays on its line."""
-    text = "def f(x, y):\n    {}\n\ndef g():\n    return 1"
-    (tmp_path / "lines.py").write_text(text.format(line))
-    found = [mutant for mutant in mutants_of(tmp_path, "lines.py") if mutant.line == 2]
-    assert {kind: sorted(mutant.after for mutant in found if mutant.kind == kind) for kind in CHANGES[line]} == CHANGES[line]
-    for mutant in found:
-        tree = planted(mutant)
-        assert ast.unparse(tree) == text.format(mutant.after) and mutant.before == line
-        assert tree.body[1].lineno == 4 and compile(tree, "lines.py", "exec")
-    assert {kind.__name__ for kind in KINDS} == set().union(*CHANGES.values())
-
-
-@pytest.mark.parametrize("file", [f"reference/{paper}.py" for paper in (*PAPERS, "roberta")])
-def test_the_demonstration_alone_is_skipped(file):
-    """What every Transformer has, and all that a first reading skips, stands after it."""
-    begin, part, after = (ROOT / file).read_text().partition("\n# demonstration")
-    first, last = begin.count("\n") + 2, (begin + part + after.partition("\n# ---")[0]).count("\n") + 1
-    places = [mutant.line for mutant in mutants_of(ROOT, file)]
-    assert min(places) < first and max(places) > last and not {*places} & {*range(first, last + 1)}
-
-
-def test_a_draw_takes_every_file_and_kind_in_turn():
-    found = [mutant for file in FILES[:2] for mutant in mutants_of(ROOT, file)]
-    groups = {(mutant.file, mutant.kind) for mutant in found}
-    drawn = sample(found, len(groups), seed=0)
-    assert {(mutant.file, mutant.kind) for mutant in drawn} == groups
-    assert drawn == sample(found, len(groups), seed=0) != sample(found, len(groups), seed=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="faults are planted in forked processes: run it on Linux")

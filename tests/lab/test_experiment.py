@@ -95,7 +95,6 @@ KEPT = {  # page: (its program, the settings of its record, what is said of a ru
 @pytest.mark.parametrize("name", KEPT)
 def test_a_command_writes_the_kept_page_of_the_kept_runs(name, tmp_path, monkeypatch, capsys):
     """Of today's settings; not all rates of an ablation were trained with all seeds."""
-    pytest.importorskip("matplotlib", reason="drawing needs the extra plot: matplotlib")
     program, settings, said = KEPT[name]
     page = Path(__file__).parents[2] / "docs" / "results" / f"{name}.md"
     record = json.loads(page.with_suffix(".json").read_text())

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import threading
 import time
 
 import pytest
@@ -92,17 +91,6 @@ def test_an_error_stops_the_others_by_one_signal(tmp_path):
         shop.in_parallel([*calls, (fail,), *[(shop.run, [sys.executable, "-c", "0"])] * 3])
     assert [file.read_text() for file in files] == ["x", "x"] and time.monotonic() - begun < 30
     assert not shop.children and shop.run(["no such program"]) == (1, "", ""), "nothing begins after that"
-
-
-def test_no_more_than_jobs_run_at_a_time(tmp_path):
-    workers = []
-
-    def work():
-        workers.append(threading.current_thread().name)
-        time.sleep(0.02)
-
-    Workshop(tmp_path, 2, say=lambda line: None).in_parallel([(work,)] * 8)
-    assert len({*workers}) == 2 and len(workers) == 8
 
 
 def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):

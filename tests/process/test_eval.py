@@ -281,7 +281,10 @@ def test_the_table_of_overlaps(runs, joined, capsys):
     rows = [line.split() for line in lines if line.startswith(("GPT-2", "recurrent"))]
     assert [row[3] for row in rows] == ["0", "2"] * 2 and "words of the original text" in lines[0]
     assert [line.endswith("(trained with overlap 2, memory cleared)") for line in lines[2:]] == [False, False, True, False]
-    assert rows[0][5] == f"{as_json(capsys, runs.plain, *test)['bits_per_byte']:.4f}"
+    [first, *_] = as_json(capsys, "overlap", *argv)["rows"]
+    split = first["splits"]["test"]
+    cells = [f"{split['word_perplexity']:,.5g}", f"{split['bits_per_byte']:.4f}", f"{-split['nats']:,.1f}"]
+    assert rows[0][4:9] == [*cells, f"{first['flops_per_token']:.2e}", f"{first['counted_flops_per_token']:.2e}"]
     lines = printed(capsys, "overlap", runs.windowed, *test, "--segment", 2, "--overlaps", "0,1")
     assert lines.count("recurrent, window 2 ") == 2, "shorter than the run's own overlap allows"
     zero, two = as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", "0,2", "--pool", "advance")["rows"]

@@ -343,6 +343,8 @@ def test_a_run_that_finds_a_nan_leaves_its_last_checkpoint(text, tmp_path, monke
     with pytest.raises(InputError, match=f"the {what} is nan at step 3; .*checkpoint.pt stays as it was; try a lower"):
         train("--resume", run, "--steps", 3)
     assert {path: path.read_bytes() for path in run.glob("*.pt*")} == before
+    with pytest.raises(InputError, match=f"the {what} is nan at step 1; nothing was saved before; try a lower"):
+        train("--data", text, *programs.COMPRESSIVE, "--steps", 1, *BRIEF, "--out", tmp_path / "new")
 
 
 def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):

@@ -31,13 +31,6 @@ def test_schedules(changes, rates):
     assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates)
 
 
-def test_the_papers_schedule():
-    """Section 4 and the authors' code: linear warm-up over 1000 steps, then 1 / sqrt(t)."""
-    config = TrainingConfig(schedule="inverse_square_root", learning_rate=1.0, warmup=1000)
-    for step in (1, 500, 1000, 4000, 500_000):
-        assert learning_rate(step, config) == pytest.approx(min(step / 1000, 1) / math.sqrt(max(step, 1000)))
-
-
 def test_the_compressive_papers_schedule():
     """Section 5: linear from 1e-6 to 3e-4 over 4,000 iterations, then cosine down to 1e-6 over 100,000."""
     config = preset_settings("compressive", "enwik8").training

@@ -114,7 +114,6 @@ def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monk
 @pytest.mark.parametrize("tokens, labels", [(True, ["0", "1"]), (False, [*"012", "a/3", *"456789", "b/3", "new"])])
 def test_each_run_has_its_colour_in_a_plot_of_several(tokens, labels, tmp_path, monkeypatch):
     """A line for training and dots for validation, against steps or tokens; runs of one name are named by their paths."""
-    pytest.importorskip("matplotlib", reason="curves need the extra plot: matplotlib")
     drawn, runs = [], [label if "/" in label else f"a/{label}" for label in labels]
     monkeypatch.setattr(curves, "save_figure", lambda figure, path: drawn.append(figure.axes[0]))
     losses = [curves.Curves(run, {4: 8.0, 8: 7.0 + n}, {8: 6.0 + n}, 100 + n) for n, run in enumerate(runs)]

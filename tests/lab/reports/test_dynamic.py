@@ -95,14 +95,6 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
     assert_agree(dict(own.named_parameters()), dict(model.named_parameters()), 1e-9)
 
 
-def test_no_token_is_scored_after_an_update_that_saw_it():
-    """A document of one segment is scored with the initial weights; a second reading has a lower loss."""
-    model, document = model_of("block-recurrent"), document_from(TEXT[: RECURRENT.segment + 1], BYTES)
-    expected = evaluate(model, [document], BYTES, 1).nats
-    assert evaluate_dynamically(model, [document], BYTES, 1, sgd(model)).nats == pytest.approx(expected, rel=1e-12)
-    assert evaluate(model, [document], BYTES, 1).nats < 0.99 * expected
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped(training):
     model, documents = model_of("block-recurrent", dropout=0.5).train(training), [document_from(TEXT, BYTES)]

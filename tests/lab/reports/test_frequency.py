@@ -1,17 +1,15 @@
 """Perplexity by frequency: words equal a byte-by-byte search, and sums equal counting word by word."""
 
-import json
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.lab.reports.frequency import FrequencyRow, by_frequency, frequency_lines, word_counts, words_of
+from accelerated.lab.reports.frequency import by_frequency, word_counts, words_of
 from tests.conftest import examples
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, either, random_nats, texts
+from tests.helpers.texts import document_from, documents_and_tokenizer, either, random_nats, texts
 
 
 def owners_byte_by_byte(text, tokens):
@@ -71,15 +69,3 @@ def test_rows_by_frequency_are_those_of_counting_word_by_word(corpus, seed, data
         total, words, tokens = expected[row.name]
         assert (row.words, row.tokens) == (words, tokens) and row.nats == pytest.approx(total, rel=1e-12)
         assert row.perplexity == pytest.approx(math.exp(total / words) if words else math.nan, nan_ok=True)
-
-
-def test_a_perplexity_is_infinite_beyond_a_double_and_a_dash_without_words():
-    """Rows can be written as JSON. A scored NaN stays visible, others are unscored."""
-    document = document_from("abc", BYTES, [True, False])
-    for nats, perplexity in ((math.log(2), 2.0), (1e6, math.inf), (math.nan, math.nan)):
-        rows = by_frequency([np.array([nats, math.nan])], [document], {}, BYTES)
-        assert all(row.perplexity == pytest.approx(perplexity, nan_ok=True) for row in rows[3:]), nats
-        assert json.loads(json.dumps(rows[4]._asdict())).keys() == {*FrequencyRow._fields}
-    rows = [("100 to 999", 1000 * math.log(4), 1000, 1500, 4.0), ("all", 1e9, 2, 9, math.inf), rows[0]]
-    shown = [line.split()[-3:] for line in frequency_lines([FrequencyRow(*row) for row in rows])[1:]]
-    assert shown == [["1,000", "1,500", "4"], ["2", "9", "inf"], ["0", "0", "-"]]

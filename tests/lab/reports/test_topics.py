@@ -38,7 +38,6 @@ def test_divergence_is_that_of_the_definition():
 
 
 def test_texts_of_a_topic_are_near_each_other():
-    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     rng = np.random.default_rng(0)
     texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(100)]
     found = topics.topic_model(texts).transform([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
@@ -73,7 +72,6 @@ def run(tmp_path_factory):
 
 def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
     """The same each time. A context is at 0 from itself; continuations by a model that has learned nothing are not."""
-    pytest.importorskip("sklearn", reason="needs the extra topics: scikit-learn")
     monkeypatch.setattr(topics, "FITTED", 300)
     argv = ("topics", run, "--contexts", 20, "--tokens", 5)
     record, divergences = as_json(capsys, *argv), as_json(capsys, *argv)["divergences"]

@@ -108,16 +108,6 @@ def test_the_digest_depends_on_every_split_and_is_that_of_old_checkpoints(tmp_pa
     assert len(digests) == 4 and "7ef3d2f6d5b5cf06" in digests
 
 
-def test_an_unfinished_cache_is_made_again(folder):
-    """Also of a killed process, whose file was half-written."""
-    whole, cache = made(folder)
-    (cache / MANIFEST).unlink()
-    (cache / "other.writing").write_bytes(b"half")
-    again, _ = made(folder)
-    assert again.digest == whole.digest and tokens_of(again) == tokens_of(whole)
-    assert files_of(cache) == {TOKENS, DOCUMENTS, MANIFEST}
-
-
 def test_a_failure_leaves_nothing(folder, tmp_path, monkeypatch):
     """Neither a text that cannot be read nor a full disk; a folder that cannot be made is one line too."""
     source = source_of_path(DataConfig(str(folder)))

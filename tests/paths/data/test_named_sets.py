@@ -79,7 +79,7 @@ def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypa
     second.join(20)
     assert not second.is_alive() and read(name, tmp_path) == first
     assert "another process is fetching " in capsys.readouterr().err
-    paths = [path for path, _ in server.asked if path != "/list"]
+    paths = [path for path in server.asked if path != "/list"]
     assert len(paths) == len({*paths}), "nothing is asked for twice"
 
 
@@ -96,7 +96,7 @@ def test_enwik8_is_cut_by_bytes_and_pg19s_books_are_documents(server, tmp_path):
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == by_split
-    assert [path for path, _ in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
+    assert [path for path in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
 
 
 def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):

@@ -1,14 +1,10 @@
 """The log of a run: means weighted by tokens; the first process alone writes it."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 
 from accelerated.training.log import Log, read_metrics
-
-PAGE = Path(__file__).parents[3] / "docs" / "training.md"
 
 
 def test_means_are_weighted_by_tokens(tmp_path):
@@ -33,14 +29,3 @@ def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):
         record.record(7)
         assert record.pending == (0.0, 0, 0)
         assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == expected
-
-
-def test_the_pages_lines_read_every_runs_log(tmp_path, monkeypatch, capsys):
-    """A line that is half written is left out."""
-    for run in ("one", "two"):
-        (tmp_path / "runs" / run).mkdir(parents=True)
-        (tmp_path / "runs" / run / "metrics.jsonl").write_text('{"step": 3, "loss": 2.0}\n{"step": 4, "lo')
-    monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    exec(code)
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"{run} {{'step': 3, 'loss': 2.0}}" for run in ("one", "two")]
