@@ -29,11 +29,14 @@ END = "⟫"  # of the prompt in a printed sample
 def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
     training, stopped = run.settings.training, False
-    with Interruption(told=process.rank() == 0) as interruption, progress_bar(run) as steps:
+    first = process.rank() == 0
+    bar = Progress("training", training.steps, "step", run.step, show=first)
+    with Interruption(told=first) as interruption, bar as steps:
         if run.validation_due:  # the run was stopped in a validation
             run.save_due = True
             stopped = validate_and_save(run, steps, interruption)
-        for run.step in () if stopped else steps:
+        left = range(run.step + 1, training.steps + 1)
+        for run.step in () if stopped else left:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
 
@@ -103,18 +106,13 @@ def update(run: opening.Run) -> None:
     run.gathered = 0
 
 
-def progress_bar(run: opening.Run) -> Progress:
-    """The steps that are left, shown by the first process."""
-    done, steps = run.step, run.settings.training.steps
-    return Progress("training", steps, "step", done, over=range(done + 1, steps + 1), show=process.rank() == 0)
-
-
 def show_progress(run: opening.Run, steps: Progress, nats_per_byte: float, auxiliary: dict[str, float]) -> None:
-    """Show an iteration's measurements beside the bar."""
+    """Count an iteration, and show its measurements beside the bar."""
     measure = "bits/byte" if run.settings.tasks.continuation_alone else "bits/byte over all tasks"
     compression = f", compression loss {sum(auxiliary.values()):.4f}" if auxiliary else ""
     rate = f"{run.tokens_per_second(steps):,.0f} tokens/s"
     steps.set_postfix_str(f"{nats_per_byte / math.log(2):.3f} {measure}{compression}, {rate}", refresh=False)
+    steps.update()
 
 
 def log_means(run: opening.Run, steps: Progress, auxiliary: dict[str, float]) -> None:

@@ -21,7 +21,7 @@ class Loaded(NamedTuple):
 
 
 def load(path: str | Path, checkpoint: str = "last", device: str | torch.device = "cpu") -> Loaded:
-    """Open a run of train.py (its checkpoint last, best or step-N), a folder of eval.py export, or a published GPT-2.
+    """Open a run of train.py (its checkpoint last or best), a folder of eval.py export, or a published GPT-2.
 
     Raises InputError if path is none of these, or damaged.
     """

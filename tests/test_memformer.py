@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import accelerated.memformer as fast
-from accelerated.data.tasks import TaskConfig, mask_spans
+from accelerated.data.tasks import mask_spans
 from reference import memformer as ref
 from tests.helpers.comparison import assert_agree, check_directions, named
 from tests.helpers.rollouts import both_sides, filled, random_segments, reference_segments
@@ -136,7 +136,7 @@ def test_the_references_tasks_are_the_lanes_tasks():
     filled_in, recalled = ref.infilling(SMALL, previous, 0.5, 2.0, np.random.default_rng(1)), ref.recall(previous, earlier)
     again = np.random.default_rng(1)
     for lane in range(3):
-        text = mask_spans(previous[lane], 12, TaskConfig(masked=0.5, span=2.0), again).tolist()
+        text = mask_spans(previous[lane], 12, again, 0.5, 2.0).tolist()
         assert filled_in.reading[lane][filled_in.readable[lane]].tolist() == text
         assert filled_in.readable[lane].tolist() == [place < len(text) for place in range(6)]
     assert (filled_in.kind == 1).all() and (filled_in.prompt == previous).all()

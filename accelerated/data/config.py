@@ -2,7 +2,6 @@
 
 import difflib
 import importlib.util
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,22 +76,16 @@ class TaskConfig:
     Fields:
         infilling: fraction of lanes that fill in masked spans; lanes are drawn anew in every iteration
         recall: fraction of lanes that recall the segment before the one that the encoder reads; the others continue the text
-        masked: fraction of a segment's tokens that infilling masks
-        span: mean length of a masked span in tokens (Poisson distribution)
     """
 
     infilling: float = 0.0
     recall: float = 0.0
-    masked: float = 0.3
-    span: float = 3.5
 
     def __post_init__(self):
         for name, possible, allowed in (
             ("infilling", 0 <= self.infilling <= 1, "lie in 0..1"),
             ("recall", 0 <= self.recall <= 1, "lie in 0..1"),
             ("recall", self.infilling + self.recall <= 1, f"not add up to more than 1 with infilling {self.infilling}"),
-            ("masked", 0 < self.masked < 1, "be above 0, which masks nothing, and below 1, which masks everything"),
-            ("span", 0.1 <= self.span < math.inf, "be at least 0.1 and finite"),
         ):
             if not possible:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must {allowed}")
@@ -106,10 +99,6 @@ class TaskConfig:
     def continuation_alone(self) -> bool:
         """Whether all lanes always continue the text."""
         return self.infilling == self.recall == 0
-
-    def budget(self, length: int) -> int:
-        """How many tokens infilling masks in a text of that length."""
-        return round(self.masked * length)
 
 
 def default_data_dir() -> Path:
@@ -135,8 +124,6 @@ def check_data(config: DataConfig) -> None:
     if config.tokenizer == MU_LAW and not (os.path.isdir(data) or data.lower().endswith(RECORDING)):
         why = f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text"
         raise InputError(f"{why}; give a {RECORDING} or a folder of them")
-    if data == "recall" and config.training_documents:
-        raise InputError("--training-documents is for texts, and --data recall is made as it is read; leave it out")
 
 
 def check_carry_over(data: str, carry_over: bool) -> None:

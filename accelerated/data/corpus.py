@@ -45,7 +45,7 @@ class TextDocuments(Documents):
     def __getitem__(self, index):
         tokens = self.tokens[self.starts[index] : self.starts[index] + self.sizes[index]]
         scored = np.broadcast_to(np.True_, (self.lengths[index],))  # takes no memory
-        return Document(str(index), tokens[:-1], tokens[1:], scored, int(self.words[index]))
+        return Document(str(index), tokens[:-1], tokens[1:], scored)
 
     def checksum(self, bar: Progress) -> str:
         """The SHA-256 of every document's tokens, their number and that of its words."""
@@ -95,23 +95,19 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
             bar.update(len(content))
     with written_whole(folder / DOCUMENTS) as path:
         path.write_bytes(table)
-    text = manifest_text(folder, open_cache(folder, tokenizer.dtype))
+    _, checksum = open_cache(folder, tokenizer.dtype)
     with written_whole(folder / MANIFEST) as path:
-        path.write_text(text)
+        path.write_text(checksum)
 
 
-def open_cache(folder: Path, dtype: type) -> Corpus:
-    """The Corpus that is cached in folder, of tokens of this type."""
+def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
+    """Return (the Corpus that is cached in folder, of tokens of this type; what its manifest says if it is whole)."""
     path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 6)
     tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     splits = {split: TextDocuments(tokens, table[table[:, 0] == number, 1:]) for number, split in enumerate(SPLITS)}
     with Progress(f"checking {folder.name}", len(tokens)) as bar:
-        return Corpus(splits, fingerprint(*(documents.checksum(bar) for documents in splits.values())))
-
-
-def manifest_text(folder: Path, corpus: Corpus) -> str:
-    """What the manifest of a whole cache says: the corpus' digest, the size of its tokens and a checksum of its table."""
-    return f"{corpus.digest} {(folder / TOKENS).stat().st_size} {file_checksum(folder / DOCUMENTS)}"
+        digest = fingerprint(*(documents.checksum(bar) for documents in splits.values()))
+    return Corpus(splits, digest), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
 
 
 def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
@@ -123,8 +119,8 @@ def tokenised(source: Source, tokenizer: object, data_dir: Path) -> Corpus:
                 remove_unfinished(folder)
                 write_tokens(source, tokenizer, folder)
     with contextlib.suppress(OSError, ValueError):  # if a file is missing or cut off
-        corpus = open_cache(folder, tokenizer.dtype)
-        if (folder / MANIFEST).read_text() == manifest_text(folder, corpus):
+        corpus, checksum = open_cache(folder, tokenizer.dtype)
+        if (folder / MANIFEST).read_text() == checksum:
             return corpus
     what = f"{folder} is damaged (a checksum is wrong)"
     raise InputError(f"{what}; remove that folder and it will be made again, or give another --data-dir")

@@ -4,7 +4,7 @@ Training and evaluation use it. The documents may be joined into one text first;
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,11 +13,6 @@ import torch
 
 from accelerated.data.windows import Document, Documents, Window, count_windows, cut, lengths_of, window_at
 from accelerated.program.errors import InputError
-
-
-def longest_document(documents: Sequence, segment: int, overlap: int = 0) -> int:
-    """Number of segments in the longest document."""
-    return count_windows(int(lengths_of(documents).max()) + 1, segment, overlap)
 
 
 class Parts(Documents):
@@ -75,42 +70,21 @@ def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
     return Parts(documents, taken)
 
 
-class Joined(Documents):
-    """All documents joined into a single one, with nothing between them; it is held in memory, with a bool for each token.
+def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -> Sequence:
+    """The documents as one text, with nothing between them, shuffled if there is a seed, and cut into one equal part per lane.
 
     At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
-    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. With a seed the
-    documents are shuffled.
+    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. The text is held in
+    memory, with a bool for each token.
     """
-
-    def __init__(self, documents: Sequence, seed: int | None = None):
-        self.of_documents = lengths_of(documents)
-        numbers = np.flatnonzero(self.of_documents)
-        self.order = (numbers if seed is None else np.random.default_rng(seed).permutation(numbers)).tolist()
-        tokens, scored = [np.empty(0, np.uint8)], [np.empty(0, bool)]
-        for document in (documents[number] for number in self.order):
-            tokens += [document.inputs, document.targets[-1:]]
-            scored += [document.scored, [False]]
-        self.tokens, self.scored = np.concatenate(tokens), np.concatenate(scored)
-        self.lengths = np.array([max(0, len(self.tokens) - 1)])
-
-    def __getitem__(self, index):
-        if index:
-            raise IndexError(index)
-        return Document("joined", self.tokens[:-1], self.tokens[1:], self.scored[:-1])
-
-    def by_document(self, values: Iterable[np.ndarray]) -> list[np.ndarray]:
-        """Split the values of all predictions, given for the text's parts in order, into (n - 1,) for each document."""
-        joined, split, start = np.concatenate(list(values)), [np.empty(0)] * len(self.of_documents), 0
-        for number in self.order:
-            split[number] = joined[start : start + self.of_documents[number]]
-            start += self.of_documents[number] + 1
-        return split
-
-
-def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -> Parts:
-    """The documents as one text, shuffled if there is a seed, and cut into one equal part per lane."""
-    return cut_for_lanes(lanes, Joined(documents, seed))
+    order = np.flatnonzero(lengths_of(documents))
+    order = order if seed is None else np.random.default_rng(seed).permutation(order)
+    tokens, scored = [np.empty(0, np.uint8)], [np.empty(0, bool)]
+    for document in (documents[number] for number in order.tolist()):
+        tokens += [document.inputs, document.targets[-1:]]
+        scored += [document.scored, [False]]
+    tokens, scored = np.concatenate(tokens), np.concatenate(scored)
+    return cut_for_lanes(lanes, [Document("joined", tokens[:-1], tokens[1:], scored[:-1])])
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:

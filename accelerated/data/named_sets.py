@@ -34,7 +34,7 @@ from accelerated.data.sources import (
     source_of_path,
     with_missing_splits,
 )
-from accelerated.data.windows import SPLITS, count_words
+from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.program.progress import Progress
@@ -62,8 +62,8 @@ OFFICIAL_WORDS = {"pg19": PG19_WORDS, "wikitext-103": WIKITEXT_WORDS, "wikitext-
 
 def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str]:
     """Return (words in a split, how they were counted): the official count if the documents have that many, else their own."""
-    counted, official = count_words(documents), OFFICIAL_WORDS.get(data, {}).get(split)
-    line_ends = int(np.sum(getattr(documents, "line_ends", 0))) if data.startswith("wikitext") else 0
+    counted, line_ends = (int(np.sum(getattr(documents, name, 0))) for name in ("words", "line_ends"))
+    official, line_ends = OFFICIAL_WORDS.get(data, {}).get(split), line_ends if data.startswith("wikitext") else 0
     return (official, "official count") if counted + line_ends == official else (counted, "counted between white space")
 
 

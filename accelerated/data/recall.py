@@ -8,7 +8,6 @@ facts are their only source. Each key has values of its own, and `rewrites` fact
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -82,24 +81,15 @@ class RecallConfig:
         return 1 / self.values
 
 
-class Story(NamedTuple):
-    """What a document tells, and all that can be asked about it."""
-
-    opening: np.ndarray  # (2 pairs,) bytes before the filler: keys with their values
-    changes: np.ndarray  # (rewrites, 2) bytes of the facts that stand in the filler, in order
-    keys: np.ndarray  # (pairs,)
-    answers: np.ndarray  # (pairs,)
-
-
-def tell(config: RecallConfig, rng: np.random.Generator) -> Story:
-    """Keys with their values; `rewrites` of them get another value later."""
+def tell(config: RecallConfig, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (the opening's facts (2 pairs,), those in the filler (rewrites, 2), keys (pairs,), their last values (pairs,))."""
     keys = SYMBOLS[::-1][: config.pairs]
     values = SYMBOLS[: config.pairs * config.values].reshape(config.pairs, config.values)
     every, drawn = np.arange(config.pairs), rng.integers(config.values, size=config.pairs)
     opening = np.stack([keys, values[every, drawn]], 1)[rng.permutation(config.pairs)].flatten()
     changed, new = rng.integers(config.pairs, size=config.rewrites), rng.integers(config.values, size=config.rewrites)
     drawn[changed] = new  # of several the last one counts
-    return Story(opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn])
+    return opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn]
 
 
 def places_in_filler(count: int, room: int, rng: np.random.Generator) -> np.ndarray:
@@ -115,20 +105,20 @@ def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
 def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, training: bool = False) -> Document:
     """One document of config.length tokens; only answers are scored. In training its facts and its distance may vary."""
     told = replace(config, pairs=drawn_up_to(config.pairs, rng)) if training and config.vary_pairs else config
-    story = tell(told, rng)
+    opening, changes, keys, answers = tell(told, rng)
     inputs = rng.choice(FILLER, config.length)
-    inputs[config.opening - told.opening : config.opening] = story.opening
+    inputs[config.opening - told.opening : config.opening] = opening
     distance = config.distance
     if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
         distance = config.in_filler + drawn_up_to(config.distance - config.in_filler + 1, rng) - 1
     if config.rewrites:
         at = config.opening + places_in_filler(config.rewrites, distance, rng)
-        inputs[at[:, None] + np.arange(2)] = story.changes
+        inputs[at[:, None] + np.arange(2)] = changes
     asked = rng.integers(told.pairs, size=config.questions)
     at = config.opening + distance + config.spacing * np.arange(config.questions)
-    inputs[at], inputs[at + 1] = ASK, story.keys[asked]
+    inputs[at], inputs[at + 1] = ASK, keys[asked]
     targets, scored = np.zeros_like(inputs), np.zeros(config.length, bool)
-    targets[at + 1], scored[at + 1] = story.answers[asked], True
+    targets[at + 1], scored[at + 1] = answers[asked], True
     return Document(name, inputs, targets, scored)
 
 

@@ -16,6 +16,8 @@ import torch
 from accelerated.data.config import TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment, move
 
+MASKED, SPAN = 0.3, 3.5  # of section 2.3: the fraction of tokens that infilling masks, the mean length of a span
+
 
 class Task(NamedTuple):
     """The task of every lane in one segment; axis 0 of every field is the lane."""
@@ -43,15 +45,15 @@ def span_lengths(budget: int, mean: float, rng: np.random.Generator) -> list[int
     return lengths
 
 
-def mask_spans(text: np.ndarray, mask: int, config: TaskConfig, rng: np.random.Generator) -> np.ndarray:
+def mask_spans(text: np.ndarray, mask: int, rng: np.random.Generator, masked: float = MASKED, span: float = SPAN) -> np.ndarray:
     """Return text (n,) with each drawn span replaced by one `mask` token; all placements of the spans are equally likely."""
-    lengths = span_lengths(config.budget(len(text)), config.span, rng)
-    items = len(text) - config.budget(len(text)) + len(lengths)
-    masked, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
+    lengths = span_lengths(budget := round(masked * len(text)), span, rng)
+    items = len(text) - budget + len(lengths)
+    hidden, width = np.zeros(items, bool), np.ones(items, int)  # width: tokens of the text that each item stands for
     places = rng.permutation(items)[: len(lengths)]
-    masked[places], width[places] = True, lengths
+    hidden[places], width[places] = True, lengths
     first = np.minimum(np.cumsum(width) - width, len(text) - 1)
-    return np.where(masked, mask, text[first])
+    return np.where(hidden, mask, text[first])
 
 
 class MultiTask:
@@ -86,7 +88,7 @@ class MultiTask:
         prompt = np.choose(kind[:, None], [tokens, self.previous, self.earlier])
         reading, readable = self.previous.copy(), np.ones(tokens.shape, bool)
         for lane in np.flatnonzero(kind == TASKS.index("infilling")):
-            masked = mask_spans(self.previous[lane], self.special("mask"), self.config, rng)
+            masked = mask_spans(self.previous[lane], self.special("mask"), rng)
             reading[lane, : len(masked)], readable[lane] = masked, np.arange(tokens.shape[1]) < len(masked)
         self.earlier, self.previous = self.previous, tokens.copy()
         self.age += 1

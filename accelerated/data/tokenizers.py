@@ -8,7 +8,7 @@ A rank is a BPE token's id and its place in the order of merges. train.py choose
     spells_text     whether its tokens stand for text
     encode(text)    str or bytes to an array of ids
     decode(ids)     to the same bytes that were encoded, or to the text as the tokenizer normalises it
-    save(run)       write what the run folder must hold of it, if it has no name
+    save(path)      write what the run folder must hold of it, if it has no name
 """
 
 import base64
@@ -44,60 +44,43 @@ DAMAGED = "it is damaged or missing; restore it from a copy of the run"
 
 
 class Tokenizer:
-    """What all tokenizers share: they show their name and size."""
-
-    name: str
-    vocabulary: int
-
-    def __repr__(self):
-        return f"{type(self).__name__}({self.name}, {self.vocabulary:,} tokens)"
-
-
-class ByteTokenizer(Tokenizer):
-    """Bytes as token ids 0..255: of text, or with the name mu-law of recordings, whose samples they are."""
-
-    vocabulary, dtype = 256, np.uint8
-    token_bytes = np.ones(256, dtype=np.int64)
-
-    def __init__(self, name: str = "bytes"):
-        self.name = self.fingerprint = name
-        self.spells_text = name != MU_LAW
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Convert text to a uint8 array of ids."""
-        return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
-
-    def decode(self, ids: np.ndarray) -> bytes:
-        """Convert ids to bytes."""
-        return np.asarray(ids, dtype=np.uint8).tobytes()
-
-
-class SpelledTokenizer(Tokenizer):
-    """Ids that each stand for a spelling; a run folder keeps the tokenizer's content in `file`."""
+    """Ids that each stand for a spelling; a run folder keeps the tokenizer's content, unless it has a name."""
 
     spells_text = True
-    file: str
 
-    def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes):
+    def __init__(self, name: str, spellings: list[bytes], fingerprint: str, content: bytes = b""):
         self.name, self.spellings, self.fingerprint, self.content = name, spellings, fingerprint, content
         self.vocabulary = len(spellings)
         self.dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
         self.token_bytes = np.array([len(text) for text in spellings])
 
+    def __repr__(self):
+        return f"{type(self).__name__}({self.name}, {self.vocabulary:,} tokens)"
+
     def decode(self, ids: np.ndarray) -> bytes:
         """Convert ids to bytes."""
         return b"".join(self.spellings[int(token)] for token in ids)
 
-    def save(self, run: Path) -> None:
-        """Write the file to a run folder."""
-        with written_whole(Path(run) / self.file, "give another --out") as path:
-            path.write_bytes(self.content)
+    def save(self, path: Path) -> None:
+        """Write the content to a file of a run folder, whose name DataConfig.tokenizer_file says."""
+        with written_whole(path, "give another --out") as temporary:
+            temporary.write_bytes(self.content)
 
 
-class BpeTokenizer(SpelledTokenizer):
+class ByteTokenizer(Tokenizer):
+    """Bytes as token ids 0..255: of text, or with the name mu-law of recordings, whose samples they are."""
+
+    def __init__(self, name: str = "bytes"):
+        super().__init__(name, [bytes([byte]) for byte in range(256)], name)
+        self.spells_text, self.dtype = name != MU_LAW, np.uint8
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """Convert text to a uint8 array of ids."""
+        return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
+
+
+class BpeTokenizer(Tokenizer):
     """Byte-level BPE by a tiktoken encoding; text never becomes a special token."""
-
-    file = "tokenizer.tiktoken"
 
     def __init__(self, name: str, encoding: tiktoken.Encoding):
         self.encoding = encoding
@@ -120,13 +103,11 @@ class BpeTokenizer(SpelledTokenizer):
         return np.concatenate([np.empty(0, np.int64), *ids]).astype(self.dtype)
 
 
-class PackagedTokenizer(SpelledTokenizer):
+class PackagedTokenizer(Tokenizer):
     """Any tokenizer of the package tokenizers, of its .json; text never becomes a special token.
 
     If its tokens are bytes it keeps all text that is UTF-8, otherwise it spells the text as it normalises it.
     """
-
-    file = "tokenizer.json"
 
     def __init__(self, name: str, content: bytes):
         package = tokenizers_package("a tokenizer.json")
@@ -157,13 +138,11 @@ def spelling_of(token: str, symbols: dict[str, int], with_blanks: bool) -> bytes
     return token.replace("▁", " ").replace("</w>", " ").encode()
 
 
-class WordTokenizer(SpelledTokenizer):
+class WordTokenizer(Tokenizer):
     """The words of a closed vocabulary: what stands between white space, and each line's end. All other words are <unk>.
 
     White space is not kept: every word is spelled with one blank before it, as WikiText's files have it.
     """
-
-    file = "tokenizer.words"
 
     def __init__(self, name: str, words: list[str]):
         content = "".join(word.strip(LINE_END) + "\n" for word in words).encode()  # an entry a line; the line's end is empty
@@ -197,7 +176,7 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
 
 
-def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenizer:
+def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
     """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
     name, merges = str(path), Path(path).parent / "merges.txt"
     check_is_file(Path(path))
@@ -219,7 +198,7 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> SpelledTokenize
         raise InputError(f"{path} cannot be used: {error}; {advice}") from None
 
 
-def open_tokenizer(name: str) -> ByteTokenizer | SpelledTokenizer:
+def open_tokenizer(name: str) -> Tokenizer:
     """The tokenizer that --tokenizer names: one of ENCODINGS, or a file."""
     if name in ("bytes", MU_LAW):
         return ByteTokenizer(name)
@@ -231,7 +210,7 @@ def open_tokenizer(name: str) -> ByteTokenizer | SpelledTokenizer:
         raise InputError(f"--tokenizer {name}: tiktoken cannot fetch it ({error}); {OFFLINE}") from None
 
 
-def run_tokenizer(run: Path, data: DataConfig) -> ByteTokenizer | SpelledTokenizer:
+def run_tokenizer(run: Path, data: DataConfig) -> Tokenizer:
     """The tokenizer of a run folder with this DataConfig; whether it is as it was saved, its fingerprint tells.
 
     A GPT-2, a folder or the file in it, has its tokenizer by the name that the DataConfig gives.

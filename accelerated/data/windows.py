@@ -19,7 +19,6 @@ class Document(NamedTuple):
     inputs: np.ndarray  # (n - 1,)
     targets: np.ndarray  # (n - 1,)
     scored: np.ndarray  # (n - 1,) bool
-    words: int = 0  # of the text; 0 if there is none
 
 
 class Documents(Sequence):
@@ -42,13 +41,6 @@ def lengths_of(documents: Sequence) -> np.ndarray:
     return np.array([len(document.inputs) for document in documents], np.int64)
 
 
-def count_words(documents: Sequence) -> int:
-    """Number of words in the documents' text; 0 if there is none."""
-    if isinstance(documents, Documents):
-        return int(np.sum(documents.words))
-    return sum(document.words for document in documents)
-
-
 class Window(NamedTuple):
     """A window reads tokens start..stop - 1 of its document and scores its predictions of tokens first..stop.
 
@@ -58,11 +50,6 @@ class Window(NamedTuple):
     start: int
     stop: int
     first: int
-
-    @property
-    def scored(self) -> int:
-        """How many tokens this window scores."""
-        return self.stop + 1 - self.first
 
 
 def count_windows(length: int, window: int, overlap: int = 0) -> int:

@@ -9,8 +9,7 @@ import shlex
 from pathlib import Path
 
 from accelerated.evaluation.score import TrainedRun
-from accelerated.presets.gpt2_weights import safetensors_package
-from accelerated.program.errors import InputError
+from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import disk_errors, file_checksum, written_whole
 from accelerated.training.folder import EXPORT, WEIGHTS, write_settings
 from accelerated.training.settings import settings_contents
@@ -23,16 +22,14 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not empty; {ADVICE}, nothing is overwritten")
-    safetensors_package()
-    from safetensors.torch import save_file  # here: it belongs to an extra
-
+    safetensors = optional_package("safetensors.torch", "an exported run needs", "gpt2", "safetensors")
     with disk_errors(folder, ADVICE):
         folder.mkdir(parents=True, exist_ok=True)
     parameters = {name: value.cpu() for name, value in run.model.state_dict().items()}
     with written_whole(folder / WEIGHTS, ADVICE) as path:
-        save_file(parameters, path, {"format": "pt"})
-    if run.settings.data.tokenizer_file:
-        run.tokenizer.save(folder)
+        safetensors.save_file(parameters, path, {"format": "pt"})
+    if name := run.settings.data.tokenizer_file:
+        run.tokenizer.save(folder / name)
     about = {"format": EXPORT, "step": run.checkpoint["step"], "tokenizer": run.tokenizer.fingerprint}
     about |= {"sha256": file_checksum(folder / WEIGHTS)}  # --init checks it
     write_settings(folder, about | settings_contents(run.settings), ADVICE)

@@ -70,7 +70,7 @@ def option(name: str, text: str, kind: Callable | None = None, metavar: str | No
 
 
 OPENING = (  # of reports that open the runs
-    option("--checkpoint", "checkpoint: last, best or step-N (default last)", str, "NAME", default="last"),
+    option("--checkpoint", "checkpoint: last or best (default last)", str, "NAME", default="last"),
     option("--device", "auto takes a GPU if there is one (default auto)", choices=DEVICES, default="auto"),
 )
 JOINED = "carry memory from document to document, as in one text (default as trained)"

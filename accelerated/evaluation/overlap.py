@@ -67,7 +67,7 @@ def window_flops(config: Config, length: int) -> int:
 def counted_flops_per_token(config: Config, documents: Iterable) -> float:
     """FLOPs per scored token: window_flops of all windows of documents, without padding, divided by their scored tokens."""
     windows = [w for document in documents for w in cut(len(document.inputs) + 1, config.segment, config.overlap)]
-    scored = sum(window.scored for window in windows)
+    scored = sum(window.stop + 1 - window.first for window in windows)
     sizes = collections.Counter(window.stop - window.start for window in windows)
     return sum(count * window_flops(config, size) for size, count in sizes.items()) / scored
 

@@ -45,7 +45,7 @@ class Trial(NamedTuple):
     @property
     def words(self) -> list[str]:
         """All options as train.py gets them, without --out."""
-        return words_of(f"{self.options} --seed {self.seed} --keep 1 --sample 0")  # its last checkpoint is enough
+        return words_of(f"{self.options} --seed {self.seed} --sample 0")
 
 
 class Workshop:

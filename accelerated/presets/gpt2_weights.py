@@ -11,7 +11,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -54,17 +53,12 @@ DTYPES = ("F16", "BF16", "F32", "F64")
 EXPECTED = "expected GPT-2 in safetensors, such as model.safetensors of openai-community/gpt2"
 
 
-def safetensors_package(what: str = "an exported run") -> ModuleType:
-    """The package safetensors; raises InputError if it is not installed."""
-    return optional_package("safetensors", f"{what} needs", "gpt2")
-
-
 def open_file(path: Path) -> tuple[Path, Any]:
     """Return (file, safetensors reader) for path: a file, or a folder with model.safetensors.
 
     The reader has read only the header. Raises InputError if the file is not a whole safetensors file.
     """
-    safetensors, file = safetensors_package("a GPT-2"), path / WEIGHTS if path.is_dir() else path
+    safetensors, file = optional_package("safetensors", "a GPT-2 needs", "gpt2"), path / WEIGHTS if path.is_dir() else path
     try:
         return file, safetensors.safe_open(file, "pt")
     except (OSError, safetensors.SafetensorError) as error:

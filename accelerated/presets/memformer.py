@@ -20,14 +20,6 @@ CHECKS = (  # (condition, message): options that do not work together, as those 
         lambda given: given.tasks.infilling and given.config.segment == 1,
         "--task-infilling masks a part of every segment, and --segment 1 has no parts; give --segment 2 or more",
     ),
-    (
-        lambda given: given.tasks.infilling and given.tasks.budget(given.config.segment) == 0,
-        "--task-masked {tasks.masked} of a segment of {config.segment} tokens masks nothing; give more, or a longer --segment",
-    ),
-    (
-        lambda given: given.tasks.infilling and given.tasks.budget(given.config.segment) == given.config.segment,
-        "--task-masked {tasks.masked} of a segment of {config.segment} tokens masks everything; give less, or a longer --segment",
-    ),
 )
 
 PRESETS = {

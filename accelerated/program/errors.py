@@ -28,11 +28,6 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def percent(share: float) -> str:
-    """A share in percent, with three digits however small it is: 56.6%, 0.00123%."""
-    return f"{100 * share:.3g}%"
-
-
 def check_choice(name: str, value: str, choices: Iterable[str], error: type = ValueError) -> None:
     """Raise an error that names the nearest choice, unless value is one of choices."""
     if value not in choices:

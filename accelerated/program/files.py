@@ -18,20 +18,15 @@ DATA_ADVICE = "give another --data-dir"
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def cannot_write(path: Path, error: Exception, advice: str) -> InputError:
-    """The InputError of a failed write: it advises to free space only if that is what is missing."""
-    full = getattr(error, "errno", None) in FULL or isinstance(error, RuntimeError)  # torch.save's error if the disk is full
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return InputError(f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}")
-
-
 @contextlib.contextmanager
 def disk_errors(path: Path, advice: str = DATA_ADVICE) -> Iterator[None]:
-    """Turn the OSError of a full or read-only disk into an InputError that ends with the advice."""
+    """Turn the error of a full or read-only disk into an InputError that ends with the advice."""
     try:
         yield
-    except OSError as error:
-        raise cannot_write(path, error, advice) from None
+    except (OSError, RuntimeError) as error:
+        full = getattr(error, "errno", None) in FULL or isinstance(error, RuntimeError)  # torch.save's error if the disk is full
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"cannot write {path}: {reason}; {'free some space, or ' if full else ''}{advice}") from None
 
 
 def check_writable(path: Path, advice: str) -> None:
@@ -50,14 +45,13 @@ def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> I
     path = Path(path)
     temporary = path.with_name(path.name + WRITING)
     try:
-        yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())  # so that it is complete even after a power failure
-        if new and os.path.lexists(path):
-            raise InputError(f"{path} exists by now, and nothing is overwritten; {advice}")
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:
-        raise cannot_write(path, error, advice) from None
+        with disk_errors(path, advice):
+            yield temporary
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())  # so that it is complete even after a power failure
+            if new and os.path.lexists(path):
+                raise InputError(f"{path} exists by now, and nothing is overwritten; {advice}")
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -30,15 +30,6 @@ class Progress(tqdm):
         how |= {"initial": done, "unit_scale": unit in ("token", "B"), "leave": False, "disable": not show}
         super().__init__(over, desc=title, total=total, unit=unit, **how)
 
-    def __iter__(self) -> Iterator:
-        """What it is over. (tqdm's own loop keeps copies of the times that `paused` moves.)"""
-        try:
-            for item in self.iterable:
-                yield item
-                self.update()
-        finally:
-            self.close()
-
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Show the state, a bar or a line. Returns whether a bar was shown: then tqdm moves the cursor back at the end."""
         with contextlib.suppress(OSError):
@@ -55,7 +46,7 @@ class Progress(tqdm):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the time inside the block out of the rate and of the time left."""
+        """Leave the time inside the block out of the rate and of the time left; not in a loop over the bar, which copies them."""
         began = time.time()
         yield
         if not self.disable:

@@ -6,7 +6,6 @@ A checkpoint is a file of torch.save followed by MARK and the SHA-256 of all bef
 import math
 import os
 import pickle
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,19 +17,11 @@ from accelerated.data.tokenizers import run_tokenizer
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import checksum_of, file_checksum, written_whole
-from accelerated.training.folder import (
-    EXPORT,
-    SETTINGS,
-    WEIGHTS,
-    checkpoint_path,
-    chosen_checkpoint,
-    numbered_checkpoints,
-    read_settings,
-)
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkpoint, read_settings
 from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
-MEND = "remove it and copy an earlier step-N.pt to its name, or train again"  # step-N.pt may be the same file on the disk
+MEND = "remove it and copy best.pt to its name, or train again"
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
@@ -48,32 +39,6 @@ def save_checkpoint(path: str | Path, contents: dict) -> None:
             torch.save({"format": FORMAT, "version": VERSION} | contents, file)
         with open(temporary, "ab") as file:
             file.write(MARK + file_checksum(temporary).encode())
-
-
-def copy_checkpoint(path: Path, other: Path) -> None:
-    """Copy the checkpoint at path to other; takes no space if the disk has hard links."""
-    with written_whole(other, f"{path} stays as it is") as temporary:
-        temporary.unlink(missing_ok=True)  # a crash may have left a link here: writing to it would change an older checkpoint
-        try:
-            os.link(path, temporary)
-        except OSError:
-            shutil.copyfile(path, temporary)
-
-
-def save_in_run(run: str | Path, contents: dict, keep: int, best: bool = False) -> None:
-    """Save contents as the last checkpoint, and as the best if `best`; if keep > 1, keep the last `keep` as step-N.pt."""
-    path = checkpoint_path(run)
-    save_checkpoint(path, contents)
-    if keep > 1:
-        copy_checkpoint(path, Path(run) / f"step-{contents['step']}.pt")
-    if best:
-        copy_checkpoint(path, Path(run) / "best.pt")
-    steps = numbered_checkpoints(run)
-    earlier = [step for step in steps if step <= contents["step"]]  # later ones are from before the run was resumed here
-    kept = earlier[-keep:] if keep > 1 else []
-    for step, old in steps.items():
-        if step not in kept:
-            old.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | Path) -> dict:
@@ -118,7 +83,7 @@ def load_exported(folder: str | Path) -> dict | None:
 
 
 def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
-    """The contents, as of a checkpoint, of a run's checkpoint (last, best or step-N), an exported run, or a published GPT-2.
+    """The contents, as of a checkpoint, of a run's checkpoint (last or best), an exported run, or a published GPT-2.
 
     What an export and a GPT-2 lack is empty: optimizer, state, lanes. Raises InputError if it is none of these, or is damaged.
     """

@@ -1,6 +1,6 @@
 """The folder of a run: the names of what it holds, its readable settings, and its lock. It does not import torch.
 
-checkpoint.pt is the last checkpoint; step-N.pt are the last few, including that one; best.pt has the lowest validation loss.
+checkpoint.pt is the last checkpoint; best.pt has the lowest validation loss.
 Everything that reads or writes a run uses this file.
 """
 
@@ -25,18 +25,11 @@ def checkpoint_path(run: str | Path) -> Path:
     return Path(run) / "checkpoint.pt"
 
 
-def numbered_checkpoints(run: str | Path) -> dict[int, Path]:
-    """Return {step: path} of each step-N.pt in a run folder, sorted by step."""
-    numbered = ((path.stem.removeprefix("step-"), path) for path in Path(run).glob("step-*.pt"))
-    return dict(sorted((int(step), path) for step, path in numbered if step.isdecimal()))
-
-
 def chosen_checkpoint(run: str | Path, name: str) -> Path:
-    """The path of a run folder's checkpoint `name`: last, best or step-N. If it is missing, InputError lists those that exist."""
+    """The path of a run folder's checkpoint `name`: last, best, or another NAME.pt; raises InputError if it is missing."""
     path = checkpoint_path(run) if name == "last" else Path(run) / f"{name}.pt"
     if not path.is_file() and checkpoint_path(run).is_file():
-        others = [other.stem for other in (Path(run) / "best.pt", *numbered_checkpoints(run).values()) if other.is_file()]
-        raise InputError(f"--checkpoint {name}: {run} has {', '.join(['last', *others])}; give one of these")
+        raise InputError(f"--checkpoint {name}: {run} has no {path.name}; give last, or leave it out")
     return path
 
 

@@ -19,7 +19,7 @@ from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import model_class
-from accelerated.program.errors import InputError, counted, is_out_of_memory, option_name, percent
+from accelerated.program.errors import InputError, counted, is_out_of_memory, option_name
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
@@ -128,7 +128,7 @@ def choose_tokenizer(settings: Settings, start: Start) -> object:
     else:
         tokenizer = open_tokenizer(data.tokenizer)
     if data.tokenizer_file:
-        tokenizer.save(start.folder)
+        tokenizer.save(start.folder / data.tokenizer_file)
     return tokenizer
 
 
@@ -286,9 +286,8 @@ def introduce(run: Run, start: Start) -> None:
     if run.settings.data.data != "recall":
         print(how_much_is_read(run))
     if run.validation_share < 1:
-        print(
-            f"validation reads {percent(run.validation_share)} of its split, from all over it; --validation-segments 0 reads all"
-        )
+        share = f"{100 * run.validation_share:.3g}%"
+        print(f"validation reads {share} of its split, from all over it; --validation-segments 0 reads all")
 
 
 def tokens_read(settings: Settings) -> int:
@@ -319,7 +318,7 @@ def warn(run: Run) -> None:
     if training.warmup > training.steps > 0:
         reached = learning_rate(training.steps, training) / training.learning_rate
         what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
-        print(f"warning: {what}: the learning rate ends at {percent(reached)} of --learning-rate", file=sys.stderr)
+        print(f"warning: {what}: the learning rate ends at {100 * reached:.3g}% of --learning-rate", file=sys.stderr)
     if run.settings.data.data != "recall" and count_passes(run) > MANY_PASSES and not training.validate_every:
         what = f"the training split is read {count_passes(run):.3g} times and no validation chooses a checkpoint"
         print(f"warning: {what}; give --validate-every, and best.pt is the best of them", file=sys.stderr)

@@ -129,12 +129,8 @@ def first_options(argv: list[str]) -> argparse.Namespace:
     for name in ("init", "resume", "like", "out"):
         if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
-    if first.init and first.resume:
-        raise InputError("--init begins a new run and --resume continues one; give one of them")
     if first.like and (other := next((name for name in ("model", "preset", "resume", "init") if getattr(first, name)), None)):
         raise InputError(f"--like takes model and settings of its run, and --{other} says others; give one of them")
-    if first.init and Path(first.init).name == checkpoint_path("").name:
-        raise InputError(f"--init {first.init} is a run's checkpoint; give its folder, {Path(first.init).parent}")
     return first
 
 

@@ -14,11 +14,11 @@ from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import Corpus
 from accelerated.data.tasks import MultiTask
 from accelerated.data.windows import lengths_of
-from accelerated.program.errors import counted, percent
+from accelerated.program.errors import counted
 from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in
 from accelerated.training import process
-from accelerated.training.checkpoint import save_in_run
+from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, check_finite
@@ -117,7 +117,8 @@ class Run:
             "validation_due": self.validation_due,
         }
         if process.rank() == 0:
-            save_in_run(self.folder, contents, self.settings.training.keep, self.is_best)
+            for name in ("best.pt", "checkpoint.pt") if self.is_best else ("checkpoint.pt",):  # best first: a kill may come
+                save_checkpoint(self.folder / name, contents)
         self.save_due = self.is_best = False
 
     def command(self, words: str) -> str:
@@ -132,7 +133,7 @@ class Run:
 
     def last_lines(self, carried: Any, cleared: Any) -> str:
         """What is printed of the last Score, and of the one with the memory cleared, None if there is no memory."""
-        share = f" ({percent(self.validation_share)} of the split)" if self.validation_share < 1 else ""
+        share = f" ({100 * self.validation_share:.3g}% of the split)" if self.validation_share < 1 else ""
         what, bits = f"validation on {counted(carried.tokens, 'token')}{share}", f"{carried.bits_per_byte:.3f}"
         if not cleared:
             return f"{what}: {bits} bits per byte; this model carries no memory"

@@ -25,7 +25,7 @@ CHOICES = {
     "dtype": ("float32", "bfloat16", "float64"),
     "compile": COMPILERS,
 }
-POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "keep", "log_every")
+POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "log_every")
 NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validation_segments", "sample", "epochs")
 LEAST = dict.fromkeys(POSITIVE, 1) | dict.fromkeys(NOT_NEGATIVE, 0) | {"validate_every": -1}
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
@@ -60,7 +60,6 @@ class TrainingConfig:
         compile: none, inductor (torch.compile makes forward and backward faster; on a CPU it needs a C++ compiler), or
             cudagraphs (inductor, and the GPU repeats recorded launches; with --horizon 1 or --backprop memory_replay)
         save_every: iterations between checkpoints; one is always written at the end
-        keep: number of last checkpoints to keep; the best one is kept too
         validate_every: iterations between validations, which choose the best checkpoint; 0: only at the end, -1: ten in all
         validation_segments: segments in each lane to validate on, taken from all over the split, 0 for the whole split
         log_every: iterations between the lines of metrics.jsonl; its losses are means over these iterations
@@ -89,7 +88,6 @@ class TrainingConfig:
     dtype: str = "float32"
     compile: str = "none"
     save_every: int = 200
-    keep: int = 2
     validate_every: int = -1
     validation_segments: int = 0
     log_every: int = 10

@@ -8,8 +8,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import Joined, Lanes, Parts, cut_for_lanes, joined_for_lanes, longest_document, spread
-from accelerated.data.windows import cut
+from accelerated.data.lanes import Lanes, Parts, cut_for_lanes, joined_for_lanes, spread
+from accelerated.data.windows import Document, cut
 from accelerated.program.errors import InputError
 from tests.helpers.texts import documents_of
 
@@ -97,7 +97,8 @@ def test_shuffling_depends_on_seed_and_pass():
     passes = [[dealer._next_document() for _ in range(30)] for _ in range(3)]
     assert passes == [Lanes(documents, 1, 4, 0)._shuffle(number).tolist() for number in range(3)] and dealer.passes == 2
     assert passes[0] != passes[1] and passes[0] != Lanes(documents, 1, 4, 1)._shuffle(0).tolist()
-    orders = [Joined(documents, seed).order for seed in (0, 0, 1, None)]
+    numbered = [Document("", np.full(1, n), np.full(1, n), np.ones(1, bool)) for n in range(30)]
+    orders = [joined_for_lanes(1, numbered, seed)[0].inputs[::2].tolist() for seed in (0, 0, 1, None)]
     assert orders[0] == orders[1] != orders[2] and orders[3] == [*range(30)] != orders[0]
 
 
@@ -157,7 +158,7 @@ def test_documents_are_cut_only_if_there_are_too_few():
     assert cut_for_lanes(3, documents) is documents
     assert isinstance(cut_for_lanes(4, documents), Parts), "a document without a prediction fills no lane"
     parts = cut_for_lanes(6, documents)
-    assert parts.lengths.tolist() == [2, 3, 3, 4, 3, 3] and longest_document(parts, 2) == 2
+    assert parts.lengths.tolist() == [2, 3, 3, 4, 3, 3]
     assert len({tuple(row.tolist()) for row in next(Lanes(parts, 6, 2, seed=0)).tokens}) == 6, "no two lanes read the same"
 
 
@@ -186,18 +187,16 @@ def test_a_single_book_is_read_at_its_beginning_middle_and_end():
 
 @given(ns=lengths, lanes=st.integers(1, 4), seed=st.none() | st.integers(0, 9))
 def test_a_joined_text_is_its_documents_one_after_another_in_equal_parts(ns, lanes, seed):
-    """At a document's end the next one's first token is predicted, and not scored; values of the parts go back to documents."""
-    documents = masked(ns)
-    joined, parts = Joined(documents, seed), joined_for_lanes(lanes, documents, seed)
-    usable = [number for number, n in enumerate(ns) if n > 1]
-    assert (joined.order if seed is None else sorted(joined.order)) == usable
+    """At a document's end the next one's first token is predicted, and not scored."""
+    documents, parts = masked(ns), joined_for_lanes(lanes, masked(ns), seed)
+    order = [number for number, n in enumerate(ns) if n > 1]
+    order = order if seed is None else np.random.default_rng(seed).permutation(order).tolist()
     tokens, scored = [], []
-    for number in joined.order:
+    for number in order:
         tokens += [*documents[number].inputs.tolist(), int(documents[number].targets[-1])]
         scored += [*documents[number].scored.tolist(), False]
-    assert [field.tolist() for field in joined[0][1:4]] == [tokens[:-1], tokens[1:], scored[:-1]] and len(joined) == 1
-    assert len(parts) == min(lanes, len(tokens) - 1) and max(parts.lengths) - min(parts.lengths) <= 1
-    assert [np.concatenate([part[field] for part in parts]).tolist() for field in (1, 2)] == [tokens[:-1], tokens[1:]]
-    assert parts[0].inputs.dtype == documents[0].inputs.dtype
-    split = joined.by_document([part.targets for part in parts])
-    assert [targets.tolist() for targets in split] == [document.targets.tolist() for document in documents]
+    sizes = [len(part.inputs) for part in parts]
+    assert len(parts) == max(1, min(lanes, len(tokens) - 1)) and max(sizes) - min(sizes) <= 1
+    joined = [np.concatenate([part[field] for part in parts]).tolist() for field in (1, 2, 3)]
+    assert joined == [tokens[:-1], tokens[1:], scored[:-1]]
+    assert not tokens or parts[0].inputs.dtype == documents[0].inputs.dtype

@@ -1,12 +1,10 @@
 """Windows: every token after the first is scored exactly once, in order, at any length, window and overlap."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accelerated.data.lanes import Parts
-from accelerated.data.windows import Window, count_windows, count_words, cut
+from accelerated.data.windows import Window, count_windows, cut
 
 
 @st.composite
@@ -19,7 +17,7 @@ def sizes(draw):
 def test_every_token_after_the_first_is_scored_once_in_order(size):
     windows = cut(*size)
     assert [target for w in windows for target in range(w.first, w.stop + 1)] == [*range(1, size[0])]
-    assert len(windows) == count_windows(*size) and sum(w.scored for w in windows) == max(size[0] - 1, 0)
+    assert len(windows) == count_windows(*size)
 
 
 @given(sizes())
@@ -49,9 +47,3 @@ def test_figure_3():
 def test_impossible_windows_are_refused(window, overlap):
     with pytest.raises(ValueError, match=r"window|overlap"):
         cut(9, window, overlap)
-
-
-def test_words_are_counted_over_all_documents():
-    documents = Parts([], [])
-    documents.words = np.array([3, 0, 1])
-    assert count_words(documents) == 4

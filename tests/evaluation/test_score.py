@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.lanes import Joined, joined_for_lanes
-from accelerated.data.windows import Document, count_words, cut
+from accelerated.data.lanes import joined_for_lanes
+from accelerated.data.windows import Document, cut
 from accelerated.evaluation.score import Score, check_score, evaluate, token_nats
 from accelerated.program.errors import InputError
 from tests.conftest import examples
-from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of, text_document
+from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
 
 WINDOWED = dataclasses.replace(PAPERS["pretrained_recurrence"].small, vocabulary=264)  # as many as MERGED has
@@ -104,9 +104,7 @@ def test_a_score_that_is_nan_is_refused():
         check_score(Score(math.nan, 1))
 
 
-def test_words_are_those_of_the_original_text():
-    documents = [text_document(name, text, BYTES) for name, text in (("a", b"one  two\nthree "), ("b", b""), ("c", b"x"))]
-    assert [document.words for document in documents] == [3, 0, 1] and count_words(documents) == 4
+def test_a_score_has_its_units():
     score = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
     assert (score.bits_per_token, score.bits_per_byte, score.accuracy) == pytest.approx((2, 0.5, 2 / 3))
     score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
@@ -150,5 +148,3 @@ def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(pape
         assert score.tokens == 78 and score.nats == pytest.approx(sum(np.nansum(losses) for losses in expected), rel=1e-12)
     apart = evaluate(model, documents, BYTES, 3, clear)
     assert apart.tokens == 78 and abs(apart.nats / score.nats - 1) > 1e-9, "which is not that of each document alone"
-    by_document = Joined(documents).by_document(token_nats(model, joined, 3, clear))
-    assert [np.isfinite(losses).sum() for losses in by_document] == [len(document.inputs) for document in documents]

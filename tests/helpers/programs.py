@@ -29,7 +29,7 @@ from accelerated.lab.tables.table import Measure, Row, Table
 from accelerated.lab.trials import Workshop
 from accelerated.program.errors import InputError, begin_program, run_program
 from accelerated.training.checkpoint import load_checkpoint
-from accelerated.training.folder import checkpoint_path, numbered_checkpoints
+from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
 from accelerated.training.options import parse as parse_training
 
@@ -85,7 +85,7 @@ def trained_runs(folder):
     content = (ROOT / "reference" / "block_recurrent.py").read_bytes()
     book.write_bytes(b" some common words ".join(content[at : at + 100] for at in range(0, 14_000, 100)))
     kinds = {
-        "recurrent": [*TINY, "--save-every", 1, "--keep", 2],
+        "recurrent": TINY,
         "compressive": COMPRESSIVE,
         "memformer": MEMFORMER,
         "memorizing": MEMORIZING,
@@ -227,7 +227,6 @@ def differences(first, second, besides=()):
         pairs.append((load_checkpoint(first / "best.pt"), load_checkpoint(second / "best.pt")))
     for one, other in pairs:
         found += [key for key in one.keys() | other.keys() if not equal(one.get(key), other.get(key))]
-    found += ["step-N.pt"] if list(numbered_checkpoints(first)) != list(numbered_checkpoints(second)) else []
     found += ["metrics.jsonl"] if measurements(first) != measurements(second) else []
     return [name for name in found if name not in besides]
 

@@ -17,7 +17,7 @@ BYTES = ByteTokenizer()
 def text_document(name, text, tokenizer):
     """A document that predicts each of its tokens except the first."""
     tokens = tokenizer.encode(text)
-    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool), len(text.split()))
+    return Document(name, tokens[:-1], tokens[1:], np.ones(max(len(tokens) - 1, 0), bool))
 
 
 def documents_of(lengths):

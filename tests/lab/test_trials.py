@@ -17,7 +17,7 @@ def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resum
     shop.train(trials)
     assert len(shop.calls) == 3, "rows with the same options share a run"
     folder = shop.folder(trials[1])
-    assert shop.calls[1][1:] == ["--width", "8", "--seed", "1", "--keep", "1", "--sample", "0", "--out", str(folder)]
+    assert shop.calls[1][1:] == ["--width", "8", "--seed", "1", "--sample", "0", "--out", str(folder)]
     assert (folder / "output.txt").read_text() == "trained\n"
     shop.folder(interrupted).mkdir()
     (shop.folder(interrupted) / "checkpoint.pt").touch()

@@ -15,7 +15,6 @@ from accelerated.program.errors import InputError
 from accelerated.training import optimization, process
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
-from accelerated.training.folder import numbered_checkpoints
 from accelerated.training.log import Log, read_metrics
 from tests.helpers import programs
 from tests.helpers.programs import ROOT, as_json, differences, ended, saved, start, train
@@ -128,7 +127,7 @@ def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, stop_at
     stop_at(None)
     assert saved(tmp_path / "cut")["step"] == 3
     train("--resume", tmp_path / "cut")
-    assert not differences(tmp_path / "whole", tmp_path / "cut", ["step-N.pt"]) and list(losses(tmp_path / "cut")) == [2, 4, 5]
+    assert not differences(tmp_path / "whole", tmp_path / "cut") and list(losses(tmp_path / "cut")) == [2, 4, 5]
     assert not joined or saved(tmp_path / "cut")["lanes"]["passes"] > 0
 
 
@@ -171,8 +170,9 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch
 
     The optimiser sees the mean of the gathered gradients. A validation, which waits as well, asks for a checkpoint.
     """
-    steps, seen, keep, prepare = [], [], runs.save_in_run, optimization.average_and_clip
-    monkeypatch.setattr(runs, "save_in_run", lambda run, c, *a: steps.append(c["step"]) or keep(run, c, *a))
+    steps, seen, save, prepare = [], [], runs.save_checkpoint, optimization.average_and_clip
+    saving = lambda path, contents: (steps.append(contents["step"]) if path.name != "best.pt" else None, save(path, contents))  # noqa: E731
+    monkeypatch.setattr(runs, "save_checkpoint", saving)
 
     def watched(model, iterations, limit):
         before = model.embedding.grad.clone()
@@ -270,7 +270,7 @@ def test_two_processes_begin_a_run_with_a_learned_tokenizer_that_another_run_tak
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
 
-def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
+def test_the_last_and_the_best_are_kept(text, tmp_path, monkeypatch):
     """A run that ended without its last report makes it; a resumed run does not forget what was best."""
     run, evaluation, bits = tmp_path / "run", training_script.score.evaluate, [5.0, 3.0, 4.0, 3.5]
 
@@ -278,11 +278,11 @@ def test_the_last_k_and_the_best_are_kept(text, tmp_path, monkeypatch):
         return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
 
     monkeypatch.setattr(training_script.score, "evaluate", scored)
-    options = ["--data", text, *programs.TINY, "--save-every", 1, "--keep", 3, "--validate-every", 2, "--steps", 8, *BRIEF]
+    options = ["--data", text, *programs.TINY, "--save-every", 1, "--validate-every", 2, "--steps", 8, *BRIEF]
     with monkeypatch.context() as patch:
         patch.setattr(training_script, "report", lambda run: None)
         train(*options, "--out", run)
-    assert list(numbered_checkpoints(run)) == [6, 7, 8] and list(losses(run)) == [2, 4, 6, 8]
+    assert list(losses(run)) == [2, 4, 6, 8]
     steps = [record["step"] for record in read_metrics(run)]
     assert steps == [2, 2, 4, 4, 6, 6, 8, 8], "a line of the log comes before each validation"
     bits += [5.0, 6.0, 3.2, 6.0]

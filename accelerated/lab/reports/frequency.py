@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from accelerated.data.corpus import load_corpus
-from accelerated.data.lanes import Joined
 from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
@@ -81,8 +80,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
         raise InputError(f"frequency: {run.data} has no words; give other --data")
     data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)  # a GPT-2 names none
     training = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
-    documents = run.splits[run.split]
+    documents = run.documents
     counts = word_counts(training, documents, run.tokenizer)
-    nats = token_nats(run.model, run.documents, run.lane_count)
-    rows = by_frequency(Joined(documents).by_document(nats) if run.carry_over else nats, documents, counts, run.tokenizer)
+    nats = token_nats(run.model, documents, run.lane_count)
+    rows = by_frequency(nats, documents, counts, run.tokenizer)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

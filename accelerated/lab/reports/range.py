@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch.nn import Module
 
-from accelerated.data.lanes import longest_document
-from accelerated.data.windows import overlap_of
+from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.evaluation.score import Score, TrainedRun, add_segment, carried_through, carries_nothing, score_record
 from accelerated.program.errors import InputError
 
@@ -30,7 +29,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     model, every = run.model, options.segments
     if carries_nothing(model):
         raise InputError("range: this model carries no memory that could be cleared; evaluate another run")
-    longest = longest_document(run.documents, model.config.segment, overlap_of(model.config))
+    longest = count_windows(int(lengths_of(run.documents).max()) + 1, model.config.segment, overlap_of(model.config))
     scores = temporal_range(model, run.documents, run.tokenizer, run.lane_count, every) if longest >= 2 * every else []
     if not scores or not all(score.tokens for score in scores):
         lack = f"no document has scored tokens in its segments {every + 1:,} to {2 * every:,}"

@@ -19,7 +19,7 @@ import torch
 from accelerated.data.config import default_data_dir
 from accelerated.data.corpus import tokenised
 from accelerated.data.sources import standard_library
-from accelerated.data.tokenizers import SpelledTokenizer, train_bpe
+from accelerated.data.tokenizers import Tokenizer, train_bpe
 from accelerated.lab.experiment import Experiment, conduct, draw_shares
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.systems import reader, two_hops
@@ -65,7 +65,7 @@ class Task(NamedTuple):
     asked: list[Example]
 
 
-def task_examples(count: int, lines: Sequence[str], bpe: SpelledTokenizer, seed: int) -> list[Example]:
+def task_examples(count: int, lines: Sequence[str], bpe: Tokenizer, seed: int) -> list[Example]:
     """Questions of two hops whose texts have as many windows as the task's."""
     least, most = SMALL["windows"]
     examples = (reader.cut(question, bpe, SIZES["segment"]) for question in two_hops.drawn(2 * count, lines, seed))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from accelerated.data.tokenizers import SpelledTokenizer
+from accelerated.data.tokenizers import Tokenizer
 from accelerated.lab.systems.roberta import Roberta
 from accelerated.lab.systems.two_hops import KINDS, Question
 from accelerated.program.progress import Progress
@@ -36,7 +36,7 @@ class Example(NamedTuple):
     distance: int  # windows from the end of the first supporting sentence in the text to that of the last
 
 
-def cut(question: Question, bpe: SpelledTokenizer, segment: int) -> Example:
+def cut(question: Question, bpe: Tokenizer, segment: int) -> Example:
     """The Example of a question in windows of `segment` tokens, at least 6; the question keeps at most half of them.
 
     So text has at least `segment` / 2 - 1 tokens of every window, whatever is asked.

@@ -172,7 +172,6 @@ def test_what_cannot_be_data_is_refused(tmp_path):
     assert "no file in this folder ends in one of .ulaw; " in refusal(lambda: source(folder / "empty", tokenizer="mu-law"))
     for data, options, words in (
         *((data, {"tokenizer": "mu-law"}, "give a .ulaw or a folder") for data in ("stdlib", f"{folder}/e.jsonl")),
-        ("recall", {"training_documents": 3}, "--training-documents is for texts, and --data recall is made as it is read"),
         ("stdlb", {}, "did you mean stdlib"),
         (f"{folder}/x.txt", {}, "a folder, or one of stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"),
     ):

@@ -129,7 +129,7 @@ def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
     """By the file's form; or by the fingerprint, which a checkpoint keeps; or it is the same tokenizer written otherwise."""
     opened, data = kept(kind, tmp_path)
     assert opened.vocabulary == vocabulary_of(data)
-    opened.save(tmp_path)
+    opened.save(tmp_path / data.tokenizer_file)
     path, rng, noticed = tmp_path / data.tokenizer_file, random.Random(0), 0
     right = path.read_bytes()
     for same in (run_tokenizer(tmp_path, data), open_tokenizer(str(path))):
@@ -149,7 +149,7 @@ def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
             assert str(error).startswith(str(path)) and str(error).endswith(DAMAGED)
     assert noticed > 50
     assert run_tokenizer(tmp_path, DataConfig()).name == "bytes"
-    assert "; give another --out" in refusal(opened.save, tmp_path / "nowhere")
+    assert "; give another --out" in refusal(opened.save, tmp_path / "nowhere" / "file")
 
 
 # Learned tokens
@@ -282,7 +282,7 @@ def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path, monkeypatc
     assert data.tokenizer == str(tmp_path / "vocab.json") and data.tokenizer_file == "tokenizer.json"
     opened = open_tokenizer(data.tokenizer)
     assert opened.encode(TEXT).tolist() == tokenizer.PackagedTokenizer("some.json", packaged("bytes")).encode(TEXT).tolist()
-    opened.save(tmp_path)
+    opened.save(tmp_path / data.tokenizer_file)
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setitem(ENCODINGS, tmp_path.name, 9)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import accelerated
+from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
+from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import ROOT, as_json, evaluate, refused, saved, train
 
@@ -33,7 +35,7 @@ def exported(tmp_path_factory):
             pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
         path = tmp_path_factory.mktemp(model)
         (path / "book.txt").write_bytes((ROOT / "reference" / "memorizing.py").read_bytes()[:12_000])
-        brief = ["--steps", 2, "--save-every", 1, "--keep", 2, "--sample", 0, "--validation-segments", 1]
+        brief = ["--steps", 2, "--sample", 0, "--validation-segments", 1]
         train("--data", path / "book.txt", *RUNS[model], *brief, "--out", path / "run")
         evaluate("export", path / "run", path / "exported")
         return path / "run", path / "exported"
@@ -76,6 +78,8 @@ def test_nothing_is_overwritten(what, exported, tmp_path, capsys):
 
 def test_a_checkpoint_can_be_chosen_and_json_names_the_files(exported, tmp_path, capsys):
     run, _ = exported("block_recurrent")
-    record = as_json(capsys, "export", run, tmp_path / "first", "--checkpoint", "step-1")
+    contents = load_checkpoint(checkpoint_path(run))
+    save_checkpoint(run / "best.pt", contents | {"step": 1})
+    record = as_json(capsys, "export", run, tmp_path / "first", "--checkpoint", "best")
     assert record["files"] == ["config.json", "model.safetensors", "tokenizer.tiktoken"]
     assert json.loads((tmp_path / "first" / "config.json").read_text())["step"] == 1

@@ -224,7 +224,10 @@ class Hostile(ByteTokenizer):
     """Bytes, and two tokens of HTML."""
 
     html = ("</script><script>hacked=1</script>", "<b id=b>")
-    token_bytes = np.array([*[1] * 256, *map(len, html)])
+
+    def __init__(self):
+        super().__init__()
+        self.token_bytes = np.array([*[1] * 256, *map(len, self.html)])
 
     def decode(self, ids):
         return b"".join(self.html[token - 256].encode() if token > 255 else bytes([token]) for token in ids)

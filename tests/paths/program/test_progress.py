@@ -61,15 +61,6 @@ def test_other_outputs_get_lines_at_intervals(screen, clock, given, updates, lin
     assert len(written) == len(lines) and all(map(str.startswith, written, lines)), written
 
 
-def test_steps_of_a_loop_count_once_also_after_a_pause(screen, clock):
-    shown = screen(terminal=False)
-    for _ in (bar := Progress("training", 12, "step", over=range(12))):
-        clock.now += 2.0
-        with bar.paused():
-            clock.now += 100.0
-    assert [line.partition(",")[0] for line in shown.getvalue().splitlines()] == [f"training: {n} of 12" for n in (3, 6, 9, 12)]
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_is_said_is_a_line_of_stdout_above_the_bar(screen, clock, monkeypatch, terminal):
     shown = screen(terminal)

@@ -12,8 +12,8 @@ import torch
 
 from accelerated.program.files import file_checksum
 from accelerated.training import checkpoint
-from accelerated.training.checkpoint import load_checkpoint, load_exported, load_parameters, save_checkpoint, save_in_run
-from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, checkpoint_path, numbered_checkpoints
+from accelerated.training.checkpoint import load_checkpoint, load_exported, load_parameters, save_checkpoint
+from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
 from tests.helpers.programs import EMPTY_CHECKPOINT, refusal
 
@@ -122,28 +122,6 @@ def test_wrong_types_in_an_exported_config_are_refused(tmp_path):
         assert words in refusal(settings_from, opened(**{part: values}), tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"")
     assert "model.safetensors is damaged or missing: config.json has another checksum" in refusal(load_exported, tmp_path)
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("links", [True, False])
-def test_kept_checkpoints_are_links_or_copies(tmp_path, monkeypatch, keep, links):
-    """A link that a crash left stands where the next copy is written, and leads to a checkpoint that is kept."""
-
-    def refuse(*_):
-        raise OSError(1, "Operation not permitted")
-
-    save_in_run(tmp_path, CONTENTS | {"step": 3}, keep)
-    os.link(checkpoint_path(tmp_path), tmp_path / "best.pt.writing")
-    if not links:
-        monkeypatch.setattr(os, "link", refuse)
-    save_in_run(tmp_path, CONTENTS | {"step": 5}, keep, best=True)
-    assert keep == 1 or load_checkpoint(tmp_path / "step-3.pt")["step"] == 3
-    save_in_run(tmp_path, CONTENTS | {"step": 9}, keep)
-    names = ["best.pt", "checkpoint.pt", *(["step-5.pt", "step-9.pt"] if keep == 2 else [])]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert load_checkpoint(tmp_path / "best.pt")["step"] == 5 and load_checkpoint(checkpoint_path(tmp_path))["step"] == 9
-    save_in_run(tmp_path, CONTENTS | {"step": 4}, keep)
-    assert list(numbered_checkpoints(tmp_path)) == [4][: keep - 1], "those after a resumed earlier checkpoint are dropped"
 
 
 def test_parameters_of_another_shape_are_refused():

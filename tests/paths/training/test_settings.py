@@ -27,7 +27,7 @@ SEGMENTS = {  # of Memformer, sections 2.3, 3.1 and 3.4.2
     **{"width": 512, "feed_forward": 2048, "heads": 8, "head_width": 64, "segment": 64, "slots": 32, "dropout": 0.0},
     **{"retention": 0.0, "positions": "simplified", "backprop": "memory_replay"},
 }
-TASKS = {"task_infilling": 0.3, "task_recall": 0.1, "task_span": 3.5, "task_masked": 0.3}
+TASKS = {"task_infilling": 0.3, "task_recall": 0.1}
 GPT2 = {  # section 5
     **{"segment": 300, "overlap": 0, "vectors": 1, "insertion_layers": (2,), "pooling": "mean", "pool": "all"},
     **{"module_layers": 3, "module_width": 200, "dropout": 0.1, "horizon": 20, "warmup": 100, "schedule": "constant"},
