@@ -28,14 +28,12 @@ END = "⟫"  # of the prompt in a printed sample
 
 def train(run: opening.Run) -> str | None:
     """Train to the last step; returns the name of the signal that stopped it earlier, or None."""
-    training, stopped = run.settings.training, False
-    first = process.rank() == 0
-    bar = Progress("training", training.steps, "step", run.step, show=first)
+    training, first, stopped = run.settings.training, process.rank() == 0, False
+    left, bar = range(run.step + 1, training.steps + 1), Progress("training", training.steps, "step", run.step, show=first)
     with Interruption(told=first) as interruption, bar as steps:
         if run.validation_due:  # the run was stopped in a validation
             run.save_due = True
             stopped = validate_and_save(run, steps, interruption)
-        left = range(run.step + 1, training.steps + 1)
         for run.step in () if stopped else left:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
