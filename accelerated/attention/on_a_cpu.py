@@ -128,8 +128,7 @@ class RelativeAttention(torch.autograd.Function):
         torch.add(query.transpose(0, 1), distance_bias[:, None, None], out=distance_query).mul_(scale)
         content_query = content_query.flatten(0, 1)
         out = query.new_empty(batch, length, heads, width)  # heads last, as the output matrix reads them
-        exact = torch.promote_types(query.dtype, torch.float32)
-        usage = query.new_zeros(batch, total, dtype=exact) if measure else None
+        usage = query.new_zeros(batch, total, dtype=torch.promote_types(query.dtype, torch.float32)) if measure else None
         tiles, weights = RelativeAttention.tiles(length, total), []
         height = tiles[0][0].stop
         by_distance = query.new_empty(batch * heads * height * total)
@@ -150,7 +149,7 @@ class RelativeAttention(torch.autograd.Function):
                 of_distances = RelativeAttention.unshift(by_distance[: math.prod(shape)], weights[-1].view(shape), near)
                 out[:, rows] += torch.bmm(of_distances, near).view(heads, batch, -1, width).permute(1, 2, 0, 3)
             if measure:
-                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=exact) / (heads * length)
+                usage[:, :reach] += weights[-1].view(shape).sum((1, 2), dtype=usage.dtype) / (heads * length)
         ctx.save_for_backward(content_query, distance_query, k, v, distance_key, *weights)
         ctx.shape, ctx.in_values = query.shape, in_values
         if measure:

@@ -9,7 +9,7 @@ from torch.nn import ModuleList, functional
 from accelerated.attention.content import fold_tiles, sdpa, takes_sdpa, unfold_tiles
 from accelerated.attention.heads import at_least_float32, on_plain_cpu
 from accelerated.attention.on_a_cpu import SlidingAttention
-from accelerated.attention.relative_shift import columns_of_query
+from accelerated.attention.relative_shift import by_query_and_key, columns_of_query
 
 
 def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
@@ -44,6 +44,11 @@ def offsets_of(layers: ModuleList, in_bucket: Tensor, mask: Tensor) -> Tensor:
     """score_offset of all layers at once, (L, H, 3W - 1)."""
     bias, scale = (torch.stack([getattr(layer, name) for layer in layers]) for name in ("position_bias", "scale"))
     return score_offset(bias, scale, in_bucket, mask)
+
+
+def spread(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """by_query_and_key(by_distance, W) (..., W, 2W) in a type, in rows: fused kernels take no offset whose rows are not dense."""
+    return by_query_and_key(by_distance, window).to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 
 def of_query(by_distance: Tensor, position: Tensor) -> Tensor:

@@ -26,6 +26,11 @@ CHECKS = tuple(  # (condition, message): options that do not work together, as t
     for name in OF_THE_MODULE
 )
 
+RECALL = {
+    "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,
+    "steps": 1500, "batch": 32, "learning_rate": 2e-3, "warmup": 50,
+}  # fmt: skip
+
 PRESETS = {
     "tiny": SMALL_GPT2 | {"steps": 800, "batch": 32, "horizon": 2, "learning_rate": 3e-3},
     # The paper's method on a small scale: train a plain GPT-2, then add recurrence and fine-tune with --init
@@ -35,10 +40,12 @@ PRESETS = {
         "width": 512, "layers": 8, "heads": 8, "feed_forward": 2048, "segment": 256, "max_positions": 1024,
         "steps": 20_000, "batch": 16, "horizon": 8, "backprop": "memory_replay", "learning_rate": 6e-4, "warmup": 1000,
     },
-    "recall": {  # questions come in the window of the pairs and in the next four
-        "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,
-        "steps": 1500, "batch": 32, "horizon": 5, "learning_rate": 2e-3, "warmup": 50,
-        "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16,
+    # Questions come in the window of the pairs and in the next four
+    "recall": RECALL | {"horizon": 5, "recall_pairs": 1, "recall_distance": 8, "recall_questions": 16},
+    # First of two stages: four facts, asked for in their own window and in the next. Then --init asks for them in later ones
+    "recall-4": RECALL | {
+        "data": "recall", "heads": 8, "steps": 700, "horizon": 2,
+        "recall_pairs": 4, "recall_distance": 0, "recall_questions": 12, "recall_spacing": 2,
     },
 } | {  # the published sizes; their heads are 64 wide
     name: GPT2 | {"width": width, "layers": layers, "heads": width // 64, "feed_forward": 4 * width}

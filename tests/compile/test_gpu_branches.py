@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -101,6 +102,21 @@ def test_training_and_reports_make_no_doubles(text, tmp_path, monkeypatch, model
         if model in ONLY.get(name, RUNS):
             evaluate(name, tmp_path / "run", *places.get(name, OPTIONS.get(name, [])))
             assert report.function in calls, name
+
+
+@over(EVERY_VARIANT)
+def test_offsets_have_dense_rows(paper, name, monkeypatch, on_a_gpus_branches):
+    """SDPA's fused kernels take no others; the one that is left would save all scores."""
+    attend, model = functional.scaled_dot_product_attention, PAPERS[paper].model(variant(paper, name))
+
+    def watched(query, key, value, offset=None, *others, **options):
+        assert all(x.stride(-1) == 1 for x in (query, key, value, offset) if x is not None)
+        return attend(query, key, value, offset, *others, **options)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    for dtype in (torch.float32, torch.float64):  # one of them is the parameters'
+        with computing_in(model, dtype):
+            model.read(torch.zeros(2, model.config.segment, dtype=torch.long), model.initial_state(2))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
