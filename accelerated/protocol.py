@@ -189,7 +189,7 @@ def check_state(state: tuple, expected: tuple) -> None:
     """
     if type(state) is not type(expected):
         raise ValueError(f"the state is a {kind_of(state)}, this model takes a {kind_of(expected)}")
-    for name, field, shape in zip(expected._fields, state, expected, strict=True):
+    for name, field, shape in zip(type(expected)._fields, state, expected, strict=True):
         given = tuple(field.shape)
         if given[1:] != shape[1:]:
             raise ValueError(f"the state's {name} has shape {given}, expected {shape}; is it another model's?")
