@@ -23,7 +23,7 @@ from accelerated.attention.heads import (
     project_heads,
     unit_norm,
 )
-from accelerated.attention.sliding_window import of_query, offsets_of, sliding_attention, spread, tables_by_distance
+from accelerated.attention.sliding_window import of_query, offsets_by_pair, offsets_of, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.block_recurrent import Config, init_params
 
@@ -277,7 +277,7 @@ class BlockRecurrent(Model):
             raise ValueError(f"a segment of {length} tokens is not a positive multiple of window {c.window}; pad it")
         check_state(state, self.state_shapes(len(tokens)))
         x, offsets = look_up(tokens, self.embedding), offsets_of(self.layers, self.in_bucket, self.mask)  # x (B, N, D)
-        offsets = spread(offsets, c.window, x.dtype)  # (L, H, W, 2W)
+        offsets = offsets_by_pair(offsets, c.window, x.dtype)  # (L, H, W, 2W)
         if not c.feedback:
             return self._stack(x, state, offsets, memory_only)
         outs = []

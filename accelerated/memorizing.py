@@ -13,7 +13,7 @@ from torch.nn import functional
 from accelerated.attention.content import sdpa
 from accelerated.attention.heads import LayerNorm, at_least_float32, look_up, merge_heads, parameter, project_heads, unit_norm
 from accelerated.attention.retrieval import Memory, retrieval_attention, searchable
-from accelerated.attention.sliding_window import of_query, offsets_of, sliding_attention, spread, tables_by_distance
+from accelerated.attention.sliding_window import of_query, offsets_by_pair, offsets_of, sliding_attention, tables_by_distance
 from accelerated.protocol import Model, Reading, Recomputable, Stream, check_lanes, check_state, initialise, logits_of
 from reference.memorizing import Config, init_params
 
@@ -155,7 +155,7 @@ class Memorizing(Model):
         check_state(state, self.state_shapes(len(tokens)))
         x, pairs = look_up(tokens, self.embedding), []  # (B, N, D)
         memory = searchable(state.memory_keys, state.memory_values)
-        offsets = spread(offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype)  # (L, H, N, 2N)
+        offsets = offsets_by_pair(offsets_of(self.layers, self.in_bucket, self.mask), c.segment, x.dtype)  # (L, H, N, 2N)
         for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
             x, pair = layer(x, previous, memory, offset, memory_only and number == c.layers)

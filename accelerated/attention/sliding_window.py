@@ -46,8 +46,8 @@ def offsets_of(layers: ModuleList, in_bucket: Tensor, mask: Tensor) -> Tensor:
     return score_offset(bias, scale, in_bucket, mask)
 
 
-def spread(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
-    """by_query_and_key(by_distance, W) (..., W, 2W) in a type, in rows: fused kernels take no offset whose rows are not dense."""
+def offsets_by_pair(by_distance: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """by_query_and_key(by_distance, W) in a type (..., W, 2W), in dense rows: SDPA's fused kernels take no others."""
     return by_query_and_key(by_distance, window).to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 

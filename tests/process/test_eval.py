@@ -178,7 +178,12 @@ def test_other_data_splits_and_checkpoints_are_read(runs, tmp_path, capsys):
     rows = as_json(capsys, "overlap", runs.windowed, *word)["rows"]
     for record in (as_json(capsys, runs.recurrent, *word), rows[0]["splits"]["test"]):
         assert record["words"] == 1 and record["word_perplexity"] is None
-    assert as_json(capsys, runs.recurrent, *other)["step"] == 2
+    run = shutil.copytree(runs.recurrent, tmp_path / "run")
+    contents = saved(run)
+    parameters = {name: value / 2 for name, value in contents["parameters"].items()}
+    save_checkpoint(run / "best.pt", contents | {"step": 1, "parameters": parameters})
+    first, last = (as_json(capsys, run, *other, "--checkpoint", name) for name in ("best", "last"))
+    assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
 
 
 def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
