@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import CORPORA, DataConfig, check_carry_over
+from accelerated.data.config import CORPORA, DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
@@ -74,9 +74,7 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
         raise InputError(f"{run.path} has no text of its own; give --data")
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
-    if not (run.tokenizer.spells_text or Path(data).exists()):
-        raise InputError(f"{run.path} has learned recordings, and --data {data} is text; give a .ulaw or a folder of them")
-    check_carry_over(data, asked := options.carry_over_documents)
+    asked = options.carry_over_documents
     carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
     given = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
     if given and data != "recall":

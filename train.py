@@ -31,10 +31,7 @@ def train(run: opening.Run) -> str | None:
     training, first, stopped = run.settings.training, process.rank() == 0, False
     left, bar = range(run.step + 1, training.steps + 1), Progress("training", training.steps, "step", run.step, show=first)
     with Interruption(told=first) as interruption, bar as steps:
-        if run.validation_due:  # the run was stopped in a validation
-            run.save_due = True
-            stopped = validate_and_save(run, steps, interruption)
-        for run.step in () if stopped else left:
+        for run.step in left:
             # Read the next segments of this process's lanes
             segments, scored, text_bytes = next_segments(run)
 
@@ -48,7 +45,7 @@ def train(run: opening.Run) -> str | None:
 
             # Read what was measured, which is all that an iteration waits for; then update the parameters
             measured = process.read_numbers(measured)
-            optimization.check_finite(run.step, measured, run.saved)
+            optimization.check_finite(run.step, measured)
             nats, run.gradient_norm = measured.pop("loss"), measured.pop("gradient's norm", run.gradient_norm)
             if update_due:
                 update(run)
@@ -63,7 +60,7 @@ def train(run: opening.Run) -> str | None:
             # Validating and saving wait for the next update: a checkpoint holds no gathered gradients
             if not run.gathered and (stopped := validate_and_save(run, steps, interruption)):
                 break
-    return (interruption.signal or "a signal") if stopped and (run.validation_due or not run.ended) else None
+    return (interruption.signal or "a signal") if stopped and not run.ended else None
 
 
 def next_segments(run: opening.Run) -> tuple[list, int, int]:
@@ -122,20 +119,15 @@ def log_means(run: opening.Run, steps: Progress, auxiliary: dict[str, float]) ->
 
 def validate_and_save(run: opening.Run, steps: Progress, interruption: Interruption) -> bool:
     """Validate and save if that is due; returns whether a signal stops the run. Processes vote, so that all do the same."""
-    if run.validation_due and (line := run.note_score(validate(run, steps, interruption))):
+    if run.validation_due and process.rank() == 0:
+        with steps.paused():
+            line = run.note_score(validation_score(run))
         steps.say(line)
+    run.validation_due = False
     [stopped] = process.summed([bool(interruption.signal)], run.device)
     if run.save_due or stopped:
         run.save()
     return bool(stopped)
-
-
-def validate(run: opening.Run, steps: Progress, interruption: Interruption) -> score.Score | None:
-    """The validation's Score; None in all processes but the first, and if a signal comes, which leaves the validation."""
-    if process.rank() == 0 and not interruption.signal:
-        with steps.paused(), interruption.leaves():
-            return validation_score(run)
-    return None
 
 
 def validation_score(run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None) -> score.Score:
@@ -175,11 +167,8 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
             bits = [validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)]
             print("before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(*bits))
         run.plain, resume, stopped = None, run.command("train.py --resume"), train(run)
-        taken = process.peak_memory(run.device)
         if process.rank() > 0:
             return
-        if taken:
-            print(taken)
         if stopped:
             print(f"stopped by {stopped} and saved; continue with: {resume}")
             return

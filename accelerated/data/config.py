@@ -63,10 +63,9 @@ class DataConfig:
     @property
     def tokenizer_file(self) -> str:
         """The file of a run folder that holds its tokenizer; empty if the tokenizer has a name."""
-        if self.train_bpe or self.train_words:
-            return "tokenizer.words" if self.train_words else "tokenizer.tiktoken"
-        suffix = Path(self.tokenizer).suffix
-        return "" if self.tokenizer in ENCODINGS else f"tokenizer{suffix if suffix in ('.json', '.words') else '.tiktoken'}"
+        if self.train_words or (not self.train_bpe and self.tokenizer.endswith(".json")):
+            return "tokenizer.json"
+        return "tokenizer.tiktoken" if self.train_bpe or self.tokenizer not in ENCODINGS else ""
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,11 @@ class TaskConfig:
     recall: float = 0.0
 
     def __post_init__(self):
-        for name, possible, allowed in (
-            ("infilling", 0 <= self.infilling <= 1, "lie in 0..1"),
-            ("recall", 0 <= self.recall <= 1, "lie in 0..1"),
-            ("recall", self.infilling + self.recall <= 1, f"not add up to more than 1 with infilling {self.infilling}"),
-        ):
-            if not possible:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must {allowed}")
+        for name in ("infilling", "recall"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in 0..1")
+        if self.infilling + self.recall > 1:
+            raise ValueError(f"recall is {self.recall}; it must not add up to more than 1 with infilling {self.infilling}")
 
     @property
     def fractions(self) -> tuple[float, float, float]:
@@ -121,13 +118,3 @@ def check_data(config: DataConfig) -> None:
         raise InputError(f"--data {data}: no such file or folder; {advice}")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
         raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")
-    if config.tokenizer == MU_LAW and not (os.path.isdir(data) or data.lower().endswith(RECORDING)):
-        why = f"--tokenizer {MU_LAW} reads recordings, and --data {data} is text"
-        raise InputError(f"{why}; give a {RECORDING} or a folder of them")
-
-
-def check_carry_over(data: str, carry_over: bool) -> None:
-    """Raise InputError for --carry-over-documents with --data recall."""
-    if data == "recall" and carry_over:
-        why = "--carry-over-documents joins documents, and each document of --data recall has questions of its own"
-        raise InputError(f"{why}; leave one of them out")

@@ -6,11 +6,7 @@ manifest, written last, with checksums of both. Another state of the source has 
 
 import contextlib
 import hashlib
-import os
 from array import array
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +15,8 @@ import numpy as np
 from accelerated.data.config import DataConfig, check_data, is_opened_by_datasets
 from accelerated.data.recall import RecallConfig, RecallDocuments
 from accelerated.data.sources import Source, only_worker, source_of_path, standard_library
-from accelerated.data.windows import SPLITS, Document, Documents, lengths_of
-from accelerated.program.errors import InputError, counted
+from accelerated.data.windows import SPLITS, Document, Documents
+from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, remove_unfinished, written_whole
 from accelerated.program.progress import Progress
 
@@ -39,7 +35,7 @@ class TextDocuments(Documents):
     """The documents of one split: all tokens (n,), a table (documents, 5) of first token, tokens, words, line ends, bytes."""
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
-        self.tokens, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table.T
+        self.tokens, self.table, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table, table.T
         self.lengths = np.maximum(self.sizes - 1, 0)
 
     def __getitem__(self, index):
@@ -47,13 +43,12 @@ class TextDocuments(Documents):
         scored = np.broadcast_to(np.True_, (self.lengths[index],))  # takes no memory
         return Document(str(index), tokens[:-1], tokens[1:], scored)
 
-    def checksum(self, bar: Progress) -> str:
+    def checksum(self) -> str:
         """The SHA-256 of every document's tokens, their number and that of its words."""
         state, view = hashlib.sha256(), memoryview(self.tokens)
         for start, size, words in zip(self.starts.tolist(), self.sizes.tolist(), self.words.tolist(), strict=True):
             state.update(view[start : start + size])
             state.update(array("q", (size, words)))
-            bar.update(size)
         return state.hexdigest()
 
 
@@ -69,25 +64,13 @@ def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
     return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"
 
 
-def encoded(texts: Iterator, tokenizer: object) -> Iterator[tuple]:
-    """Yield (split, content, tokens) of every text, in order; several threads encode."""
-    contents, threads = ((split, text.read()) for split, text in texts), os.cpu_count() or 1
-    pool = ThreadPoolExecutor(threads)
-    try:
-        while batch := list(islice(contents, threads)):
-            tokens_of = pool.map(tokenizer.encode, [content for _, content in batch])
-            yield from ((*text, tokens) for text, tokens in zip(batch, tokens_of, strict=True))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for texts that are being encoded
-
-
 def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
     """Tokenise a source into folder: tokens, a table of documents (split number, and what TextDocuments has), manifest."""
     table, start = array("q"), 0
-    size = None if source.packed else sum(path.stat().st_size for path in source.files)
-    title = f"tokenising {folder.name.rpartition('-')[0]}"
-    with written_whole(folder / TOKENS) as path, path.open("wb") as file, Progress(title, size, "B") as bar:
-        for split, content, tokens in encoded(source.texts(), tokenizer):
+    bar = Progress(f"tokenising {folder.name.rpartition('-')[0]}", unit="B")
+    with written_whole(folder / TOKENS) as path, path.open("wb") as file, bar:
+        for split, text in source.texts():
+            tokens = tokenizer.encode(content := text.read())
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
             words = len(content.split()) if tokenizer.spells_text else 0
             table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n"), len(content)))
@@ -105,8 +88,7 @@ def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
     path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 6)
     tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     splits = {split: TextDocuments(tokens, table[table[:, 0] == number, 1:]) for number, split in enumerate(SPLITS)}
-    with Progress(f"checking {folder.name}", len(tokens)) as bar:
-        digest = fingerprint(*(documents.checksum(bar) for documents in splits.values()))
+    digest = fingerprint(*(documents.checksum() for documents in splits.values()))
     return Corpus(splits, digest), f"{digest} {path.stat().st_size} {file_checksum(folder / DOCUMENTS)}"
 
 
@@ -133,17 +115,8 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
         from accelerated.data import named_sets  # here: most runs need none of it
 
         fetched = {"enwik8": named_sets.enwik8, "pg19": named_sets.pg19}.get(data.data)
-        source = fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
-    else:
-        source = standard_library() if data.data == "stdlib" else source_of_path(data)
-    if not data.training_documents:
-        return source
-
-    def texts():
-        seen = count(1)
-        return (part for part in source.texts() if part[0] != "train" or next(seen) <= data.training_documents)
-
-    return source._replace(name=f"{source.name} with {data.training_documents} for training", texts=texts, packed=True)
+        return fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
+    return standard_library() if data.data == "stdlib" else source_of_path(data)
 
 
 def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path) -> Corpus:
@@ -151,15 +124,8 @@ def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_
     if data.data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
     corpus = tokenised(open_source(data, data_dir), tokenizer, data_dir)
-    corpus.splits["train"].whole = not data.training_documents
+    if first := data.training_documents:
+        train = corpus.splits["train"]
+        corpus.splits["train"] = TextDocuments(train.tokens, train.table[:first])
+        corpus.splits["train"].whole = False
     return corpus
-
-
-def check_length(data: str, splits: dict[str, Sequence], segment: int, lanes: int) -> None:
-    """Raise InputError if the training split is too short for a segment in each lane, or the validation split for one."""
-    for split, parts in (("train", lanes), ("valid", 1)):
-        tokens = int(lengths_of(splits[split]).sum())
-        if tokens < parts * segment:
-            advice = f"at most --batch {tokens // segment}" if tokens >= segment else "more text or a smaller --segment"
-            what = f"the {split} split has {tokens:,} tokens to predict, {counted(parts, 'lane')} of a segment of {segment:,}"
-            raise InputError(f"--data {data}: {what} need {parts * segment:,}; give {advice}")

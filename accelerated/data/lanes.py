@@ -3,7 +3,6 @@
 Training and evaluation use it. The documents may be joined into one text first; then memory is carried from each to the next.
 """
 
-import itertools
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from accelerated.data.windows import Document, Documents, Window, count_windows, cut, lengths_of, window_at
+from accelerated.data.windows import Document, Documents, Window, count_windows, lengths_of, window_at
 from accelerated.program.errors import InputError
 
 
@@ -152,17 +151,6 @@ def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length:
     return Segment(*map(torch.from_numpy, (tokens, targets, scored, starts)), place=place)
 
 
-def independent_windows(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[Segment]:
-    """Yield Segments of `lanes` windows of any documents; each window is read as if a document began there."""
-    windows = (
-        (number, document, window, True)
-        for number, document in enumerate(documents)
-        for window in cut(len(document.inputs) + 1, length, overlap)
-    )
-    while work := list(itertools.islice(windows, lanes)):
-        yield stack_windows(work, length, lanes)
-
-
 class Lanes:
     """Deals documents to lanes; iterating yields Segments. Each lane reads one document to its end, then another.
 
@@ -181,23 +169,22 @@ class Lanes:
         self.document = lru_cache(int(lanes))(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
+        """The documents that have something to predict, in the order of a pass."""
         if self.seed is None:
-            return np.argsort(-self.lengths, kind="stable")
-        return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
+            order = np.argsort(-self.lengths, kind="stable")
+        else:
+            order = np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
+        return order[self.lengths[order] > 0]
 
     def _next_document(self):
-        """Index of the next document that has something to predict; None at the end of a single pass."""
-        for _ in range(2 * len(self.order)):  # this pass or the next one has such a document
-            if self.dealt == len(self.order):
-                if self.seed is None:
-                    break
-                self.passes, self.dealt = self.passes + 1, 0
-                self.order = self._shuffle(self.passes)
-            self.dealt += 1
-            index = int(self.order[self.dealt - 1])
-            if self.lengths[index]:
-                return index
-        return None
+        """Index of the next document; None at the end of a single pass."""
+        if self.dealt == len(self.order):
+            if self.seed is None:
+                return None
+            self.passes, self.dealt = self.passes + 1, 0
+            self.order = self._shuffle(self.passes)
+        self.dealt += 1
+        return int(self.order[self.dealt - 1])
 
     def _advance(self, lane):
         """Move a lane to its next segment; returns (number, document, window, is_start), or None if nothing is left."""
@@ -229,15 +216,9 @@ class Lanes:
         return {"passes": self.passes, "dealt": self.dealt, "reading": list(self.reading)}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents; raises ValueError, TypeError or KeyError if it is none of them."""
+        """Continue from a position() over the same documents."""
         self.passes, self.dealt, reading = (position[name] for name in ("passes", "dealt", "reading"))
-        self.order = self._shuffle(self.passes)
-        for index, segment in filter(None, reading):
-            if index not in range(len(self.lengths)) or segment not in range(self._segments(index)):
-                raise ValueError(f"document {index} has no segment {segment}")
-        if self.passes < 0 or self.dealt not in range(len(self.lengths) + 1) or len(reading) != len(self.reading):
-            raise ValueError(f"{self.dealt} documents of pass {self.passes} were dealt to {len(reading)} lanes")
-        self.reading = [place and tuple(place) for place in reading]
+        self.order, self.reading = self._shuffle(self.passes), [place and tuple(place) for place in reading]
 
 
 def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:

@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import re
-import sys
 import urllib.parse
 import urllib.request
 import zipfile
@@ -24,16 +23,7 @@ from typing import Any
 import numpy as np
 
 from accelerated.data.config import HUB, PACKED, TABLES, DataConfig
-from accelerated.data.sources import (
-    SPLIT_NAMES,
-    Source,
-    Text,
-    check_is_file,
-    only_worker,
-    say_once,
-    source_of_path,
-    with_missing_splits,
-)
+from accelerated.data.sources import SPLIT_NAMES, Source, Text, only_worker, source_of_path, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import disk_errors, file_checksum, written_whole
@@ -41,12 +31,10 @@ from accelerated.program.progress import Progress
 
 AGENT = {"User-Agent": "palimpsest (long-memory Transformers, for research)"}  # servers answer 403 to urllib's own
 ENWIK8 = "https://mattmahoney.net/dc/enwik8.zip"
-ENWIK8_COPY = "https://data.deepai.org/enwik8.zip"
 ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes; the splits between them are the papers'
 WIKITEXT = "Salesforce/wikitext"  # on the hub; both forms are its configurations NAME-v1
 WIKITEXT_COPY = "mattdangerw/wikitext-103-raw"  # on the hub, the raw files in a .zip
-WIKITEXT_ARTICLES = {"train": 28_475, "valid": 60, "test": 60}  # Merity et al. (2016), Table 1
 HEADING = re.compile(rb" = (?!=)(?=.*[A-Za-z]).* = \n")  # of an article: a section has several =, and " = 5 = " is a formula
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
@@ -74,7 +62,6 @@ def opened_by_datasets(data: str) -> dict:
     """
     import datasets
 
-    check_is_file(Path(data))
     packed = Path(data).suffix.lower() in PACKED
     reader = TABLES.get((Path(data).with_suffix("") if packed else Path(data)).suffix.lower(), "text")
     given = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
@@ -105,17 +92,13 @@ def table_source(data: str) -> Source:
     tables, is_file = opened_by_datasets(data), data not in OFFICIAL_WORDS and os.path.exists(data)
 
     def texts(split):
-        number = 0
         rows = ((row["text"] or "").encode(errors="replace") for row in tables[split].select_columns("text"))
         for number, row in enumerate(articles(rows) if data in OFFICIAL_WORDS else rows, start=1):
             yield Text(f"{Path(data).name if is_file else split}:{number}", (partial(bytes, row),))
-        if data in OFFICIAL_WORDS and number != (published := WIKITEXT_ARTICLES[split]):
-            words = f"{split} has {number:,} articles, the published set {published:,}: results are not those of its papers"
-            say_once(f"warning: --data {data}: {words}", file=sys.stderr)
 
     name = os.path.realpath(data) if is_file else data
     files = tuple(Path(file["filename"]) for table in tables.values() for file in table.cache_files)
-    return Source(name, files, lambda: with_missing_splits({split: partial(texts, split) for split in tables}), packed=True)
+    return Source(name, files, lambda: with_missing_splits({split: partial(texts, split) for split in tables}))
 
 
 def articles(rows: Iterable[bytes]) -> Iterator[bytes]:
@@ -129,14 +112,13 @@ def articles(rows: Iterable[bytes]) -> Iterator[bytes]:
 def enwik8(folder: Path) -> Source:
     """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes."""
     path = folder / "enwik8.zip"
-    if not path.exists():
-        with only_worker(folder, "fetching"):
-            fetch(ENWIK8, path, ENWIK8_SHA256, copy=ENWIK8_COPY)
+    with only_worker(folder, "fetching"):
+        fetch(ENWIK8, path, ENWIK8_SHA256)
     if file_checksum(path) != ENWIK8_SHA256:
         raise InputError(f"{path} does not have sha256 {ENWIK8_SHA256}; remove it to fetch it again, or put a good copy there")
     spans = zip(SPLITS, pairwise(ENWIK8_ENDS), strict=True)
     texts = [(split, Text("enwik8", (lambda s=slice(*span): zipfile.ZipFile(path).read("enwik8")[s],))) for split, span in spans]
-    return Source("enwik8", (path,), lambda: texts, packed=True)
+    return Source("enwik8", (path,), lambda: texts)
 
 
 def pg19(folder: Path) -> Source:
@@ -153,7 +135,7 @@ def pg19(folder: Path) -> Source:
 
 def fetch_books(folder: Path) -> None:
     """Fetch PG-19's missing books, several at a time; the server lists names and MD5, page by page."""
-    by_hand = f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} into {folder}/train, /validation and /test"
+    by_hand = f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} into {folder}"
     pool, work = ThreadPoolExecutor(8), []
     try:
         for name in PG19_COUNTS:
@@ -171,17 +153,13 @@ def fetch_books(folder: Path) -> None:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C or an error
 
 
-def fetch(address: str, path: Path, checksum: str, kind: str = "sha256", copy: str = "") -> None:
-    """Fetch address to path, if it is not there; it appears only if its checksum is right.
-
-    InputError says what to put where by hand, and that another server has a copy.
-    """
+def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None:
+    """Fetch address to path, if it is not there; it appears only if its checksum is right. InputError says what to do by hand."""
     if path.exists():
         return
-    by_hand = f"put a copy of {address}{copy and f', which is also at {copy},'} ({kind} {checksum}) at {path}"
-    content = fetched(address, by_hand)
-    if (other := hashlib.new(kind, content).hexdigest()) != checksum:
-        raise InputError(f"the file from {address} has {kind} {other}, expected {checksum}; try again, or {by_hand}")
+    content = fetched(address, by_hand := f"put a copy ({kind} {checksum}) at {path}")
+    if hashlib.new(kind, content).hexdigest() != checksum:
+        raise InputError(f"the file from {address} has another {kind} than {checksum}; try again, or {by_hand}")
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as temporary:

@@ -57,13 +57,8 @@ class RecallConfig:
             raise ValueError(f"pairs is {self.pairs}: {words}")
         if self.length > 10**9:
             raise ValueError(f"distance is {self.distance}; a document has {self.length:,} tokens with it, at most a billion fit")
-        if self.in_filler > self.distance:
-            raise ValueError(f"distance is {self.distance}; what stands in the filler needs {self.in_filler} tokens")
-
-    @property
-    def in_filler(self) -> int:
-        """Tokens of facts that stand in the filler."""
-        return 2 * self.rewrites
+        if 2 * self.rewrites > self.distance:
+            raise ValueError(f"distance is {self.distance}; what stands in the filler needs {2 * self.rewrites} tokens")
 
     @property
     def opening(self) -> int:
@@ -74,11 +69,6 @@ class RecallConfig:
     def length(self) -> int:
         """Tokens in a document."""
         return self.opening + self.distance + self.questions * self.spacing
-
-    @property
-    def chance(self) -> float:
-        """How often a guess is right."""
-        return 1 / self.values
 
 
 def tell(config: RecallConfig, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -110,7 +100,7 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, t
     inputs[config.opening - told.opening : config.opening] = opening
     distance = config.distance
     if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
-        distance = config.in_filler + drawn_up_to(config.distance - config.in_filler + 1, rng) - 1
+        distance = 2 * config.rewrites + drawn_up_to(config.distance - 2 * config.rewrites + 1, rng) - 1
     if config.rewrites:
         at = config.opening + places_in_filler(config.rewrites, distance, rng)
         inputs[at[:, None] + np.arange(2)] = changes

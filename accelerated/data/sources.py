@@ -43,7 +43,6 @@ class Source(NamedTuple):
     name: str  # identifies the source, together with the state of its files
     files: tuple  # paths
     texts: Callable  # texts() yields (split, Text)
-    packed: bool = False  # whether the texts are not the bytes of the files
 
 
 def read_file(path: Path, utf8_as: str = "") -> bytes:
@@ -94,12 +93,6 @@ def with_missing_splits(given: dict[str, Callable]) -> Iterator[tuple[str, Text]
             yield becomes[split], part
 
 
-def check_is_file(path: Path) -> None:
-    """Raise InputError if there is something else than a file or a folder at path: it is read more than once."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise InputError(f"{path} is a device, a pipe or a socket, which is not read twice; write its text to a file")
-
-
 def source_of_path(data: DataConfig) -> Source:
     """The Source of a file or of a folder of files, texts or with --tokenizer mu-law recordings.
 
@@ -107,7 +100,6 @@ def source_of_path(data: DataConfig) -> Source:
     and test/ of a folder are its splits.
     """
     path, of_text = Path(data.data), data.tokenizer != MU_LAW
-    check_is_file(path)
     files = [path] if path.is_file() else files_below(path, TEXT_SUFFIXES if of_text else (RECORDING,))
     places = {file: file.relative_to(path).parts or (path.name,) for file in files}
     tops = {places[file][0] for file in files if len(places[file]) > 1}

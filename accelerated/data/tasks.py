@@ -105,10 +105,8 @@ class MultiTask:
         return position | {"history": {name: getattr(self, name).tolist() for name in ("previous", "earlier", "age")}}
 
     def seek(self, position: dict) -> None:
-        """Continue from a position() over the same documents; raises ValueError, TypeError or KeyError if it is none of them."""
+        """Continue from a position() over the same documents."""
         self.lanes.seek(position)
         self.rollouts = position.get("rollouts", 0)  # old checkpoints lack it
-        if self.rollouts < 0:
-            raise ValueError(f"{self.rollouts} rollouts were read")
         for name, rows in dict(position.get("history", {})).items():
             vars(self)[name][...] = rows

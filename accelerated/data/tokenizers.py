@@ -28,15 +28,14 @@ import numpy as np
 import tiktoken
 
 from accelerated.data.config import ENCODINGS, MU_LAW, DataConfig
-from accelerated.data.sources import Source, Text, check_is_file
+from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
-from accelerated.program.progress import Progress
 
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
 NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
-LINE_END, UNKNOWN = "\n", "<unk>"  # entries of every closed vocabulary
-WORD = re.compile(r"\n|\S+")
+LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
+WORD = r"\n|\S+"
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
 ADVICE = f"give a file of tiktoken ranks, a tokenizer.json, or one of {', '.join(ENCODINGS)}"
 OFFLINE = "fetch its files on a machine with a network, and set TIKTOKEN_CACHE_DIR to a copy of its folder"
@@ -116,9 +115,8 @@ class PackagedTokenizer(Tokenizer):
         self.model.no_padding()
         self.model.no_truncation()
         symbols = byte_of_symbol() if "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}" else {}
-        with_blanks = type(self.model.model).__name__ in ("WordPiece", "WordLevel")
-        tokens = {number: token for token, number in self.model.get_vocab().items()}
-        spellings = [spelling_of(tokens.get(number, ""), symbols, with_blanks) for number in range(1 + max(tokens))]
+        kind, tokens = type(self.model.model).__name__, {number: token for token, number in self.model.get_vocab().items()}
+        spellings = [spelling_of(tokens.get(number, ""), symbols, kind) for number in range(1 + max(tokens))]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -127,35 +125,17 @@ class PackagedTokenizer(Tokenizer):
         return np.array(self.model.encode(text, add_special_tokens=False).ids, self.dtype)
 
 
-def spelling_of(token: str, symbols: dict[str, int], with_blanks: bool) -> bytes:
-    """The text of a token of the package tokenizers: bytes if it is written in these symbols, one byte as <0xE2>, or words."""
+def spelling_of(token: str, symbols: dict[str, int], kind: str) -> bytes:
+    """The text of a token of this kind of model: a word with a blank, bytes in these symbols, one byte as <0xE2>, or text."""
+    if kind == "WordLevel" or (kind == "WordPiece" and not token.startswith("##")):
+        return f" {token}".encode()
+    if kind == "WordPiece":
+        return token[2:].encode()
     if symbols.keys() >= set(token):
         return bytes(symbols[symbol] for symbol in token)
     if re.fullmatch("<0x[0-9A-F]{2}>", token):
         return bytes.fromhex(token[3:5])
-    if with_blanks:
-        return (token[2:] if token.startswith("##") else f" {token}").encode()
     return token.replace("▁", " ").replace("</w>", " ").encode()
-
-
-class WordTokenizer(Tokenizer):
-    """The words of a closed vocabulary: what stands between white space, and each line's end. All other words are <unk>.
-
-    White space is not kept: every word is spelled with one blank before it, as WikiText's files have it.
-    """
-
-    def __init__(self, name: str, words: list[str]):
-        content = "".join(word.strip(LINE_END) + "\n" for word in words).encode()  # an entry a line; the line's end is empty
-        super().__init__(name, [b" " + word.encode() for word in words], hashlib.sha256(content).hexdigest(), content)
-        self.words, self.ids = words, {word: number for number, word in enumerate(words)}
-        if len(self.ids) < len(words) or not {LINE_END, UNKNOWN} <= self.ids.keys():
-            raise ValueError("it is no vocabulary of words")
-
-    def encode(self, text: str | bytes) -> np.ndarray:
-        """Convert text to an array of ids; a word with bytes that are not UTF-8 is unknown."""
-        text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
-        unknown = self.ids[UNKNOWN]
-        return np.array([self.ids.get(word, unknown) for word in WORD.findall(text)], self.dtype)
 
 
 def read_ranks(content: bytes) -> dict[bytes, int]:
@@ -177,9 +157,8 @@ def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
 
 
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
-    """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, .words, or else ranks."""
+    """The tokenizer of a file: a .json of the package tokenizers, a vocab.json with its merges.txt, or else ranks."""
     name, merges = str(path), Path(path).parent / "merges.txt"
-    check_is_file(Path(path))
     try:
         content = Path(path).read_bytes()
         if Path(path).name == "vocab.json" and merges.exists():  # as GPT-2 and RoBERTa have them
@@ -187,8 +166,6 @@ def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:
             content = package.ByteLevelBPETokenizer(name, str(merges), add_prefix_space=False).to_str().encode()
         if name.endswith(".json"):
             return PackagedTokenizer(name, content)
-        if name.endswith(".words"):
-            return WordTokenizer(name, [line or LINE_END for line in content.decode().split("\n")[:-1]])
         return tokenizer_of_ranks(name, read_ranks(content))
     except InputError:
         raise
@@ -247,10 +224,7 @@ def learn_ranks(pieces: Iterable[str], vocabulary: int) -> dict[bytes, int]:
     model.train_from_iterator(pieces, vocabulary, min_frequency=0, show_progress=False)
     written = sorted(model.get_vocab(), key=model.token_to_id)
     merged = [bytes(symbols[symbol] for symbol in token) for token in written if len(token) > 1]
-    if 256 + len(merged) < vocabulary:
-        raise InputError(
-            f"--train-bpe {vocabulary}: the training split has words for only {256 + len(merged)} tokens; give at most that"
-        )
+    check_learned("--train-bpe", vocabulary, 256 + len(merged))
     return {token: rank for rank, token in enumerate([*(bytes([byte]) for byte in range(256)), *merged])}
 
 
@@ -270,22 +244,26 @@ def train_bpe(source: Source, vocabulary: int) -> BpeTokenizer:
     return tokenizer_of_ranks("bpe", learned.result())
 
 
-def train_words(source: Source, vocabulary: int) -> WordTokenizer:
+def train_words(source: Source, vocabulary: int) -> PackagedTokenizer:
     """Count a closed vocabulary in a source's training split: most frequent first, as adaptive softmax needs them.
 
-    Equally frequent words are in the order of their spelling; <unk> is counted with the words that are left out. Raises
-    InputError if there are too few different words.
+    Equally frequent words are in the order of their spelling; <unk> is counted with the words that are left out. White space is
+    not kept: every word is spelled with one blank before it, as WikiText's files have it. Raises InputError if there are too few
+    different words.
     """
-    counts, contents = Counter(), (text.read() for split, text in source.texts() if split == "train")
-    with Progress(f"counting words for {vocabulary:,} tokens", unit="B") as bar:
-        for content in contents:
-            counts.update(WORD.findall(content.decode(errors="ignore")))
-            bar.update(len(content))
+    package, counts = tokenizers_package("--train-words"), Counter()
+    for text in (text for split, text in source.texts() if split == "train"):
+        counts.update(re.findall(WORD, text.read().decode(errors="ignore")))
     words = sorted(counts.keys() - {LINE_END, UNKNOWN}, key=lambda word: (-counts[word], word))
-    if len(words) + 2 < vocabulary:
-        raise InputError(
-            f"--train-words {vocabulary}: the training split has {len(words)} words, {len(words) + 2} with the line's end and "
-            f"{UNKNOWN}; give at most that"
-        )
+    check_learned("--train-words", vocabulary, len(words) + 2)
     counts[UNKNOWN] += sum(counts[word] for word in words[vocabulary - 2 :])
-    return WordTokenizer("words", sorted([LINE_END, UNKNOWN, *words[: vocabulary - 2]], key=lambda word: (-counts[word], word)))
+    kept = sorted([LINE_END, UNKNOWN, *words[: vocabulary - 2]], key=lambda word: (-counts[word], word))
+    model = package.Tokenizer(package.models.WordLevel({word: number for number, word in enumerate(kept)}, UNKNOWN))
+    model.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(WORD), "removed", invert=True)
+    return PackagedTokenizer("words", model.to_str().encode())
+
+
+def check_learned(option: str, vocabulary: int, possible: int) -> None:
+    """Raise InputError if a vocabulary is larger than what the training split has."""
+    if possible < vocabulary:
+        raise InputError(f"{option} {vocabulary}: the training split has only {possible} different tokens; give at most that")

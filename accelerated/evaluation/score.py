@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from accelerated.data.lanes import Segment, independent_windows, joined_for_lanes, one_pass
+from accelerated.data.lanes import Segment, joined_for_lanes, one_pass
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.program.errors import InputError, counted
 from accelerated.program.progress import Progress
@@ -143,21 +143,16 @@ def carried_through(
 
     The number counts a document's segments from 0. Only the state is on the model's device. Progress is shown.
 
-    clear_every: every so many-th segment of a document starts with the initial state; with 1 all do: then a lane's next segment
-        is one of any document, and no lane is idle
+    clear_every: every so many-th segment of a document starts with the initial state; with 1 all do
     predict: if it is false, the Predictions are None
     """
     size, overlap, device = model.config.segment, overlap_of(model.config), next(model.parameters()).device
     lengths = lengths_of(documents)
     count = sum(count_windows(length + 1, size, overlap) for length in lengths.tolist())
-    lanes = min(lanes, max(1, count if clear_every == 1 else np.count_nonzero(lengths)))  # no more than have something to read
-    if clear_every == 1:
-        batches = ((segment, slice(None)) for segment in independent_windows(documents, lanes, size, overlap))
-    else:
-        batches = one_pass(documents, lanes, size, overlap)
+    lanes = min(lanes, max(1, np.count_nonzero(lengths)))  # no more than have something to read
     state, number, made = model.initial_state(lanes), np.zeros(lanes, np.int64), None
     with evaluating(model), Progress("evaluating", count, "segment") as bar:
-        for segment, kept in batches:
+        for segment, kept in one_pass(documents, lanes, size, overlap):
             state, number = keep_lanes(state, kept), np.where(segment.starts.numpy(), 0, number[kept] + 1)
             starts = number % clear_every == 0 if clear_every else number == 0
             if starts.any():
@@ -170,7 +165,7 @@ def carried_through(
                 after = model.advance(moved.tokens, state)
             yield segment, number, state, made
             state = after
-            bar.update(np.count_nonzero(segment.place[:, 0] >= 0))  # the other lanes are padding
+            bar.update(len(segment.tokens))
 
 
 def add_segment(
@@ -238,5 +233,5 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     words, total = run.words(), run.count_predictions()
     lines = score_lines(score, words, total)
     if run.data == "recall":
-        lines.append(f"right answers       {score.accuracy:.1%} (chance {run.settings.recall.chance:.0%})")
+        lines.append(f"right answers       {score.accuracy:.1%} (chance {1 / run.settings.recall.values:.0%})")
     return score_record(score, words) | {"split_tokens": total}, lines

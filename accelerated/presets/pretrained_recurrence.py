@@ -1,7 +1,6 @@
 """What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
 
 from accelerated.presets import COMPARED, MEASURED
-from accelerated.program.errors import option_name
 from reference.pretrained_recurrence import Config  # noqa: F401  for models.py
 
 EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
@@ -16,15 +15,6 @@ GPT2 = {
     "learning_rate": 5e-5, "optimizer": "adam", "weight_decay": 0.0,
 }  # fmt: skip
 SMALL_GPT2 = {"width": 128, "layers": 4, "segment": 64, "max_positions": 256, "warmup": 100, "validation_segments": 160}
-
-OF_THE_MODULE = ("insertion_layers", "pooling", "pool", "pool_final_norm", "module_layers", "module_width")
-CHECKS = tuple(  # (condition, message): options that do not work together, as those of training/options.py
-    (
-        lambda given, name=name: name in given.asked and given.config.vectors == 0,
-        f"{option_name(name)} sets the recurrence module, and --vectors 0 has none; give --vectors 1",
-    )
-    for name in OF_THE_MODULE
-)
 
 RECALL = {
     "width": 64, "layers": 3, "feed_forward": 256, "segment": 16, "max_positions": 16, "module_width": 64,

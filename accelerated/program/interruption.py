@@ -3,14 +3,9 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
 STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
 MESSAGE = b"\nfinishing this step and saving; again to stop now\n"
-
-
-class Left(BaseException):
-    """Raised by a signal inside Interruption.leaves, and caught there."""
 
 
 class Interruption:
@@ -20,7 +15,7 @@ class Interruption:
     """
 
     def __init__(self, told: bool = True):
-        self.signal, self.told, self.leaving = None, told, False
+        self.signal, self.told = None, told
 
     def __enter__(self):
         heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup lets a program ignore SIGHUP
@@ -38,15 +33,3 @@ class Interruption:
         if self.told:
             with contextlib.suppress(OSError):
                 os.write(2, MESSAGE)  # not print: the signal may have come in the middle of one
-        if self.leaving:
-            raise Left
-
-    @contextlib.contextmanager
-    def leaves(self) -> Iterator[None]:
-        """The first signal inside this block also leaves the block at once. The block must change nothing before its end."""
-        self.leaving = True
-        try:
-            with contextlib.suppress(Left):
-                yield
-        finally:
-            self.leaving = False

@@ -7,7 +7,6 @@ import math
 import os
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ MEND = "remove it and copy best.pt to its name, or train again"
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes
-NOT_IN_EARLIER = {"corpus": "", "tokenizer": "", "best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
+NOT_IN_EARLIER = {"corpus": "", "tokenizer": "", "best": math.inf, "pending": (0.0, 0, 0)}
 NEVER_TRAINED = NOT_IN_EARLIER | {"optimizer": {}, "state": (), "lanes": {}, "random": torch.empty(0), "step": 0}
 DICTS = ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")
 FIELDS = {"model": str, "state": tuple, "random": torch.Tensor, "step": int, **dict.fromkeys(DICTS, dict)}
@@ -96,82 +95,36 @@ def load_weights(path: str | Path, checkpoint: str = "last") -> dict:
     return load_checkpoint(chosen_checkpoint(path, checkpoint))
 
 
-def is_dense(value: object) -> bool:
-    """Whether a value is an ordinary tensor of floating-point numbers."""
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout == torch.strided
-
-
 def check_contents(contents: dict, path: Path) -> None:
     """Raise InputError unless contents are those of a checkpoint of this version, with fields of the right types."""
     if (version := contents.get("version")) != VERSION:
         raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
-    missing = [field for field in FIELDS if field not in contents]
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(missing)}; it is damaged; {MEND}")
-    wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents[field], kind)]
-    parameters, state = ({}, ()) if wrong else (contents["parameters"], contents["state"])
-    wrong += [str(name) for name, tensor in parameters.items() if not (isinstance(name, str) and is_dense(tensor))]
-    wrong += [f"state {number}" for number, tensor in enumerate(state) if not isinstance(tensor, torch.Tensor)]
+    wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents.get(field), kind)]
+    wrong = wrong or [str(name) for name, x in contents["parameters"].items() if not isinstance(x, torch.Tensor)]
     if wrong:
-        raise InputError(f"{path} holds {', '.join(wrong)} of a wrong type; it is damaged; {MEND}")
+        raise InputError(f"{path} lacks {', '.join(wrong)}, or holds them in a wrong type; it is damaged; {MEND}")
 
 
 def restore(contents: dict, path: Path, optimizer: torch.optim.Optimizer, state: tuple, reader: Any, batch: int) -> None:
     """Put a new run's optimiser, random numbers and reader where the contents of its checkpoint left them.
 
-    Raises InputError, which names the fields, unless a run of `batch` lanes can go on with all that the contents hold; state is a
-    new run's, of any number of lanes.
+    Raises InputError unless they fit a run of `batch` lanes; state is a new run's, of any number of lanes.
     """
-    pending = contents["pending"]
-    fits = {
-        "step": contents["step"] >= 0,
-        "best": not math.isnan(contents["best"]),
-        "pending": [*map(type, pending)] == [float, int, int] and all(0 <= x < math.inf for x in pending),
-        "state": [((batch, *x.shape[1:]), x.dtype) for x in state] == [((*x.shape,), x.dtype) for x in contents["state"]],
-        "random": is_taken(torch.set_rng_state, contents["random"].cpu()),
-        "lanes": is_taken(reader.seek, contents["lanes"]),
-        "optimizer": is_taken(load_moments, optimizer, contents["optimizer"]),
-    }
-    if wrong := [name for name, right in fits.items() if not right]:
-        raise InputError(f"{path} holds {', '.join(wrong)} that do not fit this run; it is damaged; {MEND}")
-
-
-def is_taken(load: Callable, *saved: object) -> bool:
-    """Load what was saved; returns whether it could be."""
     try:
-        load(*saved)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
-        return False
-    return True
+        if [((batch, *x.shape[1:]), x.dtype) for x in state] != [((*x.shape,), x.dtype) for x in contents["state"]]:
+            raise ValueError("its state has other shapes or types")
+        torch.set_rng_state(contents["random"].cpu())
+        reader.seek(contents["lanes"])
+        load_moments(optimizer, contents["optimizer"])
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{path} holds what does not fit this run ({error}); it is damaged; {MEND}") from None
 
 
 def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
-    """Load the moments and the last learning rate of a state_dict; everything else is the optimiser's own, as the settings say.
-
-    Raises ValueError, or an error of its form, unless they are finite and have the shapes of the parameters.
-    """
-    groups, adam = optimizer.state_dict()["param_groups"], not isinstance(optimizer, torch.optim.Adafactor)
-    if [group["params"] for group in groups] != [group["params"] for group in saved["param_groups"]]:
-        raise ValueError("it has other groups of parameters")
-    if not all(is_of_type(group["lr"], float) for group in saved["param_groups"]):
-        raise TypeError("a learning rate is no number")
-    groups = [group | {"lr": theirs["lr"]} for group, theirs in zip(groups, saved["param_groups"], strict=True)]
-    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-    for number, moments in saved["state"].items():
-        shapes = {name: x.shape for name, x in moments.items() if is_dense(x) and x.isfinite().all()}
-        if shapes != moments_of(parameters[number].shape, adam):
-            raise ValueError(f"parameter {number} has other moments")
+    """Load the moments and the last learning rate of a state_dict; all else is the optimiser's own, as the settings say."""
+    groups = zip(optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
+    groups = [group | {"lr": theirs["lr"]} for group, theirs in groups]
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
-
-
-def moments_of(shape: torch.Size, adam: bool) -> dict:
-    """The shapes of what Adam, or else Adafactor, keeps of a parameter of this shape."""
-    scalar = {"step": torch.Size()}
-    if adam:
-        return scalar | dict.fromkeys(("exp_avg", "exp_avg_sq"), shape)
-    if len(shape) < 2:
-        return scalar | {"variance": shape}
-    return scalar | {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1])}
 
 
 def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:

@@ -4,7 +4,6 @@ checkpoint.pt is the last checkpoint; best.pt has the lowest validation loss.
 Everything that reads or writes a run uses this file.
 """
 
-import contextlib
 import itertools
 import json
 import shlex
@@ -60,11 +59,3 @@ def read_settings(run: Path) -> dict:
     except (OSError, ValueError, RecursionError):
         return {}
     return held if isinstance(held, dict) else {}
-
-
-def remove_new_run(run: Path) -> None:
-    """Remove the folder of a run that could not begin, unless something else was put there."""
-    for path in (run / LOCK, run / SETTINGS, run / METRICS, *run.glob("tokenizer.*")):
-        path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        run.rmdir()

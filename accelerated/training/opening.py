@@ -5,34 +5,31 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from accelerated.data.corpus import Corpus, check_length, load_corpus, open_source
+from accelerated.data.corpus import Corpus, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
 from accelerated.data.windows import count_windows, lengths_of, overlap_of
 from accelerated.models import model_class
-from accelerated.program.errors import InputError, counted, is_out_of_memory, option_name
+from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
-from accelerated.training.folder import LOCK, checkpoint_path, new_folder, read_settings, remove_new_run, write_settings
+from accelerated.training.folder import LOCK, checkpoint_path, read_settings, write_settings
 from accelerated.training.log import Log
-from accelerated.training.optimization import TrainedModel, learning_rate, make_optimizer
+from accelerated.training.optimization import TrainedModel, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, settings_contents
 
 VALIDATIONS = 10  # of a run, if --validate-every does not say it
-MANY_PASSES = 10  # over a text: from there on a model may have learned it by heart
 
 
 @contextlib.contextmanager
@@ -42,17 +39,10 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
     Raises InputError if training cannot begin; the checks that need no data come first.
     """
     device = check_machine(settings, start)
-    new = start.numbered or not start.folder.exists()
     with process.connected(device), own_folder(start):
-        try:
-            tokenizer, corpus = load_data(settings, start)
-            process.keep_freed_memory()
-            run = build(settings, start, device, tokenizer, corpus)
-        except BaseException:
-            if new and process.rank() == 0:
-                remove_new_run(start.folder)
-            raise
-        yield run
+        tokenizer, corpus = load_data(settings, start)
+        process.keep_freed_memory()
+        yield build(settings, start, device, tokenizer, corpus)
 
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
@@ -68,6 +58,10 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
         raise InputError(
             f"a step with {sizes} reads {tokens:,} tokens, which are held at once; give smaller ones, for at most 1e9"
         )
+    config = settings.model_config
+    drawn = 12 * config.width * (config.vocabulary + 2 * getattr(config, "feed_forward", 0))  # bytes at least
+    if hasattr(os, "sysconf") and drawn > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise InputError(f"a model with --width {config.width} does not fit into memory; give a smaller one")
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
     if training.compile == "inductor" and device.type == "cpu":
@@ -86,25 +80,11 @@ def own_folder(start: Start) -> Iterator[None]:
         yield
         return
     with disk_errors(start.folder, "give another --out"):
-        make_folder(start)
+        start.folder.mkdir(parents=True, exist_ok=True)
     busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
     with locked(start.folder / LOCK, busy):
         remove_unfinished(start.folder)
-        if start.resumed and checkpoint_path(start.folder).stat().st_mtime != start.written:
-            raise InputError(f"another process has continued {start.folder} meanwhile; give the command again")
         yield
-
-
-def make_folder(start: Start) -> None:
-    """Make the run's folder; the next number is taken if another run that began at the same time has this one."""
-    numbered = start.numbered and process.world_size() == 1  # several processes have agreed on the number
-    try:
-        start.folder.mkdir(parents=True, exist_ok=not numbered)
-    except FileExistsError:
-        if not numbered:
-            raise
-        start.folder = new_folder(None, start.folder.name.rpartition("-")[0])
-        make_folder(start)
 
 
 def choose_tokenizer(settings: Settings, start: Start) -> object:
@@ -138,7 +118,10 @@ def load_data(settings: Settings, start: Start) -> tuple[object, Corpus]:
     with process.first_process_first():
         tokenizer = choose_tokenizer(settings, start)
         corpus = load_corpus(data, tokenizer, settings.recall, start.data_dir)
-    check_length(data.data, corpus.splits, settings.model_config.segment, settings.training.batch)
+    for split in ("train", "valid"):
+        if (tokens := lengths_of(corpus.splits[split]).sum()) < settings.model_config.segment:
+            what = f"the {split} split has {tokens:,} tokens to predict, less than a segment"
+            raise InputError(f"--data {data.data}: {what}; give more text or a smaller --segment")
     if start.resumed and start.resumed["corpus"] not in ("", corpus.digest):
         raise InputError(
             f"--data {data.data} does not have the tokens that {start.folder} was trained on; restore them, or begin a new "
@@ -157,10 +140,9 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     torch.manual_seed(training.seed)
     torch.set_default_dtype(torch.float64 if training.dtype == "float64" else torch.float32)
     own_lanes = process.own_lanes(training.batch)
-    with sizes_named(config):
-        model = model_class(settings.model)(config, training.seed).to(device)
-        with computing_in(model, getattr(torch, training.dtype)):
-            state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
+    model = model_class(settings.model)(config, training.seed).to(device)
+    with computing_in(model, getattr(torch, training.dtype)):
+        state = repeat_lane(model.initial_state(1), own_lanes.stop - own_lanes.start)
     plain = take_weights(model, start)
     optimizer = make_optimizer(model, training)
     saved, first = start.resumed or {}, process.rank() == 0
@@ -184,37 +166,16 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         log=Log(start.folder, step, saved.get("pending", (0.0, 0, 0)), first),
         step=step,
         best=saved.get("best", math.inf),
-        validation_due=saved.get("validation_due", False),
         plain=plain,
     )
     if first:
         init = start.init or read_settings(start.folder).get("init")
         write_settings(start.folder, settings_contents(settings) | ({"init": init} if init else {}))
         introduce(run, start)
-        warn(run)
     if not training.steps:
         run.save()
     start.resumed = start.initial = None  # frees their tensors
     return run
-
-
-@contextlib.contextmanager
-def sizes_named(config: Any) -> Iterator[None]:
-    """Inside, InputError that names the largest size is raised if a model of this config, or its state, takes too much memory."""
-    layers, width, hidden = (getattr(config, name, 1) for name in ("layers", "width", "feed_forward"))
-    layers = getattr(config, "decoder_layers", layers)
-    drawn = 12 * width * (config.vocabulary + 2 * layers * hidden)  # bytes at least, in float64 and float32
-    try:
-        if hasattr(os, "sysconf") and drawn > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-            raise MemoryError
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        sizes = [field for field in fields(config) if field.type is int and field.name != "vocabulary"]
-        name = max(sizes, key=lambda field: getattr(config, field.name) / (field.default or 1)).name
-        largest = f"the largest, beside its default, is {option_name(name)} {getattr(config, name)}"
-        raise InputError(f"a model of these sizes does not fit into memory; {largest}; give a smaller one") from None
 
 
 def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence]:
@@ -285,20 +246,6 @@ def introduce(run: Run, start: Start) -> None:
     print(run.model.describe())
     if run.settings.data.data != "recall":
         print(how_much_is_read(run))
-    if run.validation_share < 1:
-        share = f"{100 * run.validation_share:.3g}%"
-        print(f"validation reads {share} of its split, from all over it; --validation-segments 0 reads all")
-
-
-def tokens_read(settings: Settings) -> int:
-    """How many tokens a run reads, padding included."""
-    training = settings.training
-    return training.steps * training.batch * training.horizon * settings.model_config.segment
-
-
-def count_passes(run: Run) -> float:
-    """How often the run reads its training split."""
-    return tokens_read(run.settings) / int(lengths_of(run.corpus.splits["train"]).sum())
 
 
 def how_much_is_read(run: Run) -> str:
@@ -308,29 +255,6 @@ def how_much_is_read(run: Run) -> str:
         size = int(np.sum(getattr(documents, "bytes", 0)))
         of_bytes = f" of {size:,} bytes" if size else ""
         sizes.append(f"{split} {lengths_of(documents).sum():,}{of_bytes}")
-    steps, read = counted(run.settings.training.steps, "step"), tokens_read(run.settings)
-    return f"tokens: {', '.join(sizes)}; {steps} read {read:,}, {count_passes(run):.3g} passes"
-
-
-def warn(run: Run) -> None:
-    """Warn of settings that waste work."""
-    training = run.settings.training
-    if training.warmup > training.steps > 0:
-        reached = learning_rate(training.steps, training) / training.learning_rate
-        what = f"--warmup {training.warmup:,} is longer than --steps {training.steps:,}"
-        print(f"warning: {what}: the learning rate ends at {100 * reached:.3g}% of --learning-rate", file=sys.stderr)
-    if run.settings.data.data != "recall" and count_passes(run) > MANY_PASSES and not training.validate_every:
-        what = f"the training split is read {count_passes(run):.3g} times and no validation chooses a checkpoint"
-        print(f"warning: {what}; give --validate-every, and best.pt is the best of them", file=sys.stderr)
-    if training.horizon > 1 and not gradient_passes(run.model):
-        what = f"--horizon {training.horizon} only takes memory: no gradient passes between segments through this model's state"
-        print(f"warning: {what}; use --horizon 1 --update-every {training.horizon}", file=sys.stderr)
-
-
-def gradient_passes(model: torch.nn.Module) -> bool:
-    """Whether gradient flows from later segments' losses through the state into a segment."""
-    tokens = torch.zeros(1, model.config.segment, dtype=torch.long, device=next(model.parameters()).device)
-    model.eval()  # draws no random numbers
-    state = model.advance(tokens, model.initial_state(1))
-    model.train()
-    return any(part.requires_grad for part in state)
+    training, split = run.settings.training, int(lengths_of(run.corpus.splits["train"]).sum())
+    read = training.steps * training.batch * training.horizon * run.settings.model_config.segment  # padding included
+    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {read / split:.3g} passes"

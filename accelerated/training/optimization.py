@@ -77,11 +77,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def check_finite(step: int, values: dict[str, float], saved: Callable[[], str]) -> None:
-    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite; saved() says what is left."""
+def check_finite(step: int, values: dict[str, float]) -> None:
+    """Raise InputError, which stops the run, if one of {name: value} is NaN or infinite."""
     for name, value in values.items():
         if not math.isfinite(value):
-            raise InputError(f"the {name} is {value} at step {step}; {saved()}; try a lower --learning-rate")
+            raise InputError(f"the {name} is {value} at step {step}; what was saved before stays; try a lower --learning-rate")
 
 
 class TrainedModel:

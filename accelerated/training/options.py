@@ -8,11 +8,9 @@ import dataclasses
 import difflib
 import functools
 import inspect
-import itertools
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
 from accelerated.models import DEFAULT, NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
-from accelerated.training.folder import SETTINGS, checkpoint_path, new_folder, read_settings
+from accelerated.training.folder import checkpoint_path, new_folder
 from accelerated.training.log import is_finished
 from accelerated.training.settings import PREFIXES, Settings, TrainingConfig, by_config, preset_settings, settings_from
 
@@ -37,9 +35,7 @@ class Start:
 
     folder: Path
     data_dir: Path
-    numbered: bool = False  # whether the folder was not asked for, but is the first free one
     resumed: dict | None = None  # contents of the run's own checkpoint
-    written: float = 0.0  # when that checkpoint was
     init: str | None = None  # another run, or a GPT-2
     initial: dict | None = None  # contents of that run's checkpoint
 
@@ -51,13 +47,12 @@ class OptionParser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv: list[str], place_of: Callable[[str], str] = lambda option: "") -> argparse.Namespace:
-        """Read the options of argv; place_of says what has an option that is unknown here, "" if nothing has."""
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """Read the options of argv."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option, known = unknown[0].split("=")[0], self._option_string_actions
-            misspelt = difflib.get_close_matches(option, known, cutoff=0.85)  # answered at once
-            if not misspelt and (place := place_of(option)):
+            if self.prog == "train.py" and (place := place_of(option)):
                 self.error(f"{option} is an option of {place}; leave it out or choose that")
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
             if "--data" in known and not option.startswith("-"):  # a file alone
@@ -121,48 +116,36 @@ def changed(config: Any, values: dict, prefix: str = "") -> Any:
 
 
 def first_options(argv: list[str]) -> argparse.Namespace:
-    """Parse --out and (None if not given) --model, --preset, --data, --resume, --init, --like: they decide other defaults."""
+    """Parse --out and (None if not given) --model, --preset, --data, --resume, --init: they decide other defaults."""
     parser = OptionParser(prog="train.py", add_help=False, allow_abbrev=False)
-    for name in ("model", "preset", "data", "resume", "init", "like", "out"):
+    for name in ("model", "preset", "data", "resume", "init", "out"):
         parser.add_argument(f"--{name}")
     first = parser.parse_known_args(argv)[0]
-    for name in ("init", "resume", "like", "out"):
+    for name in ("init", "resume", "out"):
         if getattr(first, name) == "":
             raise InputError(f"--{name} is empty; give a folder or a file, or leave it out")
-    if first.like and (other := next((name for name in ("model", "preset", "resume", "init") if getattr(first, name)), None)):
-        raise InputError(f"--like takes model and settings of its run, and --{other} says others; give one of them")
     return first
 
 
-@functools.cache
-def all_parsers() -> list:
-    """The parsers of all models with texts, and one of --data recall."""
-    of_texts = [preset_settings(name, "tiny") for name in NAMES]
-    return [training_parser(settings) for settings in (*of_texts, of_texts[0]._replace(data=DataConfig(RECALL)))]
-
-
 def place_of(option: str) -> str:
-    """What has an option that not every run has: other models, or other data; "" if nothing has."""
-    *models, recall = (option in parser._option_string_actions for parser in all_parsers())
-    if any(models):
-        return "--data with texts" if all(models) else f"--model {' or '.join(itertools.compress(NAMES, models))}"
-    return "--data recall" if recall else ""
+    """What has an option that not every run has, in words; "" if nothing has."""
+    if option.startswith("--recall-"):
+        return "--data recall"
+    takes_tasks = [name for name in NAMES if option.startswith("--task-") and getattr(presets_of(name), "TAKES_TASKS", False)]
+    having = [name for name in NAMES if option in map(option_name, field_help(presets_of(name).Config))]
+    return f"--model {' or '.join(takes_tasks or having)}" if takes_tasks or having else ""
 
 
-def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, float]:
-    """Return (Settings before options change them, the checkpoint of --resume or --init, or None, and when it was written)."""
-    if first.like:
-        held = settings_of_run(first.like)
-        return (held._replace(data=DataConfig(RECALL)) if first.data == RECALL else held), None, 0.0
+def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
+    """Return (Settings before options change them, the checkpoint of --resume or --init, or None)."""
     run, saved = first.resume or first.init, None
-    written = path.stat().st_mtime if (path := checkpoint_path(run or "")).is_file() else 0.0
     if run:
         from accelerated.training.checkpoint import load_checkpoint, load_weights  # here: it imports torch
 
-        saved = load_checkpoint(path) if first.resume else load_weights(run)
+        saved = load_checkpoint(checkpoint_path(run)) if first.resume else load_weights(run)
     held = saved and settings_from(saved, run)
     if first.resume:
-        return held, saved, written
+        return held, saved
     published = bool(held and not held.data.data)  # a GPT-2, which has no text of its own
     model = first.model or (held.model if held else DEFAULT)
     check_choice("--model", model, NAMES, InputError)
@@ -184,19 +167,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None, f
     if first.data == RECALL or (first.data and held):
         kept = (*(OF_A_TOKENIZER if held else ()), *(() if first.data == RECALL else ("carry_over_documents",)))
         chosen = chosen._replace(data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept}))
-    return chosen, saved, written
-
-
-def settings_of_run(run: str) -> Settings:
-    """The Settings of a run, finished or not, or of an export; raises InputError if there is neither."""
-    contents = read_settings(Path(run))
-    if "model_config" not in contents:
-        raise InputError(
-            f"--like {run}: no settings of a run in its {SETTINGS}; give a folder that train.py or eval.py export wrote"
-        )
-    if init := contents.get("init"):
-        print(f"warning: {run} began with the weights of --init {init}; --like takes its settings alone", file=sys.stderr)
-    return settings_from(contents, run)
+    return chosen, saved
 
 
 def training_parser(defaults: Settings) -> OptionParser:
@@ -220,7 +191,6 @@ def training_parser(defaults: Settings) -> OptionParser:
     add("--out", metavar="RUN", help="folder for checkpoints and the log (default a new one: runs/MODEL-DATA-1, -2 ...)")
     add("--resume", metavar="RUN", help="continue the run in this folder, with its settings")
     add("--init", metavar="PATH", help=init)
-    add("--like", metavar="RUN", help="a new run, from scratch, with the settings of this one except the options given")
     add_data_dir(parser)
     if defaults.data.data == RECALL:
         of_texts = tuple(field.name for field in dataclasses.fields(DataConfig) if field.name != "data")
@@ -239,11 +209,8 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
-    if first.resume or first.init:  # before their checkpoint is read, which takes seconds
-        misspelt = [word for word in argv if word.startswith("--") and not place_of(word.partition("=")[0])]
-        all_parsers()[0].parse(misspelt)
-    defaults, saved, written = choose_defaults(first)
-    options = vars(training_parser(defaults).parse(argv, place_of))
+    defaults, saved = choose_defaults(first)
+    options = vars(training_parser(defaults).parse(argv))
     asked = by_config(defaults.model, options)
     make_absolute(asked["data"])
     if not first.resume:
@@ -251,8 +218,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if not saved:
         data = changed(defaults.data, asked["data"])
         asked["model_config"]["vocabulary"] = vocabulary_of(data)
-        other_tokens = not first.like or first.data == RECALL or asked["data"].keys() & {*OF_A_TOKENIZER}
-        if getattr(defaults.model_config, "cutoffs", ()) and other_tokens and not data.train_words:  # those of a preset's words
+        if getattr(defaults.model_config, "cutoffs", ()) and not data.train_words:  # those of a preset's words
             asked["model_config"].setdefault("cutoffs", ())
     settings = Settings(defaults.model, *(changed(getattr(defaults, p), asked[p], prefix) for p, prefix in PREFIXES.items()))
     if first.resume:
@@ -262,9 +228,9 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     check(settings, options)
     check_data(settings.data)
     if first.resume:
-        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
+        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
-    return settings, Start(folder, options["data_dir"], numbered=not first.out, init=first.init, initial=saved)
+    return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
 
 
 def vocabulary_of(data: DataConfig) -> int:
@@ -308,21 +274,12 @@ def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, ste
     if asked.keys() - takes:
         kept = f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out"
         raise InputError(f"{kept} (except --data, if its files have moved), or start a new run without --resume")
-    if os.path.isabs(data.data) and not os.path.exists(data.data):
-        moved = "is not there; if it has moved, give --data with its new place"
-        raise InputError(f"{data.data}, which {run} was trained on, {moved}")
-    if asked.get("epochs") and training.horizon != held.training.horizon:
-        raise InputError("--epochs counts passes at the run's own --horizon; give --steps with another one")
     if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
         raise InputError(f"--resume {run} is at step {step}; give --steps above that")
 
 
 def check_begun(run: str, data: str, asked: dict, weights: Any) -> None:
     """Raise InputError if --init's weights, of a model with the config `weights`, do not go with the options or the data."""
-    for name in OF_THE_WEIGHTS:
-        if asked.get(name, size := getattr(weights, name, None)) != size:
-            have = f"the weights of --init {run} have {size}; leave it out"
-            raise InputError(f"{option_name(name)} is {asked[name]}, {have}")
     if asked.keys() & {*OF_A_TOKENIZER}:
         raise InputError(f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
     if data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
@@ -337,15 +294,11 @@ def check(settings: Settings, asked: dict) -> None:
         raise InputError("--tokenizer names a tokenizer, --train-bpe and --train-words learn one; give one of them")
     if "steps" in asked and asked.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
-    if training.schedule != "cosine" and asked.get("final_fraction"):
-        raise InputError(f"--final-fraction has no effect: --schedule {training.schedule} has none; leave it out")
-    if training.update_every == 1 and asked.get("update_every_from"):
-        raise InputError("--update-every-from has no effect: --update-every is 1; leave it out")
     if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":
         reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
         needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
         raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")
-    given = SimpleNamespace(config=settings.model_config, training=training, tasks=settings.tasks, asked=asked)
+    given = SimpleNamespace(config=settings.model_config, training=training, tasks=settings.tasks)
     for condition, message in getattr(presets_of(settings.model), "CHECKS", ()):
         if condition(given):
             raise InputError(message.format(**vars(given)))

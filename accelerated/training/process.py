@@ -128,14 +128,6 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], device: torch.de
         parameter.grad = mean.view_as(parameter)
 
 
-def peak_memory(device: torch.device) -> str | None:
-    """One line on the most memory that this process has taken of its GPU, or None if torch does not count it."""
-    if device.type != "cuda":
-        return None
-    tensors, reserved = torch.cuda.max_memory_allocated(device) / 1e9, torch.cuda.max_memory_reserved(device) / 1e9
-    return f"peak memory on {device}: {tensors:.1f} GB in tensors, {reserved:.1f} GB reserved"
-
-
 def keep_freed_memory() -> None:
     """Make glibc's allocator take large blocks from its heap and never trim it; does nothing without glibc.
 

@@ -19,7 +19,6 @@ from accelerated.program.progress import Progress
 from accelerated.protocol import computing_in
 from accelerated.training import process
 from accelerated.training.checkpoint import save_checkpoint
-from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, check_finite
 from accelerated.training.settings import Settings, settings_contents
@@ -48,7 +47,7 @@ class Run:
     gradient_norm: float = 0.0  # of the last update
     tokens: int = 0  # read since the run was opened, padding and overlaps included
     save_due: bool = False  # after the next update
-    validation_due: bool = False  # after this step; left open by a signal
+    validation_due: bool = False  # after this step
     score: Any = None  # the Score of the validation after this step
     is_best: bool = False  # whether that is the best so far, and not yet saved
     plain: torch.nn.Module | None = None  # until training begins: the model of --init, to which this run adds recurrence
@@ -84,25 +83,17 @@ class Run:
         return validates or self.step % self.settings.training.log_every == 0 or self.ended
 
     def note_score(self, score: Any) -> str:
-        """Note the Score of this step's validation; None if a signal came first. Returns a line about it."""
-        self.score, self.validation_due = score, score is None and process.rank() == 0
-        if score is None:
-            return ""
-        bits, before = score.bits_per_byte, self.best
+        """Note the Score of this step's validation. Returns a line about it."""
+        self.score, bits, before = score, score.bits_per_byte, self.best
         self.is_best, self.best = bits < before, min(before, bits)
         self.log.validation(self.step, score)
         best = "the best so far" if self.is_best else f"the best was {self.best:.3f}"
         return f"step {self.step:,}: validation {bits:.3f} bits per byte on {score.tokens:,} tokens; {best}"
 
-    def saved(self) -> str:
-        """What can be gone back to, for messages."""
-        path = checkpoint_path(self.folder)
-        return f"{path} stays as it was" if path.exists() else "nothing was saved before"
-
     def save(self) -> None:
         """Write all that resuming needs; raises InputError, and the last checkpoint stays, if a parameter is NaN or infinite."""
         largest = torch.stack([p.detach().abs().max() for p in self.model.parameters() if p.numel()])
-        check_finite(self.step, {"parameters": largest.sum().item()}, self.saved)
+        check_finite(self.step, {"parameters": largest.sum().item()})
         contents = settings_contents(self.settings) | {
             "parameters": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -114,7 +105,6 @@ class Run:
             "tokenizer": self.tokenizer.fingerprint,
             "best": self.best,
             "pending": self.log.pending,
-            "validation_due": self.validation_due,
         }
         if process.rank() == 0:
             for name in ("best.pt", "checkpoint.pt") if self.is_best else ("checkpoint.pt",):  # best first: a kill may come
@@ -141,4 +131,4 @@ class Run:
         if self.settings.data.data != "recall":
             return bits
         right = f"{carried.accuracy:.1%} with the memory, {cleared.accuracy:.1%} with it cleared"
-        return f"{bits}\nright answers: {right} (chance {self.settings.recall.chance:.0%})"
+        return f"{bits}\nright answers: {right} (chance {1 / self.settings.recall.values:.0%})"

@@ -29,7 +29,6 @@ POSITIVE = ("batch", "horizon", "accumulate", "save_every", "update_every", "log
 NOT_NEGATIVE = ("steps", "warmup", "weight_decay", "clip", "seed", "update_every_from", "validation_segments", "sample", "epochs")
 LEAST = dict.fromkeys(POSITIVE, 1) | dict.fromkeys(NOT_NEGATIVE, 0) | {"validate_every": -1}
 PREFIXES = {"model_config": "", "training": "", "data": "", "recall": "recall_", "tasks": "task_"}  # of the options
-EARLIER = {"compile": {"eager": "none", "aot_eager": "none"}, "device": {"mps": "auto"}}  # {field: {value it had: one it has}}
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ def settings_from(contents: dict, path: Any) -> Settings:
     if contents["model"] not in NAMES:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}")
     try:
-        held = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
-        training = {name: EARLIER.get(name, {}).get(value, value) for name, value in held.items()}
+        training = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
         data = dict(contents["data_config"])
         given, gone = {"training": training, "recall": data.pop("recall"), "tasks": data.pop("tasks", {}), "data": data}, []
         classes = config_classes(contents["model"])

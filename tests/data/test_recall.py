@@ -49,7 +49,7 @@ def test_an_answer_is_what_the_document_told_last(pair):
     assert len(document.inputs) == len(document.targets) == len(document.scored) == config.length
     asked, distance = np.flatnonzero(document.scored), distance_of(config, document)
     assert len(asked) == config.questions and (np.diff(asked) == config.spacing).all()
-    assert config.in_filler <= distance <= config.distance and (config.vary_distance or distance == config.distance)
+    assert 2 * config.rewrites <= distance <= config.distance and (config.vary_distance or distance == config.distance)
     begin = config.opening + distance
     assert (document.inputs[begin :: config.spacing][: config.questions] == ASK).all()
     opening, filler, rest = (part.tolist() for part in np.split(document.inputs, [config.opening, begin]))
@@ -69,7 +69,7 @@ def test_everything_that_can_be_told_is_told_and_asked():
     documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(300)]
     answers = np.concatenate([document.targets[document.scored] for document in documents])
     _, counts = np.unique(answers, return_counts=True)
-    assert len(counts) == 80 and counts.max() < 5 * counts.min() and config.chance == 0.1
+    assert len(counts) == 80 and counts.max() < 5 * counts.min()
     changes = (changes_in(document.inputs[config.opening : config.opening + 99].tolist()) for document in documents)
     changed = [key for of_document in changes for key, _ in of_document]
     assert all(changed.count(key) > 150 for key in SYMBOLS[::-1][:8].tolist())
@@ -130,4 +130,4 @@ def test_what_a_task_cannot_hold_is_refused():
     for fits in ({"pairs": 1, "values": len(SYMBOLS) - 1}, {"rewrites": 44}):
         config = RecallConfig(**fits)
         inputs = RecallDocuments(config, "test")[0].inputs[: config.opening + config.distance].tolist()
-        assert sum(byte not in MARKS for byte in inputs) == config.opening + config.in_filler
+        assert sum(byte not in MARKS for byte in inputs) == config.opening + 2 * config.rewrites

@@ -71,30 +71,23 @@ def test_scores_equal_documents_read_one_by_one(corpus, recurrent, window, vecto
     assert score.text_bytes == len(tokenizer.decode(scored))
 
 
-PLAIN = {"overlap": 4, "vectors": 0}
-
-
 @pytest.mark.parametrize(
-    "change,lengths,lanes,clear,batches,counted",
+    "change,lengths,lanes,batches",
     [
-        ({"overlap": 0}, [31, 13, 8], 8, False, [3, 3, 1, 1, 1], None),  # idle lanes are not computed
-        (PLAIN, [70, 9, 3], 4, False, [4] * 9, None),  # plain GPT-2's windows stand beside each other
-        (PLAIN, [70, 9, 3], 5, False, [5] * 8, [5] * 7 + [1]),  # the last batch is filled up by padding
-        ({}, [31, 0, 13, 1, 8], 10**6, False, [3, 3, 2, 1, 1, 1, 1], None),  # no more lanes than documents
-        ({}, [31, 0, 13, 1, 8], 10**6, True, [12], None),  # nor than windows
+        ({"overlap": 0}, [31, 13, 8], 8, [3, 3, 1, 1, 1]),  # idle lanes are not computed
+        ({}, [31, 0, 13, 1, 8], 10**6, [3, 3, 2, 1, 1, 1, 1]),  # no more lanes than documents
     ],
-    ids=["idle lanes", "plain", "a padded batch", "documents", "cleared"],
+    ids=["idle lanes", "documents"],
 )
-def test_a_batch_holds_what_there_is_to_read_and_progress_counts_it(change, lengths, lanes, clear, batches, counted, monkeypatch):
-    """`counted` of the windows of each batch are no padding; all unless it is given."""
+def test_a_batch_holds_what_there_is_to_read_and_progress_counts_it(change, lengths, lanes, batches, monkeypatch):
     model, documents, calls, initial = model_of(dataclasses.replace(WINDOWED, **change)), documents_of(lengths), [], []
     read, begin = model.read, model.initial_state
     monkeypatch.setattr(model, "read", lambda tokens, state: calls.append(len(tokens)) or read(tokens, state))
     monkeypatch.setattr(model, "initial_state", lambda batch: initial.append(batch) or begin(batch))
     with mock.patch("accelerated.evaluation.score.Progress") as progress:
-        evaluate(model, documents, BYTES, lanes, clear)
+        evaluate(model, documents, BYTES, lanes)
     updates = [call.args[0] for call in progress.return_value.__enter__.return_value.update.call_args_list]
-    assert calls == batches and max(initial) == max(batches) and updates == (counted or batches)
+    assert calls == updates == batches and max(initial) == max(batches)
     assert sum(updates) == progress.call_args.args[1]
 
 

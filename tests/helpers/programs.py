@@ -233,7 +233,7 @@ def differences(first, second, besides=()):
 
 EMPTY_CHECKPOINT = {name: {} for name in ("model_config", "training_config", "data_config", "parameters", "optimizer", "lanes")}
 EMPTY_CHECKPOINT |= {"model": "compressive", "corpus": "", "tokenizer": "", "state": (), "random": torch.zeros(1), "step": 1}
-EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0), "validation_due": False}
+EMPTY_CHECKPOINT |= {"best": math.inf, "pending": (0.0, 0, 0)}
 
 
 class Server:

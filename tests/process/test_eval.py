@@ -68,7 +68,6 @@ RECURRENT = [
     ("RUN RUN2", "2 runs were given; only eval.py overlap and curves take more than one"),
     ("RUN --checkpoint best", "--checkpoint best: .* has no best.pt; give last"),
     ("score RUN --batch 0", "argument --batch: 0 was given; it must be at least 1"),
-    ("score RUN --data recall --carry-over-documents", "recall has questions of its own; leave one of them out"),
     ("range RUN", "required: --segments"),
     ("range RUN --segments 1", "--segments: 1 was given; it must be at least 2"),
     ("dynamic RUN --learning-rate nan", "--learning-rate: nan was given; it must be positive and finite"),
@@ -305,7 +304,7 @@ def test_the_table_of_overlaps(runs, joined, capsys):
 
 
 def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tmp_path, capsys):
-    """It has no words and is never joined; segments may have no question."""
+    """It has no words; segments may have no question."""
     task = ("--recall-distance", 8, "--recall-pairs", 4, "--recall-questions", 3, "--recall-rewrites", 2)
     train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--steps", 1, "--out", run := tmp_path / "run")
     near, same, again = (as_json(capsys, run, *argv) for argv in ([], ["--recall-distance", 8], ["--recall-pairs", 4]))
@@ -316,7 +315,6 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tm
     assert line.split()[4] == "-", "its perplexity per word"
     for argv, words in (
         (["frequency", run], "frequency: recall has no words"),
-        ([run, "--carry-over-documents"], "leave one of them out"),
         ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs is of --data recall, this is stdlib"),
         ([run, "--recall-pairs", 30], "--recall-pairs is 30: with 10 values they need 330 of"),
         ([run, "--recall-distance", 3], "--recall-distance is 3; what stands in the filler needs 4 tokens"),
@@ -348,7 +346,6 @@ def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(ru
     assert written[:2000] == samples.tobytes() and len(written) == 2020 and len(set(written[2000:])) > 3
     for argv, words in (
         (["frequency", run], "has no words; give other --data"),
-        ([run, "--data", "stdlib"], r"--data stdlib is text; give a \.ulaw"),
         ([runs.recurrent, "--data", ulaw], "--tokenizer mu-law|is not UTF-8 text"),
     ):
         with pytest.raises(InputError, match=words):

@@ -5,21 +5,16 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from accelerated.data import corpus as token_cache
-from accelerated.data.sources import Text
-from accelerated.evaluation import score
 from accelerated.program.errors import InputError
 from accelerated.program.interruption import STOPS, Interruption
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
 from tests.helpers import programs
-from tests.helpers.programs import ROOT, differences, ended, hanging, killed, measurements, saved, start, train
+from tests.helpers.programs import ROOT, differences, ended, hanging, killed, measurements, start, train
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--log-every", 1, "--dropout", 0.1]
@@ -58,25 +53,6 @@ def test_the_first_signal_asks_for_a_stop_a_second_stops_at_once_and_the_old_han
     assert [signal.getsignal(stop) for stop in STOPS] == before
 
 
-def test_a_block_that_may_be_left_is_left_at_the_first_signal():
-    done = []
-    with Interruption() as interruption:
-        with interruption.leaves():
-            done.append("begun")
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("after the signal")
-        assert interruption.signal == "SIGINT" and done == ["begun"]
-        with pytest.raises(KeyboardInterrupt), interruption.leaves():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append("after the second signal")
-    assert done == ["begun"]
-    with Interruption() as interruption:
-        with interruption.leaves():
-            pass
-        os.kill(os.getpid(), signal.SIGINT)
-        assert interruption.signal == "SIGINT", "outside that block it only waits"
-
-
 def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -85,38 +61,6 @@ def test_what_nohup_started_goes_on_when_the_terminal_is_closed():
             assert interruption.signal is None
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize("step,kind", [(6, signal.SIGINT), (STEPS, signal.SIGTERM)])
-def test_a_signal_leaves_a_validation_at_once_and_the_next_one_that_is_owed(text, tmp_path, capsys, monkeypatch, step, kind):
-    """Resuming makes it."""
-    options, whole, run = [*programs.COMPRESSIVE, *OFTEN, *BRIEF, "--data", text], tmp_path / "whole", tmp_path / "cut"
-    train(*options, "--out", whole)
-    evaluate, predictions = score.evaluate, score.predictions
-    for argv, number in (([*options, "--out", run], step // 3), (["--resume", run], 1)):
-        read = []  # the number of segments that each validation has read
-
-        def evaluating(*given, read=read):
-            read.append(0)
-            return evaluate(*given)
-
-        def predicting(*given, read=read, number=number):
-            read[-1] += 1
-            if len(read) == number and read[-1] == 2:
-                os.kill(os.getpid(), kind)
-            return predictions(*given)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(score, "evaluate", evaluating)
-            patch.setattr(score, "predictions", predicting)
-            train(*argv)
-        assert f"stopped by {kind.name} and saved; continue with: python train.py --resume {run}\n" in capsys.readouterr().out
-        assert len(read) == number and read[-1] == 2 and all(segments > 2 for segments in read[:-1]), "nothing more is read"
-        assert (saved(run)["step"], saved(run)["validation_due"]) == (step, True)
-        steps = [record["step"] for record in measurements(run) if "validation_tokens" in record]
-        assert steps == [*range(3, step, 3)], "of the validations"
-    train("--resume", run)
-    assert not differences(whole, run)
 
 
 def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monkeypatch):
@@ -210,25 +154,4 @@ def test_learning_and_tokenising_show_their_progress_and_end_when_interrupted(tm
         printed += process.stderr.read()
         code, seconds = process.wait(), time.perf_counter() - began
     assert code == 130 and seconds < 3.0 and printed.endswith("\ntrain.py: interrupted\n") and "Traceback" not in printed
-    assert shown != "tokenising" or (" of 12.0M" in printed and " left" in printed)
     assert {path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()} <= {".lock"}
-
-
-def test_an_interrupt_does_not_wait_for_texts_that_are_being_encoded(monkeypatch):
-    """The second text is begun before the interrupt, and encoded only after it has been answered."""
-    begun, answered = threading.Event(), threading.Event()
-
-    def encode(content):
-        if content == b"first":
-            return begun.wait(5.0)
-        begun.set()
-        return answered.wait(5.0)
-
-    monkeypatch.setattr(token_cache.os, "cpu_count", lambda: 2)
-    texts = (("train", Text("x", (lambda content=content: content,))) for content in (b"first", b"second"))
-    began = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
-        for _ in token_cache.encoded(texts, SimpleNamespace(encode=encode)):
-            signal.raise_signal(signal.SIGINT)
-    assert time.perf_counter() - began < 4.0
-    answered.set()

@@ -32,14 +32,6 @@ def test_auto_takes_a_gpu_if_there_is_one_and_each_process_its_own(name, gpus, l
         assert refusal(process.choose_device, name) == expected
 
 
-def test_the_memory_that_a_gpu_took_is_said(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 41.23e9)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 47e9)
-    line = process.peak_memory(torch.device("cuda", 1))
-    assert line == "peak memory on cuda:1: 41.2 GB in tensors, 47.0 GB reserved"
-    assert process.peak_memory(torch.device("cpu")) is None
-
-
 def average(rank, port, results):
     """Run one of two processes; three parameters have a gradient in both, in the second alone, in neither."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}

@@ -12,7 +12,7 @@ import torch
 import train as training_script
 from accelerated import replay
 from accelerated.program.errors import InputError
-from accelerated.training import optimization, process
+from accelerated.training import optimization
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
 from accelerated.training.log import Log, read_metrics
@@ -82,13 +82,12 @@ def texts(tmp_path):
 def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at, monkeypatch):
     """Printed commands can be pasted into a shell, and eval.py finds the score that was reported."""
     run, data = tmp_path / "a run; of mine", tmp_path / "the data"
-    monkeypatch.setattr(process, "peak_memory", lambda device: "peak memory: much")
     stop_at(1)
     train("--data", text, *programs.TINY, "--batch", 24, "--steps", 3, "--out", run, "--data-dir", data)
     stop_at(None)
     train("--resume", run, "--data-dir", data)
     printed = capsys.readouterr().out
-    assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed) and "peak memory: much\n" in printed
+    assert re.search(r"after ⟫ how the model continues it:\n(.|\n)+⟫", printed)
     for command in ("continue with: python train.py --resume", "evaluate it with: python eval.py"):
         [words] = re.findall(f"{command} (.*)\n", printed)
         assert shlex.split(words) == [str(run), "--data-dir", str(data)]
@@ -194,9 +193,6 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch
     validating = [*options, "--validate-every", 3, "--update-every", 4, "--steps", 6]
     train(*validating, "--out", tmp_path / "validating")
     assert steps == [4, 6]
-    stop_at(4)
-    train(*validating, "--out", tmp_path / "owing")
-    assert saved(tmp_path / "owing")["validation_due"], "it waits for the next run if a signal came before"
 
 
 GROUPED = {
@@ -340,10 +336,10 @@ def test_a_run_that_finds_a_nan_leaves_its_last_checkpoint(text, tmp_path, monke
     train("--data", text, *programs.COMPRESSIVE, "--steps", 2, *BRIEF, "--out", run)
     before = {path: path.read_bytes() for path in run.glob("*.pt")}
     monkeypatch.setattr(*BROKEN[what])
-    with pytest.raises(InputError, match=f"the {what} is nan at step 3; .*checkpoint.pt stays as it was; try a lower"):
+    with pytest.raises(InputError, match=f"the {what} is nan at step 3; what was saved before stays; try a lower"):
         train("--resume", run, "--steps", 3)
     assert {path: path.read_bytes() for path in run.glob("*.pt*")} == before
-    with pytest.raises(InputError, match=f"the {what} is nan at step 1; nothing was saved before; try a lower"):
+    with pytest.raises(InputError, match=f"the {what} is nan at step 1; what was saved before stays; try a lower"):
         train("--data", text, *programs.COMPRESSIVE, "--steps", 1, *BRIEF, "--out", tmp_path / "new")
 
 

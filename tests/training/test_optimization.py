@@ -117,7 +117,7 @@ def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
 
 
 def test_nan_and_infinite_values_stop_a_run():
-    check_finite(3, {"loss": 1e30}, lambda: "x")
+    check_finite(3, {"loss": 1e30})
     for value in (math.nan, math.inf, -math.inf):
-        with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; x; try"):
-            check_finite(3, {"loss": 2.0, "gradient's norm": value}, lambda: "x")
+        with pytest.raises(InputError, match=f"the gradient's norm is {value} at step 3; what was saved before stays; try"):
+            check_finite(3, {"loss": 2.0, "gradient's norm": value})

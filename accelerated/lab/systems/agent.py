@@ -175,7 +175,7 @@ def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]
         optimizer.zero_grad()
         (objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary).backward()
         norm = average_and_clip(core, 1, settings["clip"])
-        check_finite(update, {"gradient norm": float(norm)}, lambda: "this agent was not kept")
+        check_finite(update, {"gradient norm": float(norm)})
         optimizer.step()
         successes.append((rollout.rewards > 0).any(1).float().mean().item())
         rollout = upcoming

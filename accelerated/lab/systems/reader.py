@@ -155,6 +155,6 @@ def train(model: Roberta, loss_of: Callable[[int], torch.Tensor], updates: int, 
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         values.append(loss.item())
-        check_finite(update, {"loss": values[-1], "gradient norm": float(norm)}, lambda: "this model was not kept")
+        check_finite(update, {"loss": values[-1], "gradient norm": float(norm)})
         optimizer.step()
     return values

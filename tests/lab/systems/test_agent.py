@@ -119,7 +119,7 @@ def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss_one_rollout_
 
 
 def test_a_gradient_that_is_nan_is_one_line():
-    with pytest.raises(InputError, match="the gradient norm is nan at step 1; this agent was not kept"):
+    with pytest.raises(InputError, match="the gradient norm is nan at step 1; what was saved before stays"):
         agent.train(agent.make_core("lstm"), 0, FEW | {"entropy": float("nan")}, "")
 
 

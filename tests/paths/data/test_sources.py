@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from accelerated.data import named_sets, sources
+from accelerated.data import sources
 from accelerated.data.config import DataConfig, check_data
 from accelerated.data.sources import source_of_path, split_of, standard_library, with_missing_splits
-from accelerated.data.tokenizers import tokenizer_of_file, train_bpe, train_words
+from accelerated.data.tokenizers import train_bpe, train_words
 from accelerated.data.windows import SPLITS
 from tests.helpers.programs import refusal
 
@@ -124,11 +124,6 @@ def test_what_is_no_text_file_is_left_out_of_a_folder(tmp_path, monkeypatch):
     for name in texts:
         (folder / name).unlink()
     assert re.search(r"no file in this folder ends in one of .txt .text .raw .*hf:", refusal(source, folder))
-    for path in (folder / "pipe.txt", folder / "socket.txt", "/dev/null"):
-        for opens in (source, tokenizer_of_file):
-            assert "is a device, a pipe or a socket, which is not" in refusal(opens, path)
-    piped = str((folder / "pipe.txt").rename(folder / "pipe.jsonl"))
-    assert "is a device, a pipe or a socket, which is not" in refusal(named_sets.table_source, piped)
 
 
 def test_a_byte_order_mark_is_dropped_and_said_once(tmp_path, capsys):
@@ -171,7 +166,6 @@ def test_what_cannot_be_data_is_refused(tmp_path):
     assert "has the splits test, train and also other; move them" in refusal(source, folder)
     assert "no file in this folder ends in one of .ulaw; " in refusal(lambda: source(folder / "empty", tokenizer="mu-law"))
     for data, options, words in (
-        *((data, {"tokenizer": "mu-law"}, "give a .ulaw or a folder") for data in ("stdlib", f"{folder}/e.jsonl")),
         ("stdlb", {}, "did you mean stdlib"),
         (f"{folder}/x.txt", {}, "a folder, or one of stdlib, recall, enwik8, wikitext-103, wikitext-103-raw, pg19"),
     ):

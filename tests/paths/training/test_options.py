@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import io
-import json
 import re
 import shlex
 from pathlib import Path
@@ -35,24 +34,19 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     f"--seed {2**63}": "it must be below 2^63",
     "--data recall --recall-pairs 99": "--recall-pairs is 99",
     "--model pretrained_recurrence --insertion-layers 5": "--insertion-layers (5,) must lie in 1..4",
-    "--model pretrained_recurrence --vectors 0 --pool all": "--pool sets the recurrence module",
     "--model memformer --encoder-layers 0 --task-recall 0.1": "decoder-only model; leave them out",
     "--model memformer --segment 1 --task-infilling 0.5": "--segment 1 has no parts; give --segment 2",
     "--model compressive --compression-loss bptt": "--horizon 1 has none; give --horizon 2",
     "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer, ... learn one; give one of them",
-    "--tokenizer mu-law": "mu-law reads recordings, and --data stdlib is text; give a .ulaw or a folder of them",
     "--training-documents -1": "--training-documents is -1; it must be 0 or at least 1",
     "--train-bpe 256": "--train-bpe is 256; it must be 0 or at least 257",
     "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
     "--optimizer adam --weight-decay 0.1": "--weight-decay is 0.1, and adam has none",
-    "--schedule inverse_square_root --final-fraction 0.1": "--final-fraction has no effect: --schedule inverse",
-    "--update-every-from 3": "--update-every-from has no effect: --update-every is 1",
     "--compile cudagraphs --horizon 2": "reads all 2 of --horizon first; give --horizon 1 or --backprop memory_replay",
     "--init ''": "--init is empty",
     "--out ''": "--out is empty; give a folder or a file, or leave it out",
     "--data nowhere": "no such file or folder",
     "'my book.txt' --steps 3": "unknown option my book.txt; did you mean --data 'my book.txt'? --help lists all",
-    "--resume nowhere --stepz 3": "unknown option --stepz; did you mean --steps",
     **{f"--{name.replace('_', '-')} 0": "0; it must be at least 1" for name in POSITIVE},
     **{f"--{name.replace('_', '-')} -1": "; it must be at least 0" for name in NOT_NEGATIVE},
     # An option of another model, or of other data, and what argparse refuses
@@ -62,7 +56,6 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--task-recall 0.1": "--task-recall is an option of --model memformer",
     "--model memformer --layers 3": " or pretrained_recurrence; leave it out or choose that",
     "--recall-pairs 3": "--recall-pairs is an option of --data recall; leave it out or choose that",
-    **{f"--data recall {name} 9": f"{name} is an option of --data with texts" for name in ("--tokenizer", "--train-bpe")},
     "--stepz 3": "did you mean --steps",
     "--learning_rate 3": "did you mean --learning-rate",
     "--steps many": "invalid int value",
@@ -109,7 +102,7 @@ def test_help_names_every_field_that_the_model_and_its_data_use_and_at_most_60(m
         names = {prefix + field.name for prefix, config in configs for field in dataclasses.fields(config)} - {"vocabulary"}
         names -= {"cutoffs", "div_value"} if data == "recall" else set()  # of words; recall is made of bytes
         expected = {f"--{name.replace('_', '-')}" for name in names}
-        expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init", "--like"}
+        expected |= {"--model", "--preset", "--data", "--data-dir", "--out", "--resume", "--init"}
         with pytest.raises(SystemExit) as caught:
             parse(["--model", model, "--data", data, "--help"])
         found = re.findall(r"^  (--[a-z0-9-]+)", capsys.readouterr().out, re.MULTILINE)
@@ -181,8 +174,6 @@ def test_resuming_keeps_model_and_data(tmp_path):
     assert "continues in its own folder; leave --out out" in refused(f"--resume {run} --out elsewhere")
     assert chosen(f"--resume {run} --steps 3").training.steps == 3, "its last report is missing"
     assert chosen(f"--resume {run} --epochs 2").training.epochs == 2
-    message = refused(f"--resume {run} --epochs 2 --horizon 2")
-    assert message == "--epochs counts passes at the run's own --horizon; give --steps with another one"
     (run / "metrics.jsonl").write_text('{"step": 3, "final": true}\n')
     for steps in (2, 3):
         assert "is at step 3; give --steps above" in refused(f"--resume {run} --steps {steps}")
@@ -205,12 +196,10 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     learned = held._replace(model_config=dataclasses.replace(held.model_config, vocabulary=300), data=DataConfig(train_bpe=300))
     learned = keep(learned, tmp_path / "learned")
     for argv, words in (
-        (f"{run} --width 24", "--width is 24, the weights of --init "),
         (f"{carrying} --tokenizer bytes", "keeps the tokenizer of its weights; leave --tokenizer and --train-"),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
         (f"{run} --model compressive", "holds a pretrained_recurrence; leave --model compressive out"),
         (f"{run}/checkpoint.pt", "/checkpoint.pt/checkpoint.pt; give a folder that train.py wrote"),
-        (f"{run} --vectors 0 --pooling max", "--pooling sets the recurrence module, and --vectors 0 has none"),
     ):
         assert words in refused(f"--init {argv}"), argv
 
@@ -223,34 +212,3 @@ def test_a_new_run_never_takes_an_old_ones_folder(tmp_path, monkeypatch):
     assert start.folder.name == "block_recurrent-recall-1"
     assert parse("--data recall")[1].folder.name == "block_recurrent-recall-2"
     assert "already holds a run" in refused(f"--data recall --out {start.folder}")
-
-
-def test_like_a_run_that_began_with_weights_says_that_they_are_not_taken(tmp_path, capsys):
-    settings = settings_contents(preset_settings("memformer", "tiny"))
-    for contents in (settings, settings | {"init": "gpt2/"}):
-        (tmp_path / "config.json").write_text(json.dumps(contents))
-        chosen(f"--like {tmp_path}")
-        warning = f"warning: {tmp_path} began with the weights of --init gpt2/; --like takes its settings alone\n"
-        assert capsys.readouterr().err == (warning if "init" in contents else "")
-
-
-def test_a_run_like_another_has_its_settings_except_what_is_given(tmp_path):
-    """Also like one that has saved nothing yet. Its tokens and what belongs to them stay, unless others are asked for."""
-    held = chosen("--model compressive --train-bpe 300 --cutoffs 40")
-    (tmp_path / "config.json").write_text(json.dumps(settings_contents(held)))
-    assert chosen(f"--like {tmp_path}") == held
-    seeded = held._replace(training=dataclasses.replace(held.training, seed=1))
-    assert chosen(f"--like {tmp_path} --seed 1") == seeded
-    for more, data, cutoffs in (
-        ("--tokenizer bytes", DataConfig(), ()),
-        ("--data recall", DataConfig("recall"), ()),
-        (f"--data {tmp_path}", DataConfig(str(tmp_path), train_bpe=300), (40,)),
-    ):
-        given = chosen(f"--like {tmp_path} {more}")
-        assert (given.data, given.model_config.cutoffs) == (data, cutoffs), more
-    for option in ("--model compressive", "--preset tiny", "--resume r", "--init r"):
-        said = f"--like takes model and settings of its run, and {option.split()[0]} says others"
-        assert said in refused(f"--like {tmp_path} {option}")
-    (tmp_path / "config.json").write_text('{"n_layer": 2}')
-    for folder in (tmp_path, tmp_path / "nowhere"):
-        assert "no settings of a run in its config.json; give a folder that" in refused(f"--like {folder}")
