@@ -21,7 +21,7 @@ from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
 from accelerated.evaluation.score import TrainedRun, carries_nothing
-from accelerated.program.errors import InputError, is_out_of_memory, option_name
+from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
 from accelerated.training.options import changed
@@ -118,22 +118,16 @@ def main(name: str, options: argparse.Namespace) -> None:
     """Print the report of that name."""
     report, runs = REPORTS[name], list(dict.fromkeys(options.runs))  # each once
     function, exact = function_at(report.function), report.exact or not report.opens
-    try:
-        if report.opens:
-            runs = [open_trained_run(path, name, options) for path in runs]
-        if report.splits:
-            if len(data := {options.data or run.settings.data.data for run in runs}) > 1:
-                raise InputError(f"the runs read different data ({', '.join(sorted(data))}); give --data for all of them")
-            runs = [open_documents(run, options, report.splits) for run in runs]
-        with contextlib.ExitStack() as stack:
-            for run in () if exact else runs:
-                stack.enter_context(computing_in(run.model, getattr(torch, run.settings.training.dtype)))
-            record, lines = function(runs if report.several else runs[0], options)
-    except (MemoryError, RuntimeError) as error:
-        sizes = [option_name(size) for size in models_by_size() if getattr(options, size, None)]
-        if not (sizes and is_out_of_memory(error)):
-            raise
-        raise InputError(f"{' and '.join(sizes)} does not fit into memory; give a smaller one") from None
+    if report.opens:
+        runs = [open_trained_run(path, name, options) for path in runs]
+    if report.splits:
+        if len(data := {options.data or run.settings.data.data for run in runs}) > 1:
+            raise InputError(f"the runs read different data ({', '.join(sorted(data))}); give --data for all of them")
+        runs = [open_documents(run, options, report.splits) for run in runs]
+    with contextlib.ExitStack() as stack:
+        for run in () if exact else runs:
+            stack.enter_context(computing_in(run.model, getattr(torch, run.settings.training.dtype)))
+        record, lines = function(runs if report.several else runs[0], options)
     if has_nan(record):
         raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
     if report.splits and not report.several:

@@ -18,9 +18,6 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
     "bytes": 256,
     MU_LAW: 256,
     "gpt2": 50257,
-    "r50k_base": 50257,
-    "p50k_base": 50281,
-    "p50k_edit": 50284,
     "cl100k_base": 100277,
     "o200k_base": 200019,
     "o200k_harmony": 201088,
@@ -110,7 +107,7 @@ def is_opened_by_datasets(data: str) -> bool:
 
 
 def check_data(config: DataConfig) -> None:
-    """Raise InputError unless data names a corpus or an existing path, and the other fields say something about it."""
+    """Raise InputError unless data names a corpus or an existing path, and the package that opens it is there."""
     data = config.data
     if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
         near = difflib.get_close_matches(data, CORPORA, n=1)

@@ -7,6 +7,8 @@ manifest, written last, with checksums of both. Another state of the source has 
 import contextlib
 import hashlib
 from array import array
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +37,7 @@ class TextDocuments(Documents):
     """The documents of one split: all tokens (n,), a table (documents, 5) of first token, tokens, words, line ends, bytes."""
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
-        self.tokens, self.table, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table, table.T
+        self.tokens, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table.T
         self.lengths = np.maximum(self.sizes - 1, 0)
 
     def __getitem__(self, index):
@@ -68,9 +70,10 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
     """Tokenise a source into folder: tokens, a table of documents (split number, and what TextDocuments has), manifest."""
     table, start = array("q"), 0
     bar = Progress(f"tokenising {folder.name.rpartition('-')[0]}", unit="B")
+    pool = ThreadPoolExecutor(1)  # Ctrl-C does not wait for a text that is being encoded
     with written_whole(folder / TOKENS) as path, path.open("wb") as file, bar:
         for split, text in source.texts():
-            tokens = tokenizer.encode(content := text.read())
+            tokens = pool.submit(tokenizer.encode, content := text.read()).result()
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
             words = len(content.split()) if tokenizer.spells_text else 0
             table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n"), len(content)))
@@ -115,8 +118,17 @@ def open_source(data: DataConfig, data_dir: Path) -> Source:
         from accelerated.data import named_sets  # here: most runs need none of it
 
         fetched = {"enwik8": named_sets.enwik8, "pg19": named_sets.pg19}.get(data.data)
-        return fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
-    return standard_library() if data.data == "stdlib" else source_of_path(data)
+        source = fetched(Path(data_dir) / data.data) if fetched else named_sets.table_source(data.data)
+    else:
+        source = standard_library() if data.data == "stdlib" else source_of_path(data)
+    if not data.training_documents:
+        return source
+
+    def texts():
+        seen = count(1)
+        return (part for part in source.texts() if part[0] != "train" or next(seen) <= data.training_documents)
+
+    return source._replace(name=f"{source.name} with {data.training_documents} for training", texts=texts)
 
 
 def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_dir: Path) -> Corpus:
@@ -124,8 +136,5 @@ def load_corpus(data: DataConfig, tokenizer: object, recall: RecallConfig, data_
     if data.data == "recall":
         return Corpus({split: RecallDocuments(recall, split) for split in SPLITS}, "")
     corpus = tokenised(open_source(data, data_dir), tokenizer, data_dir)
-    if first := data.training_documents:
-        train = corpus.splits["train"]
-        corpus.splits["train"] = TextDocuments(train.tokens, train.table[:first])
-        corpus.splits["train"].whole = False
+    corpus.splits["train"].whole = not data.training_documents
     return corpus

@@ -135,9 +135,9 @@ class Segment(NamedTuple):
         return np.stack([self.starts.cpu().numpy(), self.scored.cpu().numpy().sum(1)], 1)
 
 
-def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int, lanes: int) -> Segment:
-    """A Segment of `lanes` rows of `length` tokens from [(number, document, window, is_start) or None]; the rest is padding."""
-    tokens, targets = np.zeros((lanes, length), np.int64), np.zeros((lanes, length), np.int64)
+def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int) -> Segment:
+    """A Segment of rows of `length` tokens from [(number, document, window, is_start) or None]; the rest is padding."""
+    lanes, (tokens, targets) = len(work), np.zeros((2, len(work), length), np.int64)
     scored, starts, place = np.zeros((lanes, length), bool), np.zeros(lanes, bool), np.full((lanes, 2), (-1, 0))
     for row, part in enumerate(work):
         if part is None:
@@ -169,22 +169,21 @@ class Lanes:
         self.document = lru_cache(int(lanes))(documents.__getitem__)  # cached: recall documents are generated when read
 
     def _shuffle(self, passes):
-        """The documents that have something to predict, in the order of a pass."""
         if self.seed is None:
-            order = np.argsort(-self.lengths, kind="stable")
-        else:
-            order = np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
-        return order[self.lengths[order] > 0]
+            return np.argsort(-self.lengths, kind="stable")
+        return np.random.default_rng([self.seed, passes]).permutation(len(self.documents))
 
     def _next_document(self):
-        """Index of the next document; None at the end of a single pass."""
-        if self.dealt == len(self.order):
-            if self.seed is None:
-                return None
-            self.passes, self.dealt = self.passes + 1, 0
-            self.order = self._shuffle(self.passes)
-        self.dealt += 1
-        return int(self.order[self.dealt - 1])
+        """Index of the next document that has something to predict; None at the end of a single pass."""
+        while True:
+            if self.dealt == len(self.order):
+                if self.seed is None:
+                    return None
+                self.passes, self.dealt = self.passes + 1, 0
+                self.order = self._shuffle(self.passes)
+            self.dealt += 1
+            if self.lengths[index := int(self.order[self.dealt - 1])]:
+                return index
 
     def _advance(self, lane):
         """Move a lane to its next segment; returns (number, document, window, is_start), or None if nothing is left."""
@@ -209,7 +208,7 @@ class Lanes:
         work = [self._advance(lane) for lane in range(len(self.reading))]
         if not any(work):
             raise StopIteration
-        return stack_windows(work, self.length, len(work))
+        return stack_windows(work, self.length)
 
     def position(self) -> dict:
         """The place of every lane, for a checkpoint."""
@@ -218,7 +217,11 @@ class Lanes:
     def seek(self, position: dict) -> None:
         """Continue from a position() over the same documents."""
         self.passes, self.dealt, reading = (position[name] for name in ("passes", "dealt", "reading"))
-        self.order, self.reading = self._shuffle(self.passes), [place and tuple(place) for place in reading]
+        self.order = self._shuffle(self.passes)
+        lost = any(segment not in range(self._segments(index)) for index, segment in filter(None, reading))
+        if lost or self.dealt not in range(len(self.order) + 1) or len(reading) != len(self.reading):
+            raise ValueError("its lanes are at no place of the documents")
+        self.reading = [place and tuple(place) for place in reading]
 
 
 def one_pass(documents: Sequence, lanes: int, length: int, overlap: int = 0) -> Iterator[tuple[Segment, list[int]]]:

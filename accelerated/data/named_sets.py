@@ -112,8 +112,9 @@ def articles(rows: Iterable[bytes]) -> Iterator[bytes]:
 def enwik8(folder: Path) -> Source:
     """The first 10^8 bytes of a Wikipedia dump, split at 90 and 95 million bytes."""
     path = folder / "enwik8.zip"
-    with only_worker(folder, "fetching"):
-        fetch(ENWIK8, path, ENWIK8_SHA256)
+    if not path.exists():
+        with only_worker(folder, "fetching"):
+            fetch(ENWIK8, path, ENWIK8_SHA256)
     if file_checksum(path) != ENWIK8_SHA256:
         raise InputError(f"{path} does not have sha256 {ENWIK8_SHA256}; remove it to fetch it again, or put a good copy there")
     spans = zip(SPLITS, pairwise(ENWIK8_ENDS), strict=True)
@@ -135,7 +136,7 @@ def pg19(folder: Path) -> Source:
 
 def fetch_books(folder: Path) -> None:
     """Fetch PG-19's missing books, several at a time; the server lists names and MD5, page by page."""
-    by_hand = f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} into {folder}"
+    by_hand = f"give --data {PG19_COPY}, or put the books of {PG19_BOOKS} into {folder}/train, /validation and /test"
     pool, work = ThreadPoolExecutor(8), []
     try:
         for name in PG19_COUNTS:

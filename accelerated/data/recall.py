@@ -55,8 +55,6 @@ class RecallConfig:
         if needed > len(SYMBOLS):
             words = f"with {self.values} values they need {needed} of {len(SYMBOLS)} bytes; give fewer of either"
             raise ValueError(f"pairs is {self.pairs}: {words}")
-        if self.length > 10**9:
-            raise ValueError(f"distance is {self.distance}; a document has {self.length:,} tokens with it, at most a billion fit")
         if 2 * self.rewrites > self.distance:
             raise ValueError(f"distance is {self.distance}; what stands in the filler needs {2 * self.rewrites} tokens")
 

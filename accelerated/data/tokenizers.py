@@ -115,14 +115,16 @@ class PackagedTokenizer(Tokenizer):
         self.model.no_padding()
         self.model.no_truncation()
         symbols = byte_of_symbol() if "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}" else {}
-        kind, tokens = type(self.model.model).__name__, {number: token for token, number in self.model.get_vocab().items()}
-        spellings = [spelling_of(tokens.get(number, ""), symbols, kind) for number in range(1 + max(tokens))]
+        self.kind, tokens = type(self.model.model).__name__, dict(map(reversed, self.model.get_vocab().items()))
+        spellings = [spelling_of(tokens[i], symbols, self.kind) if i in tokens else b"" for i in range(1 + max(tokens))]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         """Convert text to an array of ids; bytes that are not UTF-8 are read as replacement characters."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
-        return np.array(self.model.encode(text, add_special_tokens=False).ids, self.dtype)
+        parts = text.splitlines(keepends=True) if self.kind == "WordLevel" else [text]  # words cross no line end; it is faster
+        ids = [number for part in parts for number in self.model.encode(part, add_special_tokens=False).ids]
+        return np.array(ids, self.dtype)
 
 
 def spelling_of(token: str, symbols: dict[str, int], kind: str) -> bytes:

@@ -82,7 +82,7 @@ def errors_in_one_line(name: str) -> Iterator[None]:
         if str(error.name).startswith("accelerated"):
             raise
         end(name, f"the package {error.name} is missing; install what {name} needs: pip install torch==2.13.0 -e .")
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not is_out_of_memory(error):
             raise
         end(name, OUT_OF_MEMORY)
@@ -99,7 +99,7 @@ def errors_in_one_line(name: str) -> Iterator[None]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory cannot be allocated: torch raises RuntimeError, for a GPU a subclass of it."""
-    words = ("out of memory", "can't allocate", "Storage size calculation overflowed")
+    words = ("out of memory", "can't allocate", "Storage size calculation overflowed", "Overflow when unpacking", "int too big")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 

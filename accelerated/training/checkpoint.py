@@ -100,7 +100,8 @@ def check_contents(contents: dict, path: Path) -> None:
     if (version := contents.get("version")) != VERSION:
         raise InputError(f"{path} has version {version}, this program reads {VERSION}; use the release that wrote it")
     wrong = [field for field, kind in FIELDS.items() if not is_of_type(contents.get(field), kind)]
-    wrong = wrong or [str(name) for name, x in contents["parameters"].items() if not isinstance(x, torch.Tensor)]
+    parameters = {} if wrong else contents["parameters"]
+    wrong += [name for name, x in parameters.items() if not (isinstance(x, torch.Tensor) and x.layout == torch.strided)]
     if wrong:
         raise InputError(f"{path} lacks {', '.join(wrong)}, or holds them in a wrong type; it is damaged; {MEND}")
 
@@ -125,6 +126,9 @@ def load_moments(optimizer: torch.optim.Optimizer, saved: dict) -> None:
     groups = zip(optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
     groups = [group | {"lr": theirs["lr"]} for group, theirs in groups]
     optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+    adam = {} if isinstance(optimizer, torch.optim.Adafactor) else optimizer.state
+    if any({moments["exp_avg"].shape, moments["exp_avg_sq"].shape} != {p.shape} for p, moments in adam.items()):
+        raise ValueError("its moments have other shapes")  # a fused step would write beyond them
 
 
 def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> None:

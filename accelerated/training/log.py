@@ -15,12 +15,12 @@ def read_metrics(run: str | Path) -> list[dict]:
     """The records of a run's metrics.jsonl, [] if there is no such file; skips a line that a crash cut off."""
     records = []
     path = Path(run) / METRICS
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
             records.append(json.loads(line))
         except ValueError:
             continue
-    return records
+    return [record for record in records if isinstance(record, dict) and isinstance(record.get("step"), int)]
 
 
 def is_finished(run: str | Path, step: int) -> bool:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from accelerated.data.corpus import Corpus, load_corpus, open_source
@@ -21,15 +20,13 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
+from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters, restore
 from accelerated.training.folder import LOCK, checkpoint_path, read_settings, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, make_optimizer
 from accelerated.training.options import Start
 from accelerated.training.run import Run
 from accelerated.training.settings import Settings, settings_contents
-
-VALIDATIONS = 10  # of a run, if --validate-every does not say it
 
 
 @contextlib.contextmanager
@@ -47,21 +44,17 @@ def open_run(settings: Settings, start: Start) -> Iterator[Run]:
 
 def check_machine(settings: Settings, start: Start) -> torch.device:
     """The device to train on; raises InputError if this machine cannot run the settings."""
-    if settings.data.train_bpe and not (start.resumed or start.initial):
-        tokenizers_package()
+    if (settings.data.train_bpe or settings.data.train_words) and not (start.resumed or start.initial):
+        tokenizers_package("--train-bpe" if settings.data.train_bpe else "--train-words")
     training = settings.training
     device, lanes = process.choose_device(training.device), process.own_lanes(training.batch)
     if (size := lanes.stop - lanes.start) % training.accumulate:
         raise InputError(f"--accumulate {training.accumulate} does not divide each process's {size} lanes")
-    if (tokens := training.batch * training.horizon * settings.model_config.segment) > 10**9:
-        sizes = f"--batch {training.batch} and --horizon {training.horizon}"
-        raise InputError(
-            f"a step with {sizes} reads {tokens:,} tokens, which are held at once; give smaller ones, for at most 1e9"
-        )
-    config = settings.model_config
-    drawn = 12 * config.width * (config.vocabulary + 2 * getattr(config, "feed_forward", 0))  # bytes at least
-    if hasattr(os, "sysconf") and drawn > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
-        raise InputError(f"a model with --width {config.width} does not fit into memory; give a smaller one")
+    config, tokens = settings.model_config, training.batch * training.horizon * settings.model_config.segment
+    layers = getattr(config, "decoder_layers", getattr(config, "layers", 1))
+    least = 16 * tokens + 12 * config.width * (config.vocabulary + 2 * layers * getattr(config, "feed_forward", 0))  # bytes
+    if hasattr(os, "sysconf") and least > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise InputError(f"a model of these sizes, or a step of {tokens:,} tokens, does not fit into memory; give smaller ones")
     if training.compile == "cudagraphs" and device.type != "cuda":
         raise InputError(f"--compile cudagraphs needs --device cuda, and this is {device.type}; give inductor or none")
     if training.compile == "inductor" and device.type == "cpu":
@@ -84,6 +77,9 @@ def own_folder(start: Start) -> Iterator[None]:
     busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
     with locked(start.folder / LOCK, busy):
         remove_unfinished(start.folder)
+        path, step = checkpoint_path(start.folder), (start.resumed or {}).get("step")
+        if path.is_file() and (step is None or load_checkpoint(path)["step"] != step):
+            raise InputError(f"another train.py has written {path} meanwhile; give the command again, or another --out")
         yield
 
 
@@ -209,7 +205,7 @@ def with_steps(settings: Settings, documents: Sequence, start: Start) -> Setting
             print(f"{passes}: {counted(steps, 'step')}")
         training = replace(training, steps=steps, epochs=0.0)
     if training.validate_every < 0:
-        training = replace(training, validate_every=math.ceil(training.steps / VALIDATIONS))
+        training = replace(training, validate_every=math.ceil(training.steps / 10))
     return settings._replace(training=training)
 
 
@@ -237,8 +233,6 @@ def take_weights(model: torch.nn.Module, start: Start) -> torch.nn.Module | None
 def introduce(run: Run, start: Start) -> None:
     """Print what will be trained, and on what."""
     size = sum(p.numel() for p in run.model.parameters()) / 1e6
-    if start.initial:
-        print(f"starts with the weights, model and data of {start.init}, except for the options given")
     where = f"{run.device}, {process.world_size()} processes" if process.world_size() > 1 else str(run.device)
     carried = ", memory carried over them" if run.settings.data.carry_over_documents else ""
     documents = f"{counted(len(run.corpus.splits['train']), 'training document')}{carried}"
@@ -250,11 +244,7 @@ def introduce(run: Run, start: Start) -> None:
 
 def how_much_is_read(run: Run) -> str:
     """The tokens and bytes of each split, and how often the run reads those of training."""
-    sizes = []
-    for split, documents in run.corpus.splits.items():
-        size = int(np.sum(getattr(documents, "bytes", 0)))
-        of_bytes = f" of {size:,} bytes" if size else ""
-        sizes.append(f"{split} {lengths_of(documents).sum():,}{of_bytes}")
+    sizes = (f"{split} {lengths_of(documents).sum():,}" for split, documents in run.corpus.splits.items())
     training, split = run.settings.training, int(lengths_of(run.corpus.splits["train"]).sum())
     read = training.steps * training.batch * training.horizon * run.settings.model_config.segment  # padding included
     return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {read / split:.3g} passes"

@@ -52,7 +52,8 @@ class OptionParser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option, known = unknown[0].split("=")[0], self._option_string_actions
-            if self.prog == "train.py" and (place := place_of(option)):
+            misspelt = difflib.get_close_matches(option, known, cutoff=0.85)
+            if self.prog == "train.py" and not misspelt and (place := place_of(option)):
                 self.error(f"{option} is an option of {place}; leave it out or choose that")
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
             if "--data" in known and not option.startswith("-"):  # a file alone
@@ -131,8 +132,10 @@ def place_of(option: str) -> str:
     """What has an option that not every run has, in words; "" if nothing has."""
     if option.startswith("--recall-"):
         return "--data recall"
+    if option in map(option_name, field_help(DataConfig)):
+        return "--data with texts"
     takes_tasks = [name for name in NAMES if option.startswith("--task-") and getattr(presets_of(name), "TAKES_TASKS", False)]
-    having = [name for name in NAMES if option in map(option_name, field_help(presets_of(name).Config))]
+    having = [name for name in NAMES if option in map(option_name, {*field_help(presets_of(name).Config)} - {"vocabulary"})]
     return f"--model {' or '.join(takes_tasks or having)}" if takes_tasks or having else ""
 
 
@@ -280,6 +283,8 @@ def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, ste
 
 def check_begun(run: str, data: str, asked: dict, weights: Any) -> None:
     """Raise InputError if --init's weights, of a model with the config `weights`, do not go with the options or the data."""
+    if asked.get("heads", weights.heads) != weights.heads:  # no shape shows it
+        raise InputError(f"--heads is {asked['heads']}, the weights of --init {run} have {weights.heads}; leave it out")
     if asked.keys() & {*OF_A_TOKENIZER}:
         raise InputError(f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
     if data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:

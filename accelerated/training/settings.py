@@ -172,7 +172,8 @@ def settings_from(contents: dict, path: Any) -> Settings:
     if contents["model"] not in NAMES:
         raise InputError(f"{path} holds a model {contents['model']!r}; this program knows {', '.join(NAMES)}")
     try:
-        training = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
+        held = {"validate_every": 0} | contents["training_config"]  # an early release validated at the end alone
+        training = {name: value for name, value in held.items() if value in CHOICES.get(name, (value,))}  # some values are gone
         data = dict(contents["data_config"])
         given, gone = {"training": training, "recall": data.pop("recall"), "tasks": data.pop("tasks", {}), "data": data}, []
         classes = config_classes(contents["model"])

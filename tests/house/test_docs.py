@@ -172,7 +172,7 @@ def make_what_is_read(words):
 
 def check_training(words):
     """Parse a train.py command line. A run or a GPT-2 that it begins with is replaced by its model."""
-    for option in {"--resume", "--init", "--like"} & set(words):
+    for option in {"--resume", "--init"} & set(words):
         at = words.index(option)
         gpt2 = [] if "--preset" in words or "runs/" in words[at + 1] else ["--preset", "gpt2"]
         model = next((name for name in NAMES if name in words[at + 1]), None)

@@ -15,6 +15,7 @@ from accelerated.training import opening
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import read_metrics
+from accelerated.training.options import parse as parse_training
 from tests.helpers.programs import COMPRESSIVE, ROOT, differences, ended, evaluate, hanging, killed, refusal, saved, start, train
 from tests.helpers.texts import show_ranks
 
@@ -99,6 +100,18 @@ def test_settings_are_renewed_when_a_run_is_resumed(trained, text):
     settings, contents = json.loads((trained / "config.json").read_text()), saved(trained)
     assert settings == json.loads(json.dumps({name: contents[name] for name in settings}))
     assert settings["training_config"]["learning_rate"] == 0.5 and settings["data_config"]["data"] == str(text)
+
+
+def test_what_another_process_wrote_meanwhile_is_not_overwritten(trained, text):
+    """It has trained on, or into the same new folder, after this one's options were read."""
+    later = parse_training(["--resume", str(trained), "--steps", "5"])
+    train("--resume", trained, "--steps", 3)
+    begun = parse_training([str(word) for word in [*SAFE, "--data", text, "--steps", 1, "--out", trained.parent / "new"]])
+    train(*SAFE, "--data", text, "--steps", 2, "--out", trained.parent / "new")
+    for read, step in ((later, 3), (begun, 2)):
+        line, run = refusal(training_script.main, *read), read[1].folder
+        assert line.startswith(f"another train.py has written {checkpoint_path(run)} meanwhile; give the command again")
+        assert saved(run)["step"] == step
 
 
 def test_settings_say_which_weights_a_run_began_with_also_after_it_was_resumed(trained):
@@ -189,8 +202,17 @@ LIES = {  # {field: values of the right type that do not fit the run; a function
         *(lambda fields: fields[:-1], lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: (fields[0], *fields)),
         lambda fields: tuple(field.long() for field in fields),
     ),
-    "lanes": ({}, {"passes": 0, "dealt": 0, "reading": 3}),
-    "optimizer": ({}, {"state": {}, "param_groups": []}, {"state": [], "param_groups": [1]}),
+    "lanes": (
+        *({}, {"passes": 0, "dealt": 0, "reading": 3}),
+        *(
+            lambda lanes, change=change: lanes | change
+            for change in ({"dealt": 10**9}, {"reading": []}, {"reading": [(0, 10**9)] * 3}, {"reading": [(0, -1)] * 3})
+        ),
+    ),
+    "optimizer": (
+        *({}, {"state": {}, "param_groups": []}, {"state": [], "param_groups": [1]}),
+        lambda saved: saved | {"state": saved["state"] | {0: saved["state"][0] | {"exp_avg": torch.zeros(1)}}},
+    ),
 }
 
 

@@ -77,9 +77,8 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
     for name in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
         monkeypatch.setattr(tiktoken_ext.openai_public, name, lambda *a, **k: {})
     constructors = tiktoken_ext.openai_public.ENCODING_CONSTRUCTORS
-    assert ENCODINGS.keys() - {"bytes", "mu-law"} == constructors.keys()
-    for name, constructor in constructors.items():
-        described = constructor()
+    for name in ENCODINGS.keys() - {"bytes", "mu-law"}:
+        described = constructors[name]()
         special = max(described["special_tokens"].values())
         assert ENCODINGS[name] == described.get("explicit_n_vocab", special + 1), name
 

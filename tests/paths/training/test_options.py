@@ -56,6 +56,9 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--task-recall 0.1": "--task-recall is an option of --model memformer",
     "--model memformer --layers 3": " or pretrained_recurrence; leave it out or choose that",
     "--recall-pairs 3": "--recall-pairs is an option of --data recall; leave it out or choose that",
+    **{f"--data recall {name} 9": f"{name} is an option of --data with texts" for name in ("--tokenizer", "--train-bpe")},
+    "--data recall --recall-distence 5": "unknown option --recall-distence; did you mean --recall-distance",
+    "--model memformer --task-infiling 0.3": "unknown option --task-infiling; did you mean --task-infilling",
     "--stepz 3": "did you mean --steps",
     "--learning_rate 3": "did you mean --learning-rate",
     "--steps many": "invalid int value",
@@ -196,6 +199,7 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
     learned = held._replace(model_config=dataclasses.replace(held.model_config, vocabulary=300), data=DataConfig(train_bpe=300))
     learned = keep(learned, tmp_path / "learned")
     for argv, words in (
+        (f"{run} --heads 2", "--heads is 2, the weights of --init "),
         (f"{carrying} --tokenizer bytes", "keeps the tokenizer of its weights; leave --tokenizer and --train-"),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
         (f"{run} --model compressive", "holds a pretrained_recurrence; leave --model compressive out"),

@@ -48,11 +48,15 @@ IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refu
     (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
     (["--compile", "inductor", "--device", "cpu"], {"PATH": "", "CXX": "no"}, "needs a C++ compiler on a CPU, and there is none"),
     (["--compile", "cudagraphs", "--device", "cpu"], {}, "--compile cudagraphs needs --device cuda, and this is cpu"),
-    (["--horizon", 10**12], {}, "a step with --batch 3 and --horizon 1000000000000 reads"),
+    (["--horizon", 10**12], {}, "or a step of 48,000,000,000,000 tokens, does not fit into memory; give smaller ones"),
     (["--batch", 3, "--accumulate", 2], {}, "--accumulate 2 does not divide each process's 3 lanes"),
     (["--batch", 4, "--accumulate", 4], {"WORLD_SIZE": "2"}, "--accumulate 4 does not divide each process's 2 lanes"),
     (["--batch", 3], {"WORLD_SIZE": "2"}, "--batch 3 cannot be divided by 2 processes"),
-    (["--train-bpe", 300], {"tokenizers": None}, "--train-bpe needs the package tokenizers; "),
+    (["--width", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit into memory; give smaller ones"),
+    *(
+        ([option, 300], {"tokenizers": None}, f"{option} needs the package tokenizers; ")
+        for option in ("--train-bpe", "--train-words")
+    ),
 ]
 
 

@@ -118,10 +118,10 @@ def test_settings_survive_a_checkpoint_and_another_programs_are_refused():
 
 
 def test_settings_of_earlier_releases_are_read(capsys):
-    """Removed fields are ignored, new fields have their defaults."""
+    """Removed fields are ignored, new fields have their defaults, and so have removed values."""
     chosen = PRESETS["block_recurrent", "recall"]
     contents = settings_contents(chosen)
-    contents["training_config"] |= {"gone": 1}
+    contents["training_config"] |= {"gone": 1, "device": "mps", "compile": "eager"}
     contents["data_config"]["recall"] |= {"gone": 2}
     del (
         contents["data_config"]["tasks"],
@@ -131,8 +131,8 @@ def test_settings_of_earlier_releases_are_read(capsys):
     assert settings_from(contents, "run") == chosen
     line = "run has settings of an earlier release, which are ignored: gone, recall_gone\n"
     assert capsys.readouterr().err == line, "one line"
-    contents["training_config"]["compile"] = "unheard of"
-    with pytest.raises(InputError, match="run has settings that this program cannot use: compile is 'unheard of'"):
+    contents["training_config"]["steps"] = "many"
+    with pytest.raises(InputError, match="run has settings that this program cannot use: steps is 'many', expected int"):
         settings_from(contents, "run")
     longer = PRESETS["compressive", "tiny-xl"]
     contents = settings_contents(longer)
