@@ -74,8 +74,7 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
         raise InputError(f"{run.path} has no text of its own; give --data")
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
-    asked = options.carry_over_documents
-    carry_over = trained.carry_over_documents and data != "recall" if asked is None else asked
+    carried, asked = trained.carry_over_documents and data != "recall", options.carry_over_documents
     given = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
     if given and data != "recall":
         raise InputError(f"--recall-{next(iter(given))} is of --data recall, this is {data}; leave one of them out")
@@ -87,7 +86,7 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
     for split, documents in opened.items():
         if not lengths_of(documents).any():
             raise InputError(f"--split {split} of {data} has nothing to predict; choose another split")
-    return run._replace(data=data, splits=opened, carry_over=carry_over)
+    return run._replace(data=data, splits=opened, carry_over=carried if asked is None else asked)
 
 
 def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:

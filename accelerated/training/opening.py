@@ -20,7 +20,7 @@ from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
 from accelerated.protocol import computing_in, repeat_lane, state_from
 from accelerated.training import process
-from accelerated.training.checkpoint import check_tokenizer, load_checkpoint, load_parameters, restore
+from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
 from accelerated.training.folder import LOCK, checkpoint_path, read_settings, write_settings
 from accelerated.training.log import Log
 from accelerated.training.optimization import TrainedModel, make_optimizer
@@ -77,8 +77,7 @@ def own_folder(start: Start) -> Iterator[None]:
     busy = f"another train.py is writing to {start.folder}; wait until it ends, or give another folder"
     with locked(start.folder / LOCK, busy):
         remove_unfinished(start.folder)
-        path, step = checkpoint_path(start.folder), (start.resumed or {}).get("step")
-        if path.is_file() and (step is None or load_checkpoint(path)["step"] != step):
+        if (path := checkpoint_path(start.folder)).is_file() and path.stat().st_mtime != start.written:
             raise InputError(f"another train.py has written {path} meanwhile; give the command again, or another --out")
         yield
 
@@ -243,8 +242,8 @@ def introduce(run: Run, start: Start) -> None:
 
 
 def how_much_is_read(run: Run) -> str:
-    """The tokens and bytes of each split, and how often the run reads those of training."""
+    """The tokens of each split, and how often the run reads those of training."""
     sizes = (f"{split} {lengths_of(documents).sum():,}" for split, documents in run.corpus.splits.items())
-    training, split = run.settings.training, int(lengths_of(run.corpus.splits["train"]).sum())
+    training, whole = run.settings.training, int(lengths_of(run.corpus.splits["train"]).sum())
     read = training.steps * training.batch * training.horizon * run.settings.model_config.segment  # padding included
-    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {read / split:.3g} passes"
+    return f"tokens: {', '.join(sizes)}; {counted(training.steps, 'step')} read {read:,}, {read / whole:.3g} passes"

@@ -11,6 +11,7 @@ import inspect
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +37,7 @@ class Start:
     folder: Path
     data_dir: Path
     resumed: dict | None = None  # contents of the run's own checkpoint
+    written: float = 0.0  # when that checkpoint was
     init: str | None = None  # another run, or a GPT-2
     initial: dict | None = None  # contents of that run's checkpoint
 
@@ -47,13 +49,12 @@ class OptionParser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {' '.join(message.split())}\n")
         raise SystemExit(2)
 
-    def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Read the options of argv."""
+    def parse(self, argv: list[str], place_of: Callable[[str], str] = lambda option: "") -> argparse.Namespace:
+        """Read the options of argv; place_of says what has an option that is unknown here, "" if nothing has."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option, known = unknown[0].split("=")[0], self._option_string_actions
-            misspelt = difflib.get_close_matches(option, known, cutoff=0.85)
-            if self.prog == "train.py" and not misspelt and (place := place_of(option)):
+            if not difflib.get_close_matches(option, known, cutoff=0.85) and (place := place_of(option)):
                 self.error(f"{option} is an option of {place}; leave it out or choose that")
             nearest = difflib.get_close_matches(option, known, n=1, cutoff=0.0)[0]
             if "--data" in known and not option.startswith("-"):  # a file alone
@@ -212,8 +213,9 @@ def training_parser(defaults: Settings) -> OptionParser:
 def parse(argv: list[str]) -> tuple[Settings, Start]:
     """Return (Settings, Start) of a train.py command line; raises InputError for errors that show without reading data."""
     first = first_options(argv)
+    written = path.stat().st_mtime if first.resume and (path := checkpoint_path(first.resume)).is_file() else 0.0
     defaults, saved = choose_defaults(first)
-    options = vars(training_parser(defaults).parse(argv))
+    options = vars(training_parser(defaults).parse(argv, place_of))
     asked = by_config(defaults.model, options)
     make_absolute(asked["data"])
     if not first.resume:
@@ -231,7 +233,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     check(settings, options)
     check_data(settings.data)
     if first.resume:
-        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved)
+        return settings, Start(Path(first.resume), options["data_dir"], resumed=saved, written=written)
     folder = new_folder(first.out, f"{settings.model}-{Path(settings.data.data).stem}")
     return settings, Start(folder, options["data_dir"], init=first.init, initial=saved)
 
