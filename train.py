@@ -68,7 +68,7 @@ def next_segments(run: opening.Run) -> tuple[list, int, int]:
     training = run.settings.training
     segments, own_lanes = run.reader.rollout(training.horizon), process.own_lanes(training.batch)
     run.tokens += training.horizon * training.batch * run.settings.model_config.segment
-    mine = [segment.keep_lanes(own_lanes).to(run.device) for segment in segments]
+    mine = [segment.keep_lanes(own_lanes) for segment in segments]
     return mine, replay.count_scored(segments), score.count_bytes(segments, run.tokenizer)
 
 
@@ -83,7 +83,7 @@ def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[
     with run.computing():
         for first in range(0, len(segments[0].tokens), group_size):
             rows = slice(first, first + group_size)
-            group, state = [segment.keep_lanes(rows) for segment in segments], protocol.keep_lanes(run.state, rows)
+            group, state = [each.keep_lanes(rows).to(run.device) for each in segments], protocol.keep_lanes(run.state, rows)
             shares = {"scored": per_process, "share": 1 / training.accumulate, "rank": process.rank()}
             loss, auxiliary, state = replay.BACKPROP[training.backprop](run.trained, group, state, **shares)
             run.state = protocol.put_lanes(run.state, rows, state)

@@ -205,6 +205,11 @@ def check_tokens(tokens: Tensor, axes: int) -> None:
         raise ValueError(f"tokens are {kind} of shape {shape}, expected a tensor of ids as int64 {form}")
 
 
+def overlap_of(config: object) -> int:
+    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
+    return getattr(config, "overlap", 0)
+
+
 def open_stream(model: nn.Module, token: Tensor, state: tuple) -> Stream:
     """state itself if it is a Stream, or the Stream at the start of its segment.
 

@@ -1,6 +1,5 @@
 """The settings of what a model reads, and checks of --data that read nothing; importing it takes no time."""
 
-import difflib
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -8,7 +7,8 @@ from pathlib import Path
 
 from accelerated.program.errors import InputError
 
-CORPORA = ("stdlib", "recall", "enwik8", "wikitext-103", "wikitext-103-raw", "pg19")
+WIKITEXTS = ("wikitext-103", "wikitext-103-raw")
+CORPORA = ("stdlib", "recall", "enwik8", *WIKITEXTS, "pg19")
 HUB = "hf:"  # prefix of the name of a set of the Hugging Face hub
 TABLES = {".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}  # the package datasets reads them; {suffix: its reader}
 PACKED = (".gz", ".zip")  # it unpacks these
@@ -20,7 +20,6 @@ ENCODINGS = {  # {name of a tokenizer: number of ids}; all except the first two 
     "gpt2": 50257,
     "cl100k_base": 100277,
     "o200k_base": 200019,
-    "o200k_harmony": 201088,
 }
 
 
@@ -103,15 +102,13 @@ def default_data_dir() -> Path:
 def is_opened_by_datasets(data: str) -> bool:
     """Whether the package datasets opens what --data names."""
     table = Path(data).suffix.lower() in (*TABLES, *PACKED) and not os.path.isdir(data)
-    return table or data.startswith(HUB) or data in ("wikitext-103", "wikitext-103-raw")
+    return table or data.startswith(HUB) or data in WIKITEXTS
 
 
 def check_data(config: DataConfig) -> None:
     """Raise InputError unless data names a corpus or an existing path, and the package that opens it is there."""
     data = config.data
     if not (data in CORPORA or data.startswith(HUB) or os.path.exists(data)):
-        near = difflib.get_close_matches(data, CORPORA, n=1)
-        advice = f"did you mean {near[0]}?" if near else f"give a file, a folder, or one of {', '.join(CORPORA)}"
-        raise InputError(f"--data {data}: no such file or folder; {advice}")
+        raise InputError(f"--data {data}: no such file or folder; give one, or one of {', '.join(CORPORA)}")
     if is_opened_by_datasets(data) and importlib.util.find_spec("datasets") is None:
         raise InputError(f"--data {data} needs the package datasets; install the extra: pip install -e '.[datasets]'")

@@ -22,7 +22,7 @@ from accelerated.program.errors import InputError
 from accelerated.program.files import file_checksum, remove_unfinished, written_whole
 from accelerated.program.progress import Progress
 
-FORMAT = 8  # of the cached files and of the choice of splits; raise it to tokenise everything again
+FORMAT = 9  # of the cached files and of the choice of splits; raise it to tokenise everything again
 TOKENS, DOCUMENTS, MANIFEST = "tokens", "documents", "manifest"  # files of a cache
 
 
@@ -34,10 +34,10 @@ class Corpus(NamedTuple):
 
 
 class TextDocuments(Documents):
-    """The documents of one split: all tokens (n,), a table (documents, 5) of first token, tokens, words, line ends, bytes."""
+    """The documents of one split: all tokens (n,), a table (documents, 4) of first token, tokens, words, line ends."""
 
     def __init__(self, tokens: np.ndarray, table: np.ndarray):
-        self.tokens, (self.starts, self.sizes, self.words, self.line_ends, self.bytes) = tokens, table.T
+        self.tokens, (self.starts, self.sizes, self.words, self.line_ends) = tokens, table.T
         self.lengths = np.maximum(self.sizes - 1, 0)
 
     def __getitem__(self, index):
@@ -76,7 +76,7 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
             tokens = pool.submit(tokenizer.encode, content := text.read()).result()
             file.write(np.ascontiguousarray(tokens, tokenizer.dtype).data)
             words = len(content.split()) if tokenizer.spells_text else 0
-            table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n"), len(content)))
+            table.extend((SPLITS.index(split), start, len(tokens), words, content.count(b"\n")))
             start += len(tokens)
             bar.update(len(content))
     with written_whole(folder / DOCUMENTS) as path:
@@ -88,7 +88,7 @@ def write_tokens(source: Source, tokenizer: object, folder: Path) -> None:
 
 def open_cache(folder: Path, dtype: type) -> tuple[Corpus, str]:
     """Return (the Corpus that is cached in folder, of tokens of this type; what its manifest says if it is whole)."""
-    path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 6)
+    path, table = folder / TOKENS, np.fromfile(folder / DOCUMENTS, np.int64).reshape(-1, 5)
     tokens = np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     splits = {split: TextDocuments(tokens, table[table[:, 0] == number, 1:]) for number, split in enumerate(SPLITS)}
     digest = fingerprint(*(documents.checksum() for documents in splits.values()))

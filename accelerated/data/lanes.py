@@ -94,45 +94,34 @@ def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class Segment(NamedTuple):
-    """One step of all lanes: N tokens of each of B lanes.
-
-    `any_starts` and `count_scored` are plain Python values. A segment that was moved by `to` still has them from the host, so
-    that they ask its device for nothing; change `starts` and `scored` only before.
-    """
+    """One step of all lanes: N tokens of each of B lanes."""
 
     tokens: torch.Tensor  # (B, N) int64, padded with 0
     targets: torch.Tensor  # (B, N) int64
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    # On the host, (B, 2) int64
-    place: np.ndarray | None = None  # document's number, position of its first token here; -1, 0 on padding
-    facts: np.ndarray | None = None  # whether a document starts, number of scored tokens; set by `to`
+    place: np.ndarray | None = None  # (B, 2) int64: document's number, position of its first token here; -1, 0 on padding
+    begins: bool | None = None  # any_starts of a segment that `to` has moved: its device is not asked
 
     def to(self, device: torch.device) -> "Segment":
         moved = (move(field, device) for field in self[:4])
-        return Segment(*moved, self.task and self.task.to(device), self.place, self._facts())
+        return Segment(*moved, self.task and self.task.to(device), self.place, self.any_starts)
 
     def keep_lanes(self, rows: slice | list[int]) -> "Segment":
         """The Segment of some lanes, given as a slice or by their numbers."""
         task = self.task and type(self.task)(*(field[rows] for field in self.task))
-        place, facts = (None if field is None else field[rows] for field in (self.place, self.facts))
-        return Segment(*(field[rows] for field in self[:4]), task, place, facts)
+        return Segment(*(field[rows] for field in self[:4]), task, None if self.place is None else self.place[rows])
 
     @property
     def any_starts(self) -> bool:
         """Whether a document or a part of one begins in any lane."""
-        return bool(self._facts()[:, 0].any())
+        return bool(self.starts.cpu().numpy().any()) if self.begins is None else self.begins
 
     @property
     def count_scored(self) -> int:
         """The number of scored tokens."""
-        return int(self._facts()[:, 1].sum())
-
-    def _facts(self):
-        if self.facts is not None:
-            return self.facts
-        return np.stack([self.starts.cpu().numpy(), self.scored.cpu().numpy().sum(1)], 1)
+        return int(self.scored.sum())
 
 
 def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length: int) -> Segment:
@@ -151,7 +140,7 @@ def stack_windows(work: list[tuple[int, Document, Window, bool] | None], length:
     return Segment(*map(torch.from_numpy, (tokens, targets, scored, starts)), place=place)
 
 
-class Lanes:
+class Lanes(Iterator):
     """Deals documents to lanes; iterating yields Segments. Each lane reads one document to its end, then another.
 
     With an overlap, a segment begins with that many tokens of the previous one and does not score their predictions again.
@@ -200,9 +189,6 @@ class Lanes:
     def _segments(self, index):
         """How many segments a document has."""
         return count_windows(int(self.lengths[index]) + 1, self.length, self.overlap)
-
-    def __iter__(self):
-        return self
 
     def __next__(self):
         work = [self._advance(lane) for lane in range(len(self.reading))]

@@ -1,7 +1,4 @@
-"""Data sets with names: the papers' own, fetched and checked, and whatever the package datasets opens (hf:OWNER/NAME, files).
-
-corpus.py opens them; eval.py uses their official word counts for perplexity per word.
-"""
+"""Data sets with names: the papers' own, fetched and checked, and what the package datasets opens; corpus.py uses them."""
 
 import base64
 import glob
@@ -13,16 +10,14 @@ import re
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from accelerated.data.config import HUB, PACKED, TABLES, DataConfig
+from accelerated.data.config import HUB, PACKED, TABLES, WIKITEXTS, DataConfig
 from accelerated.data.sources import SPLIT_NAMES, Source, Text, only_worker, source_of_path, with_missing_splits
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
@@ -34,25 +29,12 @@ ENWIK8 = "https://mattmahoney.net/dc/enwik8.zip"
 ENWIK8_SHA256 = "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 ENWIK8_ENDS = (0, 90_000_000, 95_000_000, 100_000_000)  # bytes; the splits between them are the papers'
 WIKITEXT = "Salesforce/wikitext"  # on the hub; both forms are its configurations NAME-v1
-WIKITEXT_COPY = "mattdangerw/wikitext-103-raw"  # on the hub, the raw files in a .zip
 HEADING = re.compile(rb" = (?!=)(?=.*[A-Za-z]).* = \n")  # of an article: a section has several =, and " = 5 = " is a formula
 PG19_LIST = "https://storage.googleapis.com/storage/v1/b/deepmind-gutenberg/o"  # names and MD5 of the books
 PG19_BOOKS = "https://storage.googleapis.com/deepmind-gutenberg/"
 PG19_COPY = "hf:emozilla/pg19"  # the hub's deepmind/pg19 is a script, which datasets 4 refuses
 PG19_COUNTS = {"train": 28_602, "validation": 50, "test": 100}  # books; Compressive Transformers, Table 2
 TIMEOUT = 60  # seconds without a byte
-# PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word; raw has
-# as many, because <unk> is a word
-PG19_WORDS = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
-WIKITEXT_WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-OFFICIAL_WORDS = {"pg19": PG19_WORDS, "wikitext-103": WIKITEXT_WORDS, "wikitext-103-raw": WIKITEXT_WORDS}
-
-
-def words_of_split(data: str, split: str, documents: Sequence) -> tuple[int, str]:
-    """Return (words in a split, how they were counted): the official count if the documents have that many, else their own."""
-    counted, line_ends = (int(np.sum(getattr(documents, name, 0))) for name in ("words", "line_ends"))
-    official, line_ends = OFFICIAL_WORDS.get(data, {}).get(split), line_ends if data.startswith("wikitext") else 0
-    return (official, "official count") if counted + line_ends == official else (counted, "counted between white space")
 
 
 def opened_by_datasets(data: str) -> dict:
@@ -66,9 +48,9 @@ def opened_by_datasets(data: str) -> dict:
     reader = TABLES.get((Path(data).with_suffix("") if packed else Path(data)).suffix.lower(), "text")
     given = {"text": {"sample_by": "document"}, "csv": {"keep_default_na": False}}.get(reader, {})  # "None" is a text
     what, given, advice = [reader], given | {"data_files": glob.escape(data)}, "check name, files and network"
-    if data in OFFICIAL_WORDS:
+    if data in WIKITEXTS:
         what, given = [WIKITEXT, f"{data}-v1"], {}
-        advice += f"; HF_ENDPOINT may name a mirror of the hub, which also has the raw files as {WIKITEXT_COPY}"
+        advice += "; HF_ENDPOINT may name a mirror of the hub"
     elif data.startswith(HUB):
         what, given = data.removeprefix(HUB).split(":", 1), {}
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are reported below, in one line
@@ -89,11 +71,11 @@ def opened_by_datasets(data: str) -> dict:
 
 def table_source(data: str) -> Source:
     """The Source of what the package datasets opens: a row is a document, of WikiText's lines an article; splits are its own."""
-    tables, is_file = opened_by_datasets(data), data not in OFFICIAL_WORDS and os.path.exists(data)
+    tables, is_file = opened_by_datasets(data), data not in WIKITEXTS and os.path.exists(data)
 
     def texts(split):
         rows = ((row["text"] or "").encode(errors="replace") for row in tables[split].select_columns("text"))
-        for number, row in enumerate(articles(rows) if data in OFFICIAL_WORDS else rows, start=1):
+        for number, row in enumerate(articles(rows) if data in WIKITEXTS else rows, start=1):
             yield Text(f"{Path(data).name if is_file else split}:{number}", (partial(bytes, row),))
 
     name = os.path.realpath(data) if is_file else data
@@ -127,11 +109,7 @@ def pg19(folder: Path) -> Source:
     if any(len(list((folder / name).glob("*.txt"))) < count for name, count in PG19_COUNTS.items()):
         with only_worker(folder, "fetching"):
             fetch_books(folder)
-    source = source_of_path(DataConfig(str(folder)))
-    for name, count in PG19_COUNTS.items():
-        if (books := sum(path.is_relative_to(folder / name) for path in source.files)) != count:
-            raise InputError(f"{folder / name} has {books} books, PG-19 has {count}; keep exactly those there")
-    return source._replace(name="pg19")
+    return source_of_path(DataConfig(str(folder)))._replace(name="pg19")
 
 
 def fetch_books(folder: Path) -> None:
@@ -168,10 +146,9 @@ def fetch(address: str, path: Path, checksum: str, kind: str = "sha256") -> None
 
 
 def fetched(address: str, by_hand: str, parse: Callable = bytes) -> Any:
-    """What is at an address, parsed; an InputError advises what to do by hand. A server that refuses (4xx) is not asked again."""
+    """What is at an address, parsed; an InputError advises what to do by hand."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, headers=AGENT), timeout=TIMEOUT) as response:
             return parse(response.read())
     except (OSError, ValueError, http.client.HTTPException) as error:
-        refused, reason = 400 <= getattr(error, "code", 0) < 500, getattr(error, "reason", None) or error
-        raise InputError(f"cannot fetch {address} ({reason}); {'' if refused else 'try again later, or '}{by_hand}") from None
+        raise InputError(f"cannot fetch {address} ({getattr(error, 'reason', None) or error}); {by_hand}") from None

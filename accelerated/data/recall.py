@@ -80,11 +80,6 @@ def tell(config: RecallConfig, rng: np.random.Generator) -> tuple[np.ndarray, np
     return opening, np.stack([keys[changed], values[changed, new]], 1), keys, values[every, drawn]
 
 
-def places_in_filler(count: int, room: int, rng: np.random.Generator) -> np.ndarray:
-    """Where `count` facts of two tokens begin in `room` tokens (count,), in order; none overlap."""
-    return np.sort(rng.permutation(room - count)[:count]) + np.arange(count)
-
-
 def drawn_up_to(largest: int, rng: np.random.Generator) -> int:
     """1 to `largest`, evenly on a logarithmic scale."""
     return int((largest + 1) ** rng.random())
@@ -100,8 +95,8 @@ def recall_document(config: RecallConfig, rng: np.random.Generator, name: str, t
     if training and config.vary_distance:  # from near questions a model learns to keep facts for far ones
         distance = 2 * config.rewrites + drawn_up_to(config.distance - 2 * config.rewrites + 1, rng) - 1
     if config.rewrites:
-        at = config.opening + places_in_filler(config.rewrites, distance, rng)
-        inputs[at[:, None] + np.arange(2)] = changes
+        places = np.sort(rng.permutation(distance - config.rewrites)[: config.rewrites]) + np.arange(config.rewrites)
+        inputs[config.opening + places[:, None] + np.arange(2)] = changes  # none overlap
     asked = rng.integers(told.pairs, size=config.questions)
     at = config.opening + distance + config.spacing * np.arange(config.questions)
     inputs[at], inputs[at + 1] = ASK, keys[asked]

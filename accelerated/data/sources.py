@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerated.data.config import HUB, MU_LAW, PACKED, RECORDING, TABLES, DataConfig
+from accelerated.data.config import MU_LAW, RECORDING, DataConfig
 from accelerated.data.windows import SPLITS
 from accelerated.program.errors import InputError
 from accelerated.program.files import DATA_ADVICE, disk_errors, locked
@@ -125,10 +125,7 @@ def files_below(folder: Path, suffixes: tuple) -> list[Path]:
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not files:
-        raise InputError(
-            f"--data {folder}: no file in this folder ends in one of {' '.join(filter(None, suffixes))}; --tokenizer {MU_LAW} "
-            f"reads recordings ({RECORDING}), and --data {HUB}{folder} opens {' '.join((*TABLES, *PACKED))}"
-        )
+        raise InputError(f"--data {folder}: no file in it ends in one of {' '.join(filter(None, suffixes))}; give another folder")
     return files
 
 

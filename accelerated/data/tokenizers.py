@@ -7,7 +7,7 @@ A rank is a BPE token's id and its place in the order of merges. train.py choose
     fingerprint     a hash that changes if an id means something else
     spells_text     whether its tokens stand for text
     encode(text)    str or bytes to an array of ids
-    decode(ids)     to the same bytes that were encoded, or to the text as the tokenizer normalises it
+    decode(ids)     to the same text that was encoded, or to it as the tokenizer normalises it
     save(path)      write what the run folder must hold of it, if it has no name
 """
 
@@ -33,7 +33,6 @@ from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
 
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
-NOT_UTF8 = re.compile("([\udc80-\udcff])")  # a byte that is not UTF-8, as errors="surrogateescape" decodes it
 LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
 WORD = r"\n|\S+"
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
@@ -91,15 +90,9 @@ class BpeTokenizer(Tokenizer):
         super().__init__(name, spellings, fingerprint, b"".join(b"%b %d\n" % line for line in zip(shown, count())))
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Convert text to an array of ids; each byte that is not UTF-8 becomes one token."""
-        text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
-        ids = [
-            np.array([self.encoding.encode_single_token(part.encode(errors="surrogateescape"))])
-            if NOT_UTF8.match(part)
-            else self.encoding.encode_to_numpy(part, disallowed_special=())
-            for part in NOT_UTF8.split(text)
-        ]
-        return np.concatenate([np.empty(0, np.int64), *ids]).astype(self.dtype)
+        """Convert text to an array of ids; bytes that are not UTF-8 are read as replacement characters."""
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return self.encoding.encode_to_numpy(text, disallowed_special=()).astype(self.dtype)
 
 
 class PackagedTokenizer(Tokenizer):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 SPLITS = ("train", "valid", "test")
-WHITE_SPACE = b" \t\n\r\x0b\x0c"  # separates words, as in bytes.split()
 
 
 class Document(NamedTuple):
@@ -27,7 +26,6 @@ class Documents(Sequence):
     lengths: np.ndarray  # (documents,) predictions in each
     words: np.ndarray | int = 0  # (documents,) words of each document's text; 0 if there is no text
     line_ends: np.ndarray | int = 0  # (documents,) line ends of each document's text
-    bytes: np.ndarray | int = 0  # (documents,) of each document's text
     whole: bool = True  # whether they are all documents of their split, and all of each
 
     def __len__(self):
@@ -68,15 +66,8 @@ def window_at(index: int, length: int, window: int, overlap: int) -> Window:
 def cut(length: int, window: int, overlap: int = 0) -> list[Window]:
     """The windows of a document of `length` tokens: T = `window` tokens each, o = `overlap` shared with the previous window.
 
-    Overlap 0 gives the ordinary segments. Raises ValueError unless window >= 1 and 0 <= overlap < window.
+    Overlap 0 gives the ordinary segments. Raises ValueError unless 0 <= overlap < window.
     """
-    if window < 1:
-        raise ValueError(f"window is {window}; it must be at least 1")
     if not 0 <= overlap < window:
         raise ValueError(f"overlap is {overlap}; it must lie in 0..{window - 1} for window {window}")
     return [window_at(index, length, window, overlap) for index in range(count_windows(length, window, overlap))]
-
-
-def overlap_of(config: object) -> int:
-    """Tokens that a model's segment shares with the previous one; only pretrained_recurrence's config has the field."""
-    return getattr(config, "overlap", 0)

@@ -13,11 +13,10 @@ from torch.nn import Module, functional
 from torch.utils._pytree import tree_leaves, tree_map
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.data.windows import overlap_of
 from accelerated.evaluation.score import TrainedRun, evaluating
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
-from accelerated.protocol import Stream, open_stream
+from accelerated.protocol import Stream, open_stream, overlap_of
 
 Random = torch.Generator | None  # None for torch's own
 Step = Callable | None  # (token, state) -> (logits, Stream), such as model.step

@@ -14,12 +14,12 @@ import torch
 from torch.nn import Module
 
 from accelerated.attention.heads import at_least_float32
-from accelerated.data.windows import Document, Window, cut, lengths_of, overlap_of
+from accelerated.data.windows import Document, Window, cut, lengths_of
 from accelerated.evaluation.score import Score, TrainedRun, carried_through, carries_nothing, check_score, token_nats
 from accelerated.evaluation.shares import Shares, read_watched
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import written_whole
-from accelerated.protocol import logits_of
+from accelerated.protocol import logits_of, overlap_of
 
 TOKENS = 1 << 14  # on a page, unless --segments asks for more: about 2 MB
 LIKELIEST = 5  # tokens that are listed at a prediction

@@ -14,11 +14,11 @@ from accelerated.data.corpus import Corpus, load_corpus, open_source
 from accelerated.data.lanes import Lanes, cut_for_lanes, joined_for_lanes, spread
 from accelerated.data.tasks import MultiTask
 from accelerated.data.tokenizers import open_tokenizer, run_tokenizer, tokenizers_package, train_bpe, train_words
-from accelerated.data.windows import count_windows, lengths_of, overlap_of
+from accelerated.data.windows import count_windows, lengths_of
 from accelerated.models import model_class
 from accelerated.program.errors import InputError, counted
 from accelerated.program.files import disk_errors, locked, remove_unfinished
-from accelerated.protocol import computing_in, repeat_lane, state_from
+from accelerated.protocol import computing_in, overlap_of, repeat_lane, state_from
 from accelerated.training import process
 from accelerated.training.checkpoint import check_tokenizer, load_parameters, restore
 from accelerated.training.folder import LOCK, checkpoint_path, read_settings, write_settings

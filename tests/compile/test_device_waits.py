@@ -47,16 +47,16 @@ def test_a_step_asks_nothing(paper, name, device, monkeypatch):
     model, segments, state = setting(paper, name)
     for segment in segments:
         segment.scored[1, len(segment.scored[1]) // 2 :] = False
-    model, segments = model.to(device), [segment.to(torch.device(device)) for segment in segments]
-    state = type(state)(*(field.to(device) for field in state))
     segments = [segment.keep_lanes(slice(0, 2)) for segment in segments[: 2 if device == "meta" else None]]
+    scored, model, segments = replay.count_scored(segments), model.to(device), [s.to(torch.device(device)) for s in segments]
+    state = type(state)(*(field.to(device) for field in state))
     # meta operations are slow: of most models only by the method that calls all of it
     methods = ["memory_replay"] if device == "meta" and (paper, name) != CASES[1] else [*replay.BACKPROP, "memory_replay"]
     for method, chunk in zip(methods, [50, 50, replay.CHUNK, 50], strict=False):
         monkeypatch.setattr(replay, "CHUNK", chunk)
         model.zero_grad()
         with NoQuestions():
-            loss, _, _ = replay.BACKPROP[method](model, segments, state)
+            loss, _, _ = replay.BACKPROP[method](model, segments, state, scored)
             norm = optimization.average_and_clip(model, 2, 1.0)
         assert loss.device.type == norm.device.type == device and loss.shape == norm.shape == ()
         assert any(p.grad is not None for p in model.parameters())

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.data.windows import cut, overlap_of
+from accelerated.data.windows import cut
 from accelerated.evaluation import generation
 from accelerated.evaluation.generation import GraphedStep, Sampling, continue_text, read_prompt, show_text, stream_text
 from accelerated.program.errors import InputError
+from accelerated.protocol import overlap_of
 from tests.helpers.texts import BYTES
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
 

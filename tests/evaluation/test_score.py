@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.block_recurrent import BlockRecurrent
+from accelerated.data.corpus import TextDocuments
 from accelerated.data.lanes import joined_for_lanes
 from accelerated.data.windows import Document, cut
+from accelerated.evaluation import score
 from accelerated.evaluation.score import Score, check_score, evaluate, token_nats
 from accelerated.program.errors import InputError
 from tests.conftest import examples
@@ -141,3 +143,20 @@ def test_memory_that_is_carried_over_documents_is_that_of_their_joined_text(pape
         assert score.tokens == 78 and score.nats == pytest.approx(sum(np.nansum(losses) for losses in expected), rel=1e-12)
     apart = evaluate(model, documents, BYTES, 3, clear)
     assert apart.tokens == 78 and abs(apart.nats / score.nats - 1) > 1e-9, "which is not that of each document alone"
+
+
+def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
+    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
+    monkeypatch.setattr(score, "OFFICIAL_WORDS", {name: {"test": 9} for name in score.OFFICIAL_WORDS})
+    counted, official = "counted between white space", "official count"
+    for data, words, line_ends, expected in (
+        ("pg19", 9, 4, (9, official)),
+        ("pg19", 8, 1, (8, counted)),
+        ("wikitext-103", 6, 3, (9, official)),
+        ("wikitext-103-raw", 7, 2, (9, official)),
+        ("wikitext-103", 9, 3, (9, counted)),
+        ("book.txt", 9, 0, (9, counted)),
+    ):
+        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[0, 20, words, 0], [20, 20, 0, line_ends]]))
+        run = score.TrainedRun("", None, None, {}, None, 1, data, {"test": documents})
+        assert run.words() == expected, (data, words, line_ends)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import eval as evaluation_script
-from accelerated.data import named_sets
 from accelerated.data.config import DataConfig
+from accelerated.evaluation import score
 from accelerated.evaluation.options import EXAMPLES, REPORTS
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
@@ -153,7 +153,7 @@ def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(r
     assert f"log-probability     {-nats:,.2f} nats\n" in lines and nats > 1000
     assert f"tokens scored       {tokens:,} of {tokens:,} in the split\n" in lines
     for official, how in ((words, "official count"), (words + 1, "counted between white space")):
-        monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {str(long): {"train": official}})
+        monkeypatch.setattr(score, "OFFICIAL_WORDS", {str(long): {"train": official}})
         record = as_json(capsys, *read)
         assert (record["words"], record["words_are"], record["word_perplexity"]) == (words, how, perplexity)
         line = f"per word            {perplexity:,.5g} ({words:,} words of the original text, {how})"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from accelerated.data.corpus import load_corpus
-from accelerated.data.windows import WHITE_SPACE, Document, lengths_of
+from accelerated.data.windows import Document, lengths_of
 from accelerated.evaluation.score import Score, TrainedRun, as_cell, token_nats
 from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
@@ -34,7 +34,7 @@ def words_of(document: Document, tokenizer: object) -> tuple[list[bytes], np.nda
     """
     ids = ids_of(document)
     text, lengths = tokenizer.decode(ids), tokenizer.token_bytes[ids]
-    written = ~np.isin(np.frombuffer(text, np.uint8), np.frombuffer(WHITE_SPACE, np.uint8))
+    written = ~np.isin(np.frombuffer(text, np.uint8), np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
     ends = np.flatnonzero(written[:-1] & ~written[1:]) + 1  # ends of words that white space follows
     words = text.split() or [b""]
     owners = np.searchsorted(ends, np.cumsum(lengths) - lengths, side="right")  # the first word to end after the token begins

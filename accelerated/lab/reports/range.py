@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from torch.nn import Module
 
-from accelerated.data.windows import count_windows, lengths_of, overlap_of
+from accelerated.data.windows import count_windows, lengths_of
 from accelerated.evaluation.score import Score, TrainedRun, add_segment, carried_through, carries_nothing, score_record
 from accelerated.program.errors import InputError
+from accelerated.protocol import overlap_of
 
 
 def temporal_range(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_every: int) -> list[Score]:

@@ -93,6 +93,6 @@ def rollout(model: Any, method: str, horizon: int, options: Namespace, trained: 
     def step():
         model.zero_grad(set_to_none=False)
         with computing_in(model, dtype):
-            BACKPROP[method](trained or model, segments, state)
+            BACKPROP[method](trained or model, segments, state, text[:, 1:].numel())
 
     return Variant(step)

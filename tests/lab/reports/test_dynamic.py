@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from accelerated.block_recurrent import BlockRecurrent
 from accelerated.compressive import Compressive
-from accelerated.data.windows import cut, overlap_of
+from accelerated.data.windows import cut
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
+from accelerated.protocol import overlap_of
 from tests.helpers.comparison import assert_agree
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import PAPERS, variant

@@ -69,7 +69,6 @@ def test_every_document_has_its_tokens_and_words(folder, monkeypatch, tokenizer)
         expected = [text_document("", text, tokenizer) for text in texts[split]]
         assert documents.words.tolist() == [len(text.split()) for text in texts[split]] and documents.words.sum() > 0
         assert documents.lengths.tolist() == [len(document.inputs) for document in expected]
-        assert documents.bytes.tolist() == [len(text) for text in texts[split]]
         assert documents.line_ends.tolist() == [text.count(b"\n") for text in texts[split]]
         assert isinstance(documents.tokens, np.memmap) and documents.tokens.dtype == tokenizer.dtype
         for document, other in zip(documents, expected, strict=True):

@@ -9,17 +9,17 @@ import re
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import TextDocuments, load_corpus, open_source
-from accelerated.data.named_sets import fetch, table_source, words_of_split
+from accelerated.data.corpus import load_corpus, open_source
+from accelerated.data.named_sets import fetch, table_source
 from accelerated.data.recall import RecallConfig
 from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
+from accelerated.evaluation import score
 from accelerated.program.errors import InputError
 from tests.helpers.programs import refusal, serving
 from tests.helpers.texts import as_zip
@@ -99,42 +99,22 @@ def test_enwik8_is_cut_by_bytes_and_pg19s_books_are_documents(server, tmp_path):
     assert [path for path in server.asked if path.endswith(".txt")] == ["/train/3.txt"], "existing books are not fetched again"
 
 
-def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
-    """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
-    monkeypatch.setattr(named_sets, "OFFICIAL_WORDS", {name: {"test": 9} for name in named_sets.OFFICIAL_WORDS})
-    counted, official = "counted between white space", "official count"
-    for data, words, line_ends, expected in (
-        ("pg19", 9, 4, (9, official)),
-        ("pg19", 8, 1, (8, counted)),
-        ("wikitext-103", 6, 3, (9, official)),
-        ("wikitext-103-raw", 7, 2, (9, official)),
-        ("wikitext-103", 9, 3, (9, counted)),
-        ("book.txt", 9, 0, (9, counted)),
-    ):
-        documents = TextDocuments(np.zeros(40, np.uint8), np.array([[0, 20, words, 0, 20], [20, 20, 0, line_ends, 20]]))
-        assert words_of_split(data, "test", documents) == expected, (data, words, line_ends)
-
-
 def test_what_is_wrong_with_pg19_is_one_line(server, tmp_path, monkeypatch):
     """A network that asks for a password answers every address with a page of its own."""
     listing, folder = server.listing, tmp_path / "data" / "pg19"
     for answer, words in (
-        (lambda query: b"<html>", f"cannot fetch .*/list.*; try again later, or give --data hf:.*, or put .* {folder}"),
+        (lambda query: b"<html>", f"cannot fetch .*/list.*; give --data hf:.*, or put .* {folder}"),
         (lambda query: listing(query).replace(b'"md5Hash": "', b'"md5Hash": "AAAA'), "has another md5 than"),
     ):
         monkeypatch.setattr(server, "listing", answer)
         assert re.search(words, refusal(read, "pg19", tmp_path)) and not list(folder.glob("*/*.txt"))
-    monkeypatch.setattr(server, "listing", listing)
-    read("pg19", tmp_path)
-    (folder / "test" / "9.txt").write_text("one more")
-    assert "test has 3 books, PG-19 has 2; keep exactly those there" in refusal(read, "pg19", tmp_path)
 
 
 def test_what_is_wrong_with_enwik8_is_one_line(server, tmp_path, monkeypatch):
     folder = tmp_path / "data" / "enwik8"
     with monkeypatch.context() as patch:
         patch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
-        words = f"refused.*try again later, or put a copy .* at {folder}/enwik8.zip"
+        words = f"refused.*; put a copy .* at {folder}/enwik8.zip"
         assert re.search(words, refusal(read, "enwik8", tmp_path))
     (folder / "enwik8.zip").write_bytes(b"another")
     assert re.search("does not have sha256 .*; remove it to fetch it again", refusal(read, "enwik8", tmp_path))
@@ -144,9 +124,9 @@ def test_official_sizes():
     """The papers' numbers: a typing error would change them unnoticed."""
     assert named_sets.ENWIK8_ENDS == (0, 90_000_000, 95_000_000, 100_000_000) and len(named_sets.ENWIK8_SHA256) == 64
     assert named_sets.PG19_COUNTS == {"train": 28_602, "validation": 50, "test": 100}
-    assert named_sets.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+    assert score.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
     wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-    assert [named_sets.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
+    assert [score.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
 
 
 @pytest.mark.parametrize(
@@ -229,9 +209,10 @@ def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
         second = texts["train"].index(b" = Two")
         expected = {split: [text] for split, text in texts.items()}
         assert read(name, tmp_path) == expected | {"train": [texts["train"][:second], texts["train"][second:]]}
-    monkeypatch.setitem(named_sets.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 14)
+    monkeypatch.setitem(score.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 14)
     splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
-    assert words_of_split("wikitext-103", "train", splits["train"])[1] == "official count"
+    run = score.TrainedRun("", None, None, {}, None, 1, "wikitext-103", splits)
+    assert run.words("train")[1] == "official count"
 
 
 def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):

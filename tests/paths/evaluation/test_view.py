@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from accelerated.data.tokenizers import ByteTokenizer
-from accelerated.data.windows import Document, cut, overlap_of
+from accelerated.data.windows import Document, cut
 from accelerated.evaluation import view
 from accelerated.evaluation.score import TrainedRun, evaluate, token_nats
 from accelerated.evaluation.shares import read_watched
 from accelerated.program.errors import InputError
+from accelerated.protocol import overlap_of
 from tests.helpers.comparison import assert_agree
 from tests.helpers.rollouts import both_sides
 from tests.helpers.texts import BYTES, MERGED, document_from
