@@ -77,7 +77,7 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
     carried, asked = trained.carry_over_documents and data != "recall", options.carry_over_documents
     given = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
     if given and data != "recall":
-        raise InputError(f"--recall-{next(iter(given))} is of --data recall, this is {data}; leave one of them out")
+        raise InputError(f"--recall-{next(iter(given))} needs --data recall, and the data is {data}; leave it out")
     recall = changed(run.settings.recall, given, "recall_")
     corpus = load_corpus(data_config(trained, data), run.tokenizer, recall, options.data_dir)
     if data == trained.data and run.checkpoint["corpus"] not in ("", corpus.digest):
@@ -107,7 +107,7 @@ def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
 
 
 def has_nan(value: object) -> bool:
-    """Whether a report's record holds a NaN of the model: rates of what has no scored token are no numbers either."""
+    """Whether a report's record holds a NaN of the model; rates without a scored token are NaN too and do not count."""
     if isinstance(value, dict):
         return value.get("tokens") != 0 and any(map(has_nan, value.values()))
     return any(map(has_nan, value)) if isinstance(value, list) else value != value

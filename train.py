@@ -155,9 +155,9 @@ def sample(run: opening.Run) -> None:
             run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
         )
         continuation = generation.show_text(run.tokenizer, [token.item() for token in tokens])
-    opening = generation.show_text(run.tokenizer, prompt[0].tolist())
+    given = generation.show_text(run.tokenizer, prompt[0].tolist())
     print(f"a sample: the opening of a validation document, and after {END} how the model continues it:")
-    print(f"{opening}{END}{continuation}")
+    print(f"{given}{END}{continuation}")
 
 
 def main(settings: opening.Settings, start: opening.Start) -> None:

@@ -31,7 +31,7 @@ class AdaptiveSoftmax(NamedTuple):
         return len(self.embedding) + sum(len(tail.embedding) for tail in self.tails)
 
     def look_up(self, tokens: Tensor) -> Tensor:
-        """Rows (B, N, D) of tokens (B, N). Each token is looked up in every band, so that no device is waited for."""
+        """Rows (B, N, D) of tokens (B, N). Each token is looked up in every band, so that the host never waits for the GPU."""
         start = len(self.embedding)
         h = look_up(tokens.clamp(max=start - 1), self.embedding)
         for tail in self.tails:
@@ -72,7 +72,7 @@ class AdaptiveSoftmax(NamedTuple):
 
 
 def rows_of(inside: Tensor) -> Tensor:
-    """The numbers of the rows (R,) that are true. The meta device has no numbers to ask: it counts with a tenth of the rows."""
+    """The numbers of the rows (R,) that are true. The meta device has no values, so a tenth of the rows is assumed."""
     return inside.new_empty(-(-len(inside) // 10), dtype=torch.long) if inside.is_meta else inside.nonzero()[:, 0]
 
 

@@ -170,7 +170,7 @@ class Layer(Recomputable):
         self.state = Recurrence(config) if recurrent else None
 
     def dropout(self, x: Tensor) -> Tensor:
-        """x with entries dropped in training (decision 11)."""
+        """x with entries dropped in training (decision 11: where dropout is)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:

@@ -198,7 +198,7 @@ class Layer(Recomputable):
         return self.mlp_norm(self.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias)) + a)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """x with entries dropped in training (decision 13)."""
+        """x with entries dropped in training (decision 13: where dropout is)."""
         return functional.dropout(x, self.config.dropout, self.training)
 
     def remember(self, h: Tensor, memory: Tensor, compressed: Tensor, usage: Tensor | None) -> tuple:

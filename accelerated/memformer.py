@@ -28,7 +28,7 @@ class State(NamedTuple):
 
 
 class Distances(nn.Module):
-    """Constants that all self-attentions of a stack share: the causal mask, and where rows of R are or their sinusoids."""
+    """Constants of all self-attentions of a stack: the causal mask, and for each distance its row of R, or its sinusoids."""
 
     def __init__(self, config: Config, causal: bool):
         super().__init__()

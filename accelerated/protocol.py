@@ -81,7 +81,7 @@ def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
 class Recomputable(Declared):
     """A layer of a model. If it is `recomputed`, it keeps only its inputs, and the backward pass computes it again.
 
-    It then drops the same as before, if it `drops` at all: to read a GPU's generator for each layer takes time.
+    If it `drops`, the random state is restored for that, so that the same entries are dropped; reading a GPU's takes time.
     """
 
     recomputed, drops = False, False

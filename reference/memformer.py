@@ -1,10 +1,10 @@
 """Memformer (Wu, Lan, Gu and Yu, 2020) and Memory Replay Back-Propagation, forward and backward in NumPy.
 
 The model carries S memory slots from segment to segment of a document. Step t, from 0, reads segment s_{t-1} and the slots M_t,
-predicts segment s_t and writes the slots M_{t+1}. (So does Algorithm 1; Eq. 5 says s_t, M_{t-1}, s_{t+1}, M_t.) An encoder reads;
-then each slot attends to itself and to the encodings of s_{t-1}, never to another slot. A decoder predicts s_t from the same
-encodings. Gradient passes from step to step through the slots alone. Memory Replay Back-Propagation stores only the slots of a
-rollout and computes each step again on the way back. Without encoder layers the model is Figure 1b, which reads s_t itself.
+predicts segment s_t and writes the slots M_{t+1}. Algorithm 1 counts so too; Eq. 5 writes s_t, M_{t-1}, s_{t+1}, M_t. An encoder
+reads; then each slot attends to itself and to the encodings of s_{t-1}, never to another slot. A decoder predicts s_t from the
+same encodings. Gradient passes from step to step through the slots alone. Memory Replay Back-Propagation stores only the slots
+of a rollout and computes each step again on the way back. Without encoder layers the model is Figure 1b, which reads s_t itself.
 
 `slot_attention_forward` writes memory and `cross_attention_forward` reads it; `forward` is the whole model, from (tokens, state)
 to (logits, next state); `memory_replay` trains it. Each backward stands below its forward.

@@ -108,7 +108,7 @@ def retrieval_backward(dout, cache):
 
 
 def memory_gate_forward(local, found, bias):
-    """A learned mixture of what was near and what was found, g = sigmoid(bias) of each head (own 3; decision 9: one per head)."""
+    """A learned mixture of what was near and what was found, g = sigmoid(bias) of each head (decision 9: one per head)."""
     g = sigmoid(bias)[:, None, None]  # (H, 1, 1)
     return found * g + local * (1 - g), (local, found, g)
 

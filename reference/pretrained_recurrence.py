@@ -365,7 +365,7 @@ class Window(NamedTuple):
 def windows_of(config, document):
     """The Windows of a document (B, n), all lanes alike: every token after the first is scored once, in order (4.2).
 
-    A window begins T - o tokens after the previous one, which has scored what the first o predictions are of.
+    A window begins T - o tokens after the previous one, which has already scored its first o predictions.
     """
     length = document.shape[1]
     count = 0 if length < 2 else 1 + max(0, -(-(length - 1 - config.segment) // config.stride))
@@ -427,7 +427,7 @@ def greedy_continuation(params, config, context, count):
     tokens that it begins with: the last, or the last config.overlap. Raises ValueError if that window gets too long.
     """
     state = initial_state(params, config, len(context))
-    for start in range(0, context.shape[1] - config.overlap, config.stride):  # of o tokens or fewer nothing is left to pool
+    for start in range(0, context.shape[1] - config.overlap, config.stride):  # a rest of o tokens has been pooled
         state = forward(params, config, context[:, start : start + config.segment], state)[1]
     text = context[:, -max(1, config.overlap) :]  # decision 12: the last is read again
     for _ in range(count):
@@ -480,7 +480,7 @@ def demonstrate():
 
 # ----------------------------------------------------------------------------
 # what every Transformer has: attention, softmax, linear, norm, dropout; a first reading takes it as known
-NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: as in GPT-2
+NORM_EPSILON = 1e-5  # under the square root of layer_norm; decision 1: GPT-2's epsilon
 
 
 def masked_attention_forward(query, key, value, mask, rate, rng):
@@ -604,7 +604,7 @@ def add_into(total, part):
 # ----------------------------------------------------------------------------
 # variants: other ways to make one vector of a window's positions; a first reading skips them
 def max_over_positions_forward(p, mixed):
-    """The largest value of each of the D numbers, (B, rows, D) -> (B, D); decision 9: what else was tried."""
+    """The largest value of each of the D numbers, (B, rows, D) -> (B, D); decision 9: a maximum, by feature."""
     largest = mixed.argmax(1)[:, None]  # (B, 1, D)
     return np.take_along_axis(mixed, largest, 1)[:, 0], (largest, mixed.shape)
 
@@ -642,13 +642,13 @@ POOLINGS = {
 
 # ----------------------------------------------------------------------------
 # starting values: GPT-2's weights and the module's; a first reading skips them
-DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: the paper is silent
+DEVIATION = 0.02  # of GPT-2's weights at the start; decision 3: GPT-2's own deviation
 
 
 def init_params(config, rng):
     """All parameters as {dotted name: float64 array}; matrices are (out, in)."""
     params = {"embedding": rng.normal(0, DEVIATION, (config.vocabulary, config.width))}
-    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3: OpenAI's code has 0.01
+    params["positions"] = rng.normal(0, 0.01, (config.max_positions, config.width))  # decision 3: positions start smaller
     for layer in range(config.layers):
         params |= prefixed(f"layers.{layer}.", init_layer(config, rng))
     params |= prefixed("final_norm.", init_norm(config.width))

@@ -197,7 +197,7 @@ def post_norm_attention_backward(config, dy, cache):
 
 
 def window_keys_mask(readable, present, vectors):
-    """Which of [inserted | tokens] the tokens see, (B, 1, 1, S + N): what is readable, and [CLS] so that nobody sees nothing."""
+    """Which of [inserted | tokens] the tokens see, (B, 1, 1, S + N): what is readable, and [CLS], so that each sees a key."""
     seen = readable.copy()
     seen[:, 0] = True
     slots = np.broadcast_to(present[:, None], (len(present), vectors))

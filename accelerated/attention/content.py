@@ -42,7 +42,7 @@ def sdpa(
     if offset is not None and offset.dtype != torch.bool:
         offset = offset.to(query.dtype)
     attend = functional.scaled_dot_product_attention
-    if query.device.type == "cpu":  # it has flash and math alone, and to set the kernels takes time
+    if query.device.type == "cpu":  # it has only flash and math, and choosing kernels takes time
         return attend(query, key, value, offset, dropout, causal, scale=scale)
     with sdpa_kernel(BACKENDS):
         return attend(query, key, value, offset, dropout, causal, scale=scale)

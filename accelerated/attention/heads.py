@@ -42,7 +42,7 @@ class LayerNorm(Declared):
 
 
 def look_up(tokens: Tensor, embedding: Tensor) -> Tensor:
-    """Rows (..., D) of embedding (V, D), on a CPU by way of float32 or better.
+    """Rows (..., D) of embedding (V, D), computed on a CPU in float32 or better.
 
     A CPU adds up a row's gradient in the embedding's type, where 4,000 ones in bfloat16 would stop at 256; a GPU in float32.
     """

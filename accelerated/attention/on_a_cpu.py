@@ -227,8 +227,8 @@ class RelativeAttention(torch.autograd.Function):
     def unshift(by_distance, dscores, near):
         """The backward pass of the shift and of multiply: fills the flat by_distance from dscores (B, H, T, K).
 
-        Returns (H, BT, R'), of the distances' rows near (H, R', E). Rows K - 1 apart would overlap if K long; in the last key's
-        column only the last query's entry is not masked.
+        Returns (H, BT, R'), of the distances' rows near (H, R', E). Rows of length K that begin K - 1 apart would overlap; in the
+        last key's column only the last query's entry is not masked.
         """
         batch, heads, height, reach = dscores.shape
         rows = by_distance.view(heads, batch, height * reach)
@@ -243,7 +243,7 @@ class RelativeAttention(torch.autograd.Function):
 
 
 class Copies(torch.autograd.Function):
-    """Fills `copies`, of another type, by one operation for all of them; a gradient comes back in its tensor's own type."""
+    """Copies all tensors into `copies`, of another type, in one operation; a gradient comes back in its tensor's own type."""
 
     @staticmethod
     def forward(ctx, copies, *tensors):

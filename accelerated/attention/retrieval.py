@@ -43,7 +43,7 @@ def retrieval_attention_plain(query: Tensor, memory: Memory, scale: Tensor, retr
 
 
 def retrieval_attention(query: Tensor, memory: Memory, scale: Tensor, retrieved: int) -> Tensor:
-    """The same as retrieval_attention_plain, by the rows that were found alone."""
+    """The same as retrieval_attention_plain, computed from the retrieved rows only."""
     lanes = torch.arange(memory.keys[..., 0, 0].numel(), device=query.device).view(*memory.keys.shape[:2], 1, 1)
     places = nearest_keys(query, memory, retrieved) + lanes * memory.keys.shape[2]  # (B, H, N, K), in rows of all heads
     key, value = (functional.embedding(places, rows.flatten(0, 2)) for rows in (memory.keys, memory.values))

@@ -21,9 +21,9 @@ def position_bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor
 
 
 def tables_by_distance(window: int, buckets: int, max_distance: int) -> tuple[Tensor, Tensor]:
-    """Of the distances i - j of a block's W queries and the 2W keys of the previous block and its own, from far to near:
+    """Two tables by the distance i - j of a block's W queries and the 2W keys of the previous block and its own, far to near:
 
-    whether each is in each bucket (3W - 1, buckets), and whether it is seen (3W - 1,): exactly the previous W tokens are.
+    its bucket, one-hot (3W - 1, buckets), and whether a query sees it (3W - 1,): it sees exactly the previous W tokens.
     """
     distance = torch.arange(2 * window - 1, -window, -1)
     in_bucket = position_bucket(distance, buckets, max_distance)[:, None] == torch.arange(buckets)

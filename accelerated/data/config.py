@@ -39,7 +39,7 @@ class DataConfig:
             line's end and <unk>, which stands for all others; 0 to use --tokenizer
         carry_over_documents: carry memory from each document to the next: a split is read as one text, cut into one part per
             lane (see --batch), and memory is reset only where a part begins
-        training_documents: read only so many documents of the training split, the first ones; 0 for all
+        training_documents: read only the first so many documents of the training split; 0 for all
     """
 
     data: str = "stdlib"

@@ -1,7 +1,7 @@
 """The corpus that --data names: documents in three splits, tokenised once into memory-mapped files.
 
 For train.py, eval.py and experiments. A cache is a folder with an array of all tokens, a table of the documents, and a
-manifest, written last, with checksums of both. Another state of the source has another folder.
+manifest, written last, with checksums of both. If the source's files change, a new folder is made.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def cache_folder(source: Source, tokenizer: object, data_dir: Path) -> Path:
-    """The folder that holds the tokens of a source, whose files are in a certain state, by this tokenizer."""
+    """The cache folder for a source, the present state of its files, and a tokenizer."""
     state = [(str(path.absolute()), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in source.files]
     stem = "".join(c if c.isalnum() or c in "-." else "_" for c in Path(source.name).name)[:40]
     return Path(data_dir) / "tokens" / f"{stem}-{fingerprint(FORMAT, source.name, state, tokenizer.fingerprint)}"

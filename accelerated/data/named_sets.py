@@ -70,7 +70,7 @@ def opened_by_datasets(data: str) -> dict:
 
 
 def table_source(data: str) -> Source:
-    """The Source of what the package datasets opens: a row is a document, of WikiText's lines an article; splits are its own."""
+    """The Source of what the package datasets opens: each row is a document; WikiText's lines are joined to articles."""
     tables, is_file = opened_by_datasets(data), data not in WIKITEXTS and os.path.exists(data)
 
     def texts(split):

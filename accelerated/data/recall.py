@@ -28,12 +28,12 @@ class RecallConfig:
 
     Fields:
         pairs: facts at the beginning of a document
-        vary_pairs: let each training document have a number of facts of its own, up to that one, evenly on a logarithmic scale
-        values: values that a key can have; a guess is right one time in so many
+        vary_pairs: let each training document draw its number of facts, up to that one, evenly on a logarithmic scale
+        values: values that a key can have; a guess is right with probability 1 / values
         rewrites: how many facts get a new value in the filler
         questions: questions in a document; a model learns from many in minutes, from two hardly at all
-        distance: tokens of filler between the last pair and the first question; rewrites stand in it
-        vary_distance: let each training document draw a distance of its own, up to that one, evenly on a logarithmic scale
+        distance: tokens of filler between the last pair and the first question; rewritten facts stand in it
+        vary_distance: let each training document draw its distance, up to that one, evenly on a logarithmic scale
         spacing: tokens from one question to the next, at least 2
     """
 

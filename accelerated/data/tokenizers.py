@@ -183,9 +183,9 @@ def open_tokenizer(name: str) -> Tokenizer:
 
 
 def run_tokenizer(run: Path, data: DataConfig) -> Tokenizer:
-    """The tokenizer of a run folder with this DataConfig; whether it is as it was saved, its fingerprint tells.
+    """The tokenizer of a run folder with this DataConfig; its fingerprint shows whether it is the one that was saved.
 
-    A GPT-2, a folder or the file in it, has its tokenizer by the name that the DataConfig gives.
+    Of a GPT-2, a folder or the file in it, the tokenizer is the file that the DataConfig names.
     """
     folder = Path(run).absolute().parent if Path(run).is_file() else Path(run).absolute()
     own = folder / data.tokenizer_file

@@ -76,7 +76,7 @@ OPENING = (  # of reports that open the runs
 JOINED = "carry memory from document to document, as in one text (default as trained)"
 READING = (  # of reports that read documents
     option("--data", "what to read, as for train.py's --data (default: what the run was trained on)", str, "DATA"),
-    option("--split", "which split of it (default valid; of overlap valid and test)", choices=("train", "valid", "test")),
+    option("--split", "which split to read (default valid; overlap reads valid and test)", choices=("train", "valid", "test")),
     option("--recall-distance", "of --data recall: tokens before the first question (default as trained)", at_least(0), "N"),
     option("--recall-pairs", "of --data recall: facts (default as trained)", at_least(1), "N"),
     option("--carry-over-documents", JOINED, action=argparse.BooleanOptionalAction),
@@ -84,7 +84,7 @@ READING = (  # of reports that read documents
 )
 PLOT = option("--plot", "draw it too: .png, .pdf or .svg (needs the extra plot)", str, "FILE")
 CLEAR = option("--clear-memory", "start every segment from the initial state", action="store_true")
-NEW = "continue in a new window, which knows the prompt by its last token and the inserted vectors (pretrained_recurrence, 5.3)"
+NEW = "continue in a new window, which sees only the prompt's last token and the inserted vectors (pretrained_recurrence, 5.3)"
 SAMPLING = (
     option("--tokens", "how many tokens to add (default 200)", at_least(1), "N", default=200),
     option("--prompt", "text to continue (default a newline)", os.fsencode, "TEXT"),

@@ -1,8 +1,8 @@
 """Where a model looked, for eval.py view. Each model NAME whose memory and tokens share a softmax has a function NAME_shares.
 
 The function takes the model and the calls of its modules in one segment, {module: [(arguments, what it returned)]}. It returns
-Shares, computed by the layers' own parts. A softmax over the memory alone always sums to 1, and so says nothing of how much was
-taken: for such a model the page has no shares.
+Shares, computed by the layers' own parts. A softmax over the memory alone always sums to 1, so it does not show how much memory
+was used: for such a model the page has no shares.
 """
 
 import contextlib

@@ -73,7 +73,7 @@ def shading_scale(gains: np.ndarray) -> float:
 def document_data(run: TrainedRun, document: Document, windows: list[Window], nats: list[np.ndarray], shown: range) -> dict:
     """The page's data: the losses along the document, and of its windows in `shown` all that is said token by token.
 
-    The text is what was read; but an answer of recall, which is never read, stands where it is asked for.
+    The text is what was read; an answer of --data recall is never read, and is shown after its question.
     """
     tokenizer, targets, scored = run.tokenizer, np.asarray(document.targets), np.asarray(document.scored)
     text_bytes = tokenizer.token_bytes[targets] * scored

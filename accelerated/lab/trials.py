@@ -130,8 +130,8 @@ class Workshop:
     def in_parallel(self, calls: list[tuple]) -> None:
         """Make the calls (function, *arguments), `jobs` at a time, and say the line that each returns.
 
-        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time. Nobody asks then
-        what the other calls return or raise.
+        The first error, or Ctrl-C, stops the programs that still run: train.py saves, and is resumed next time. Results and
+        errors of the other calls are then ignored.
         """
         with ThreadPoolExecutor(self.jobs) as pool:
             try:

@@ -39,8 +39,8 @@ def check_writable(path: Path, advice: str) -> None:
 def written_whole(path: Path, advice: str = DATA_ADVICE, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path to write to, and rename it to `path` at the end: the file appears complete or not at all.
 
-    A `new` file replaces none: InputError is raised if there is one by then. If writing fails, an older file stays, the temporary
-    file is deleted, and a disk error becomes an InputError.
+    A `new` file never replaces another: InputError is raised if there is one by then. If writing fails, an older file stays,
+    the temporary file is deleted, and a disk error becomes an InputError.
     """
     path = Path(path)
     temporary = path.with_name(path.name + WRITING)

@@ -16,8 +16,8 @@ class Progress(tqdm):
     """A tqdm on stderr that leaves nothing behind; if stderr is no terminal it prints a line every few seconds instead.
 
     total: how much there is to do, None if that is unknown. done: how much was done before. over: an iterable to show.
-    Work that takes less than a line's seconds prints nothing where there is no terminal. An stderr that is full or gone stops
-    no work.
+    Work that takes less than a line's seconds prints nothing where there is no terminal. Work goes on if stderr
+    cannot be written.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ def open_model(
     parameters, needed = contents["parameters"], model.state_dict().keys()
     if config != settings.model_config:  # other sizes may need fewer parameters
         if untrained := sorted(needed - parameters.keys()):
-            raise InputError(f"of these sizes the model has {untrained[0]}, which {path} has not trained; leave them out")
+            raise InputError(f"with these sizes the model needs {untrained[0]}, which {path} does not have; leave the sizes out")
         parameters = {name: parameters[name] for name in needed}
     load_parameters(model, parameters, path)
     for parameter, values in model.state_dict().items():

@@ -50,7 +50,7 @@ class OptionParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def parse(self, argv: list[str], place_of: Callable[[str], str] = lambda option: "") -> argparse.Namespace:
-        """Read the options of argv; place_of says what has an option that is unknown here, "" if nothing has."""
+        """Read the options of argv; place_of names the model or data of an option that is unknown here, or says ""."""
         options, unknown = self.parse_known_args(argv)
         if unknown:
             option, known = unknown[0].split("=")[0], self._option_string_actions
@@ -130,7 +130,7 @@ def first_options(argv: list[str]) -> argparse.Namespace:
 
 
 def place_of(option: str) -> str:
-    """What has an option that not every run has, in words; "" if nothing has."""
+    """The model or data that an option belongs to, in words; "" if every run has it or none."""
     if option.startswith("--recall-"):
         return "--data recall"
     if option in map(option_name, field_help(DataConfig)):

@@ -234,7 +234,7 @@ def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
         assert words in lines and ("trained with" in lines) is (options not in ("", "--clear-memory")), (kind, options)
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", tmp_path / "xl")
     line = refused(capsys, tmp_path / "xl", "--compressed-memory", 4)
-    assert re.search("of these sizes the model has layers.0.compression.weight, which .*xl has not trained; leave them out", line)
+    assert re.search("sizes the model needs layers.0.compression.weight, which .*xl does not have; leave", line)
 
 
 # Memory carried over documents
@@ -314,7 +314,7 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tm
     assert line.split()[4] == "-", "its perplexity per word"
     for argv, words in (
         (["frequency", run], "frequency: recall has no words"),
-        ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs is of --data recall, this is stdlib"),
+        ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs needs --data recall, and the data is stdlib"),
         ([run, "--recall-pairs", 30], "--recall-pairs is 30: with 10 values they need 330 of"),
         ([run, "--recall-distance", 3], "--recall-distance is 3; what stands in the filler needs 4 tokens"),
     ):

@@ -28,12 +28,12 @@ import pytest
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, Phase, settings
 
+from accelerated.models import NAMES
 from tests.tools.mutants import Mutant, mutants_of, planted, sample
 
 ROOT = Path(__file__).parents[2]
-PAPERS = ("block_recurrent", "compressive", "memformer", "memorizing", "pretrained_recurrence")
 FILES = (
-    *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in PAPERS),
+    *(f"{side}/{paper}.py" for side in ("reference", "accelerated") for paper in NAMES),
     *("reference/roberta.py", "accelerated/lab/systems/roberta.py", "reference/rollout.py"),
     *(f"accelerated/{name}.py" for name in ("adaptive", "protocol", "replay")),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("accelerated/attention/[a-z]*.py")),

@@ -1,11 +1,13 @@
 """eval.py attention and compression: attention by age of the memory (Figure 2), compression loss by layer (Figure 6)."""
 
 import argparse
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from accelerated.evaluation.score import TrainedRun, carried_through
@@ -24,7 +26,7 @@ def segments_to_fill(config: Config) -> int:
     return -(-config.memory // config.segment) + compressed
 
 
-def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[torch.Tensor, tuple]]:
+def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int) -> Iterator[tuple[Tensor, tuple]]:
     """Yield (tokens, state) of lanes with full memories and all tokens scored, `sequences` in all; InputError if below 2."""
     need, taken = segments_to_fill(model.config), 0
     for segment, number, state, _ in carried_through(model, documents, lanes, predict=False):
@@ -48,7 +50,7 @@ def bucket_edges(size: int) -> list[int]:
 
 
 @torch.no_grad()
-def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
+def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> Tensor:
     """Each bucket's attention weight for n segments (n, 18): summed over keys, averaged over layers, heads and queries."""
     sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, like the keys
     rows = []
@@ -60,14 +62,14 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
     return torch.cat(rows)
 
 
-def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
+def bucket_table(weights: Tensor) -> tuple[dict, list[str]]:
     """Means and standard errors of attention_by_bucket's rows by age: (record, lines in percent)."""
     mean, error = (x.view(len(PARTS), BUCKETS) for x in (weights.mean(0), weights.std(0) / len(weights) ** 0.5))
     record, lines = {}, [f"attention by age, % of a token's attention, mean (standard error) of {len(weights):,} segments"]
     ages = ["1 (oldest)", *map(str, range(2, BUCKETS)), f"{BUCKETS} (newest)"]
     lines.append(f"{'sixth of its rows':<18}" + "".join(f"{age:>15}" for age in ages))
     for part, means, errors in zip(PARTS, mean, error, strict=True):
-        record[part] = {"mean": means.tolist(), "standard_error": errors.tolist()}
+        record[part] = {"mean": means.tolist(), "standard_error": errors.tolist(), "sum": means.sum().item()}
         pairs = zip((means * 100).tolist(), (errors * 100).tolist(), strict=True)
         cells = "".join(f"{f'{percent:6.2f} ({deviation:.2f})':>15}" for percent, deviation in pairs)
         lines.append(f"{part:<18}" + (f"{cells}   sum {means.sum() * 100:.1f}" if means.any() else " none"))
@@ -75,12 +77,17 @@ def bucket_table(weights: torch.Tensor) -> tuple[dict, list[str]]:
 
 
 @torch.no_grad()
-def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> torch.Tensor:
-    """The attention-reconstruction loss of each layer (L,), averaged over segments; the model's config must ask for it."""
-    total, count = 0.0, 0
+def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequences: int) -> Tensor:
+    """Of each layer the attention-reconstruction loss and its target's mean square (2, L), averaged over segments.
+
+    The model's config must ask for that loss.
+    """
+    total, count, blank = 0.0, 0, copy.deepcopy(model)
+    for layer in blank.layers:  # compresses to zeros, of which attention makes zeros: the difference is the target
+        layer.compression.register_forward_hook(lambda compression, given, new: torch.zeros_like(new))
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        losses = model.read(tokens, state).auxiliary.values()
-        total, count = total + torch.stack(list(losses)) * len(tokens), count + len(tokens)
+        losses = [[*each.read(tokens, state).auxiliary.values()] for each in (model, blank)]
+        total, count = total + torch.tensor(losses) * len(tokens), count + len(tokens)
     return total / count
 
 
@@ -98,7 +105,9 @@ def report_attention(run: TrainedRun, options: argparse.Namespace) -> tuple[dict
 
 
 def report_compression(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
-    """The attention-reconstruction loss of each layer."""
-    losses = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences).tolist()
-    lines = [f"layer {layer:<3} attention-reconstruction loss {loss:.3e}" for layer, loss in enumerate(losses, start=1)]
-    return {"attention_reconstruction_loss": losses}, lines
+    """The attention-reconstruction loss of each layer, and what part it is of the mean square of what is reconstructed."""
+    losses, targets = compression_by_layer(run.model, run.documents, run.lane_count, options.sequences)
+    record = {"attention_reconstruction_loss": losses.tolist(), "part_of_target": (losses / targets).tolist()}
+    rows = enumerate(zip(*record.values(), strict=True), start=1)
+    lines = [f"layer {n:<3} attention-reconstruction loss {loss:.3e}, {part:.3f} of its target" for n, (loss, part) in rows]
+    return record, lines

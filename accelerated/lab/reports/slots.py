@@ -24,7 +24,7 @@ SHOWN, OFTEN = 8, 20  # tokens that are shown, of those that were read so often
 
 @torch.no_grad()
 def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each layer's heads keep of a slot, a mean (L, H); and of each token (V,) the slots' weight on it, of the mean token's.
+    """What each layer's heads keep of a slot, a mean (L, H); the slots' weight on each token (V,), relative to the mean token's.
 
     Of all segments after a document's first whose tokens are all scored. A token that was read seldom has weight 0.
     """
@@ -49,7 +49,7 @@ def writing(model: Module, documents: Sequence, lanes: int) -> tuple[np.ndarray,
 
 
 def gradient_by_age(model: Module, documents: Sequence, lanes: int, segments: int) -> list[float]:
-    """The norm of the gradient of a segment's loss at the memory 0, 1 .. `segments` - 1 segments earlier, over the first.
+    """The norm of the gradient of a segment's loss at the memory 0 .. `segments` - 1 segments earlier, divided by the first.
 
     Of the longest documents, after as many segments that are read without gradient.
     """

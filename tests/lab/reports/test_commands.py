@@ -86,9 +86,11 @@ def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, 
 def test_attention_and_compression_show_what_they_computed(runs, capsys):
     lines = printed(capsys, "attention", runs.compressive, "--sequences", 20)
     assert sum(float(part) for part in re.findall(r"sum (\S+)", lines)) == pytest.approx(100, abs=0.2)
-    losses = as_json(capsys, "compression", runs.compressive, "--sequences", 20)["attention_reconstruction_loss"]
-    shown = re.findall(r"layer (\d) .* (\S+)", printed(capsys, "compression", runs.compressive, "--sequences", 20))
-    assert shown == [(str(layer), f"{loss:.3e}") for layer, loss in enumerate(losses, start=1)] and len(shown) == 2
+    record = as_json(capsys, "compression", runs.compressive, "--sequences", 20)
+    rows = zip("12", record["attention_reconstruction_loss"], record["part_of_target"], strict=True)
+    lines = printed(capsys, "compression", runs.compressive, "--sequences", 20)
+    line = "layer {}   attention-reconstruction loss {:.3e}, {:.3f} of its target\n"
+    assert all(line.format(*row) in lines for row in rows)
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Attention by age and compression loss by layer are averaged only over segments with full memories."""
 
+import copy
 import dataclasses
 import itertools
 
@@ -84,14 +85,20 @@ def test_bucket_table_shows_mean_and_standard_error():
     assert lines[2].count("20.00 (10.00)") == 6 and lines[2].endswith("sum 120.0") and lines[3].endswith("none")
     of_part = record["attention"]["compressed memory"]
     assert of_part["mean"] == pytest.approx([0.2] * 6) and of_part["standard_error"] == pytest.approx([0.1] * 6)
+    assert of_part["sum"] == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("segments, count", [([6, 6], 2), ([8, 6], 4), ([7, 7, 3.75, 6.5, 6], 6), ([9, 6, 6], 6)])
 def test_compression_by_layer_weighs_segments_equally(segments, count):
     """As if each document were read alone, though in two lanes one begins while the other is in its middle."""
     model, documents = Compressive(SMALL).eval(), counting_documents([int(8 * n) + 1 for n in segments])
-    losses = [torch.stack([*model(*pair).auxiliary.values()]) for pair in read_alone(model, documents).values()]
+    blank = copy.deepcopy(model)
+    for layer in blank.layers:  # a convolution of zeros: rows of zeros, whatever is evicted
+        torch.nn.init.zeros_(layer.compression.weight)
+    alone = read_alone(model, documents).values()
+    expected = [[torch.stack([*each(*pair).auxiliary.values()]) for pair in alone] for each in (model, blank)]
     found = memories.compression_by_layer(model, documents, 2, 100)
-    assert len(losses) == count and not found.requires_grad
-    assert_agree({"losses": torch.stack(losses).mean(0)}, {"losses": found}, 1e-12)
+    assert len(alone) == count and not found.requires_grad
+    for name, losses, mean in zip(("losses", "targets"), expected, found, strict=True):
+        assert_agree({name: torch.stack(losses).mean(0)}, {name: mean}, 1e-12)
     assert sum(len(tokens) for tokens, _ in memories.full_memories(model, documents, 2, 3)) == min(count, 3)
