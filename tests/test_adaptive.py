@@ -1,15 +1,13 @@
-"""Adaptive inputs and adaptive softmax: both sides equal torch's module, the plain embedding without tails, and each other."""
+"""Adaptive inputs and adaptive softmax: both sides equal torch's module and each other."""
 
 import dataclasses
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from accelerated.adaptive import AdaptiveSoftmax, rows_of
 from accelerated.compressive import Compressive
 from accelerated.replay import IGNORED, summed_nats
 from reference import compressive as ref
@@ -89,41 +87,9 @@ def test_inputs_are_rows_of_the_joined_tables(setting):
     assert_agree(dict.fromkeys(found, table[tokens]), found, 1e-14)
 
 
-def test_without_cutoffs_it_is_the_plain_embedding():
-    config = dataclasses.replace(SMALL, div_value=7)
-    assert set(ref.init_params(config, np.random.default_rng(0))) == set(ref.init_params(SMALL, np.random.default_rng(0)))
-    model = Compressive(config)
-    assert model.output_matrix() is model.embedding and not [*model.tails.parameters()] and model.clusters is None
-    alone = AdaptiveSoftmax(model.embedding, model.embedding[:0], ())
-    hidden = torch.randn(2, 3, config.width)
-    plain = (hidden @ model.embedding.T).log_softmax(-1)
-    assert_agree({"logs": plain}, {"logs": alone.log_probabilities(hidden)}, 1e-6)
-
-
-def test_sizes_and_initial_values():
-    config = dataclasses.replace(SMALL, vocabulary=9000, width=256, layers=1, cutoffs=(1000, 4000), div_value=4)
-    params = ref.init_params(config, np.random.default_rng(0))
-    shapes = {"embedding": (1000, 256), "clusters": (2, 256)}
-    shapes |= {"tails.0.embedding": (3000, 64), "tails.0.projection": (256, 64)}
-    shapes |= {"tails.1.embedding": (5000, 16), "tails.1.projection": (256, 16)}
-    assert {n: params[n].shape for n in params if not n.startswith("layers")} == shapes
-    rows = ref.adaptive_embedding_forward(params, config, np.arange(9000)[None])[0]
-    for start, stop in config.bands:
-        assert rows[:, start:stop].std() == pytest.approx(1, rel=0.05), "every word's row begins as large"
-    hidden = np.random.default_rng(1).standard_normal((1, 20, 256)) / 16
-    for tail in range(2):
-        p = ref.subtree(params, f"tails.{tail}.")
-        assert (hidden @ p["projection"] @ p["embedding"].T).std() == pytest.approx(1, rel=0.1)
-
-
 def test_losses_are_float32_in_a_model_of_bfloat16():
     config = dataclasses.replace(SMALL, cutoffs=(3, 7), div_value=2)
     model = Compressive(config).to(torch.bfloat16)
     hidden = torch.randn(2, 3, config.width, dtype=torch.bfloat16)
     assert model.output_matrix().log_probabilities(hidden).dtype == torch.float32
     assert summed_nats(hidden, model.output_matrix(), torch.tensor([[0, 4, 9], [1, 2, 2]])).dtype == torch.float32
-
-
-@pytest.mark.parametrize(("rows", "counted"), [(0, 0), (1, 1), (20, 2), (21, 3)])
-def test_the_meta_device_counts_a_tenth_of_the_rows(rows, counted):
-    assert rows_of(torch.ones(rows, dtype=torch.bool, device="meta")).shape == (counted,)

@@ -130,13 +130,6 @@ def test_feedback_lets_the_first_layer_read_the_last_blocks_state(feedback):
     assert np.allclose(*keys) is not feedback
 
 
-def test_logits_are_divided_by_the_root_of_the_width():
-    params = ref.init_params(SMALL, np.random.default_rng(0))
-    params["final_norm.scale"], params["final_norm.bias"] = np.zeros(6), np.arange(6.0)
-    logits, _, _ = ref.forward(params, SMALL, np.zeros((1, 12), int), ref.initial_state(params, SMALL, 1))
-    assert np.allclose(logits[0, 3], params["embedding"] @ np.arange(6.0) / math.sqrt(6))
-
-
 def test_a_document_starts_with_zero_keys_that_take_softmax_mass():
     """The first token of a document attends to W zero values; of W equal weights, those of the zeros are lost."""
     state = ref.initial_state(ref.init_params(SMALL, np.random.default_rng(0)), SMALL, 1)

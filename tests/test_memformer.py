@@ -75,7 +75,7 @@ def test_the_model_is_equations_5_to_7():
     config, rng = SMALL, np.random.default_rng(0)
     params = random_params(config, rng)
     model, state = PAPER.model_with(params, config), ref.initial_state(params, config, 2)
-    memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1, 1)), np.full((2, 6), config.special("begin"))
+    memory, reading = np.tile(params["initial_memory"][0], (2, 1, 1, 1)), np.full((2, 6), 11)  # which begins a document
     carried = model.initial_state(2)
     for tokens in rng.integers(11, size=(3, 2, 6)):
         expected = by_equations(params, config, reading, memory, tokens) | {"previous": tokens}
@@ -142,15 +142,6 @@ def test_the_references_tasks_are_the_lanes_tasks():
     assert (filled_in.kind == 1).all() and (filled_in.prompt == previous).all()
     assert (recalled.kind == 2).all() and (recalled.prompt == earlier).all()
     assert (recalled.reading == previous).all() and recalled.readable.all()
-
-
-def test_special_tokens_are_apart_and_never_predicted():
-    names = ("begin", "mask", "continuation", "infilling", "recall")
-    assert [SMALL.special(name) for name in names] == [11, 12, 13, 14, 15]
-    for config, rows in ((SMALL, 16), (variant("decoder-only"), 11)):
-        params = ref.init_params(config, np.random.default_rng(0))
-        logits, _, _ = ref.forward(params, config, np.zeros((1, 6), int), ref.initial_state(params, config, 1))
-        assert params["embedding"].shape == (rows, 10) and logits.shape == (1, 6, 11)
 
 
 # The layers, put together independently of the reference's

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated.memorizing import Memorizing, remember
+from accelerated.memorizing import Memorizing
 from reference import block_recurrent
 from reference import memorizing as ref
 from tests.helpers.comparison import assert_agree
@@ -15,14 +15,6 @@ from tests.helpers.variants import PAPERS
 
 PAPER = PAPERS["memorizing"]
 SMALL, VARIANTS = PAPER.small, PAPER.variants
-
-
-def unit(*shape, rng):
-    """Random rows of unit length."""
-    return ref.unit_norm_forward(rng.standard_normal(shape))[0]
-
-
-# The lookup
 
 
 def test_empty_rows_are_found_last_and_add_nothing():
@@ -39,9 +31,6 @@ def test_a_gate_is_one_number_for_a_head():
     local, found = np.zeros((2, 3, 4, 5)), np.ones((2, 3, 4, 5))
     out, _ = ref.memory_gate_forward(local, found, np.array([0.0, np.log(3), -np.log(3)]))
     np.testing.assert_allclose(out, np.broadcast_to(np.array([0.5, 0.75, 0.25])[:, None, None], out.shape))
-
-
-# The memory
 
 
 def newest(m, parts):
@@ -86,9 +75,6 @@ def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
         assert np.abs(ref.forward(params, config, tokens, state)[0] - expected).max() > 1e-3
 
 
-# The model
-
-
 def test_a_documents_loss_and_gradients_are_those_of_a_rollout():
     """The gradient passes from segment to segment through the cached keys and values (decision 10)."""
     rng = np.random.default_rng(8)
@@ -105,10 +91,3 @@ def test_the_memory_is_no_part_of_the_graph():
         _, state, _ = model(torch.randint(PAPER.small.vocabulary, (2, PAPER.small.segment)), state)
         assert state.keys.requires_grad and state.values.requires_grad
         assert not state.memory_keys.requires_grad and not state.memory_values.requires_grad
-
-
-def test_a_long_memory_is_kept_without_the_rows_that_left_it():
-    """Its tensor has M rows and no more: a view of M + N would keep all of them."""
-    memory = remember(torch.zeros(2, 3, 7, 5), torch.ones(2, 3, 4, 5))
-    assert memory.untyped_storage().nbytes() == memory.numel() * memory.element_size() and memory.is_contiguous()
-    assert memory[:, :, -4:].all() and not memory[:, :, :-4].any()

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from accelerated import replay
 from accelerated.data.lanes import Lanes
 from accelerated.evaluation.generation import Sampling, continue_text
-from accelerated.pretrained_recurrence import PretrainedRecurrence
 from reference import pretrained_recurrence as ref
 from tests.helpers.comparison import LADDER, SIZES, assert_agree, brute_force_softmax, draw
 from tests.helpers.texts import documents_of
@@ -21,11 +20,7 @@ from tests.helpers.variants import PAPERS, shaken
 PAPER = PAPERS["pretrained_recurrence"]
 SMALL, variant = PAPER.small, PAPER.variant
 random_params, to_torch, model_with = PAPER.random_params, PAPER.to_torch, PAPER.model_with
-GREEDY = Sampling(temperature=0.0)
 RECURRENT = ["overlapping", "several-vectors", "at-every-layer", "at-the-last-layer", "fixed-key", "linear-module"]
-
-
-# Definitions
 
 
 @given(batch=st.integers(1, 3), length=st.integers(1, 5), vectors=st.integers(0, 3), size=SIZES, seed=st.integers(0, 2**31))
@@ -74,34 +69,21 @@ def test_pooling_is_equation_1(rows, seed, pooling):
     assert_agree({"z": np.stack(expected)}, {"z": ref.pool_forward(p, config, outputs)[0]}, 1e-12)
 
 
-# A new window
-
-
-def loud(params):
-    """The parameters with larger values in the second layer's attention, so that what it reads changes the likeliest token."""
-    return {key: value * 8 if key in ("layers.1.value", "layers.1.output") else value for key, value in params.items()}
-
-
-def continued(model, context, count):
-    """The greedy continuation of a context in a new window, (B, count)."""
-    return torch.stack(list(continue_text(model, torch.tensor(context), count, GREEDY, new_window=True)), 1).numpy()
-
-
 @pytest.mark.parametrize("name", ["overlapping", "disjoint", "all-but-one-shared", "advance-fixed-key", "plain", "one-token"])
 def test_a_greedy_continuation_in_a_new_window_is_the_references(name):
     config, rng = variant(name), np.random.default_rng(9)
-    params = loud(random_params(config, rng))
+    params = random_params(config, rng)
+    for key in ("layers.1.value", "layers.1.output"):  # larger, so that what is read changes the likeliest token
+        params[key] = 8 * params[key]
     model, count = model_with(params, config).eval(), config.segment + 1 - max(1, config.overlap)
     for length in (1, 2, 6, 11):
         prompt = rng.integers(11, size=(2, length))
         expected = ref.greedy_continuation(params, config, prompt, count)
-        assert expected.shape == (2, count) and (continued(model, prompt, count) == expected).all()
+        found = torch.stack([*continue_text(model, torch.tensor(prompt), count, Sampling(0.0), new_window=True)], 1)
+        assert expected.shape == (2, count) and (found.numpy() == expected).all()
         if length <= config.overlap:  # nothing comes before the new window: it is a first window
             logits, _, _ = ref.forward(params, config, prompt, ref.initial_state(params, config, 2))
             assert (expected[:, 0] == logits[:, -1].argmax(-1)).all()
-
-
-# What the state means
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -173,21 +155,6 @@ def test_training_from_lanes_is_training_on_the_document(name):
         assert actual.item() == pytest.approx(loss, rel=1e-12)
         found = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in model.named_parameters()}
         assert_agree(grads, found, LADDER, name)
-
-
-def test_a_full_window_ends_the_references_continuation_alone():
-    params, context = random_params(SMALL, np.random.default_rng(0)), np.random.default_rng(1).integers(11, size=(1, 6))
-    with pytest.raises(ValueError, match="a window of 7 tokens; it must have 1 to 6, the segment"):
-        ref.greedy_continuation(params, SMALL, context, 6)
-    assert continued(model_with(params, SMALL), context, 20).shape == (1, 20)
-
-
-def test_the_state_of_plain_gpt2_is_empty_and_costs_nothing_to_advance(monkeypatch):
-    model = PretrainedRecurrence(variant("plain"))
-    state = model.initial_state(2)
-    assert not any(field.numel() for field in state)
-    monkeypatch.setattr(model, "_read", None)
-    assert model.advance(torch.zeros(2, 6, dtype=torch.long), state) is state
 
 
 @pytest.mark.parametrize("name", ["overlapping", "several-vectors", "at-every-layer", "advance-fixed-key", "plain"])

@@ -5,13 +5,13 @@ import dataclasses
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated import replay
-from accelerated.data.lanes import Segment
 from accelerated.lab.speed.timing import peak_memory
 from accelerated.protocol import detach, keep_lanes
 from tests.conftest import examples
@@ -22,25 +22,22 @@ from tests.helpers.rollouts import (
     check_back_propagation,
     gradients,
     in_lane_1,
+    random_rows,
     random_segments,
     reference_gradients,
     setting,
+    starting,
     torch_segments,
 )
 from tests.helpers.variants import EVERY_VARIANT, MORE_KINDS, ONE_OF_EACH, PAPERS, over, random_task, variant
 
-TOLERANCE = 1e-11  # float64, relative
 SMALL = PAPERS["block_recurrent"].small
 
 
-def random_rollout(config, horizon, lanes=3, scored=0.7):
-    """Segments without tasks, for models that are not among the variants and for measurements."""
-    torch.manual_seed(4)
-    segments = []
-    for _ in range(horizon):
-        tokens, targets = torch.randint(config.vocabulary, (2, lanes, config.segment)).unbind(0)
-        segments.append(Segment(tokens, targets, torch.rand(lanes, config.segment) < scored, torch.rand(lanes) < 0.3))
-    return segments
+def rollout(paper, config, count):
+    """`count` segments of three lanes, of which all tokens are scored and no document starts."""
+    rows = random_rows(config, np.random.default_rng(4), lanes=3, count=count)
+    return torch_segments(paper, rows, starting(count=count, lanes=3))
 
 
 # The first of each list is the first example of every variant
@@ -85,7 +82,7 @@ def test_through_time_is_the_references_back_propagation(paper, name):
 def test_memory_replay_takes_the_memory_of_one_segment():
     """From 2 to 6 segments its peak grows by the stored states; that of BPTT by the graphs of 4 segments."""
     *_, model, state = both_sides("memformer", "encoder-decoder", lanes=3)
-    segments = [segment._replace(starts=torch.zeros(3, dtype=torch.bool)) for segment in random_rollout(model.config, 6)]
+    segments = rollout("memformer", model.config, 6)
     peaks = {}
     for name, method in replay.BACKPROP.items():
         for horizon in (2, 6):
@@ -106,7 +103,7 @@ def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
     monkeypatch.setattr(model, "read", lambda *a: calls.append("read") or read(*a))
     monkeypatch.setattr(model, "advance", lambda *a: calls.append(f"advance {torch.is_grad_enabled()}") or advance(*a))
     monkeypatch.setattr(torch.autograd, "backward", lambda *a: calls.append("backward") or backward(*a))
-    replay.memory_replay(model, random_rollout(model.config, 3), model.initial_state(3))
+    replay.memory_replay(model, rollout(paper, model.config, 3), model.initial_state(3))
     assert calls == ["advance False"] * 2 + ["read", "backward"] * 3
 
 
@@ -114,7 +111,7 @@ def test_memory_replay_keeps_one_segments_graph(paper, name, monkeypatch):
 def test_no_gradient_leaves_the_rollout_through_its_first_state(method):
     """A learned initial state gets gradient only from lanes that start inside the rollout."""
     model, name = PAPERS["block_recurrent"].model(SMALL), "layers.1.state.initial"
-    segments = [s._replace(starts=torch.zeros(3, dtype=torch.bool)) for s in random_rollout(SMALL, 2)]
+    segments = rollout("block_recurrent", SMALL, 2)
     assert not back_propagated(method, model, segments, model.initial_state(3))[name].any()
     segments[1].starts[2] = True
     assert back_propagated(method, model, segments, model.initial_state(3))[name].any()
@@ -125,7 +122,8 @@ def test_bfloat16_trains(paper, name):
     """By each method; the results are finite and close to float32, and every parameter gets gradient."""
     torch.set_default_dtype(torch.float32)
     model = PAPERS[paper].model(variant(paper, name))
-    segments, state = random_rollout(model.config, 3), detach(model.initial_state(3))
+    segments, state = rollout(paper, model.config, 3), detach(model.initial_state(3))
+    segments[1].starts[1] = True
     names = [name for name, _ in model.named_parameters()]
     for method in replay.BACKPROP:
         exact, rough = (back_propagated(method, model, segments, state, dtype) for dtype in (torch.float32, torch.bfloat16))
@@ -133,9 +131,6 @@ def test_bfloat16_trains(paper, name):
         assert all(torch.isfinite(rough[n]).all() and rough[n].any() for n in names if exact[n].any())
         flat = [torch.cat([rows[n].flatten() for n in names]) for rows in (exact, rough)]
         assert torch.nn.functional.cosine_similarity(*flat, dim=0) > 0.98
-
-
-# Random numbers
 
 
 def test_every_segment_draws_from_its_own_seed(monkeypatch):
@@ -152,7 +147,7 @@ def test_every_segment_draws_from_its_own_seed(monkeypatch):
 def test_methods_take_only_seeds_from_the_global_generator(method):
     """Whose state is the same in all processes, so that one saved state restores all; their dropout differs."""
     model, losses = PAPERS["block_recurrent"].model(dataclasses.replace(SMALL, dropout=0.3)).train(), []
-    segments = random_rollout(SMALL, 3)
+    segments = rollout("block_recurrent", SMALL, 3)
     torch.manual_seed(5)
     replay.segment_seeds(segments)
     expected = torch.get_rng_state()
@@ -161,9 +156,6 @@ def test_methods_take_only_seeds_from_the_global_generator(method):
         losses.append(replay.BACKPROP[method](model, segments, model.initial_state(3), rank=rank)[0])
         assert torch.equal(torch.get_rng_state(), expected)
     assert losses[0] != losses[1] == losses[2]
-
-
-# Groups of lanes, and document starts
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
@@ -179,9 +171,4 @@ def test_groups_of_lanes_add_up_to_all_lanes(method):
         parts.append({"loss": loss[None]} | {f"auxiliary.{name}": value[None] for name, value in auxiliary.items()})
     found = {name: sum(part[name] for part in parts) for name in parts[0]} | gradients(model)
     assert len(parts[0]) == 4
-    assert_agree({name: expected[name] for name in found}, found, TOLERANCE)
-
-
-def test_an_initial_state_is_made_only_if_a_lane_starts():
-    [segment], state = random_rollout(SMALL, 1), PAPERS["block_recurrent"].model(SMALL).initial_state(3)
-    assert replay.begin(None, segment._replace(starts=torch.zeros(3, dtype=torch.bool)), state) is state
+    assert_agree({name: expected[name] for name in found}, found, 1e-11)

@@ -1,48 +1,26 @@
-"""accelerated/protocol.py: states by lanes, and the type that a model computes in, by copies of its parameters."""
+"""The type that a model computes in, by copies of its parameters (accelerated/protocol.py), and where float32 is needed."""
 
 import dataclasses
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerated.attention.heads import NORM_EPSILON, look_up, project_heads, split_heads, unit_norm
-from accelerated.attention.relative_shift import by_query_and_key, relative_attention, relative_attention_plain
+from accelerated.attention.relative_shift import by_query_and_key
 from accelerated.attention.sliding_window import score_offset, tables_by_distance
 from accelerated.block_recurrent import GATES
 from accelerated.compressive import mean_square
-from accelerated.protocol import computing_in, memory_of_copies, put_lanes
+from accelerated.protocol import computing_in, memory_of_copies
 from accelerated.training import opening
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY, train
-from tests.helpers.variants import ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.variants import PAPERS
 
 
 @pytest.fixture(autouse=True)
 def float32():
     torch.set_default_dtype(torch.float32)
-
-
-# States
-
-
-class State(NamedTuple):
-    rows: torch.Tensor
-    counts: torch.Tensor
-
-
-def test_some_lanes_are_replaced_in_place():
-    state = State(torch.arange(8.0).view(4, 2), torch.arange(4))
-    put = put_lanes(state, slice(1, 3), State(torch.full((2, 2), -1.0), torch.tensor([-1, -1])))
-    assert put is state
-    assert put.rows.tolist() == [[0, 1], [-1, -1], [-1, -1], [6, 7]] and put.counts.tolist() == [0, -1, -1, 3]
-
-
-def test_all_lanes_replace_the_state_and_leave_the_old_one_as_it_was():
-    state, new = (State(torch.full((2, 3), value), torch.full((2,), value)) for value in (0.0, 1.0))
-    assert put_lanes(state, slice(0, 2), new) is new and not state.rows.any()
 
 
 # Copies of parameters
@@ -76,7 +54,10 @@ def test_inside_all_are_rounded_copies_and_afterwards_all_are_as_before():
 
 
 def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
-    """A CUDA graph reads fixed addresses; a backward pass through older copies would be wrong and is refused."""
+    """A CUDA graph reads fixed addresses; a backward pass through older copies would be wrong and is refused.
+
+    The copies that are kept belong to no graph, which would live on with them, and are others if the model has moved.
+    """
     model, addresses, outputs = Small(), [], []
     for value in (1.0, 2.0):
         model.w.data.fill_(value)
@@ -87,6 +68,10 @@ def test_the_copies_keep_their_addresses_and_are_made_anew_each_time():
     assert addresses[0] == addresses[1] and list(model.state_dict()) == ["w", "unused", "index", "inner.b"]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         outputs[0].sum().backward()
+    kept = model.memory_of_copies[torch.bfloat16]
+    assert len(kept) == 3 and not any(copy.requires_grad for copy in kept)
+    moved = memory_of_copies(model, torch.bfloat16, [copy.to("meta") for copy in kept])
+    assert {copy.device.type for copy in moved} == {"meta"}
 
 
 def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
@@ -99,25 +84,6 @@ def test_gradients_reach_the_parameters_in_their_own_type_and_add_up():
             torch.autograd.backward([y], [scale * torch.ones_like(y)])
     assert model.w.grad.dtype == torch.float32 and model.w.grad.tolist() == [2 * (1 + 2**-10), 3 * (1 + 2**-10)]
     assert model.unused.grad is None
-
-
-def test_copies_keep_their_memory_until_the_model_moves_or_has_another_type():
-    model, originals = torch.nn.Linear(2, 3), [torch.zeros(3, 2), torch.zeros(3)]
-    kept = memory_of_copies(model, torch.bfloat16, originals)
-    assert [(x.dtype, x.shape) for x in kept] == [(torch.bfloat16, x.shape) for x in originals]
-    memory_of_copies(model, torch.float16, originals)
-    assert memory_of_copies(model, torch.bfloat16, originals) is kept
-    moved = memory_of_copies(model, torch.bfloat16, [x.to("meta") for x in originals])
-    assert [x.device.type for x in moved] == ["meta", "meta"]
-
-
-def test_kept_copies_belong_to_no_graph():
-    """Or the graph of one iteration would live until the next."""
-    model = torch.nn.Linear(2, 3)
-    with computing_in(model, torch.bfloat16):
-        model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
-    kept = memory_of_copies(model, torch.bfloat16, [*model.parameters()])
-    assert kept[0].tolist() == model.weight.bfloat16().tolist() and not any(copy.requires_grad for copy in kept)
 
 
 # Where float32 is needed
@@ -159,39 +125,12 @@ def test_a_cpus_heads_are_divided_by_lengths_in_float32():
     assert (project_heads(x, weight, 2, 2)[0] == expected).double().mean() > 0.99
 
 
-def test_a_mean_square_and_a_mean_attention_are_float32():
+def test_a_mean_square_is_float32():
     """In bfloat16 they would be rounded to 8 bits."""
     x, y = torch.randn(2, 4, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
     loss = mean_square(x, y)
     assert loss.dtype == torch.float32
     assert_agree({"loss": (x.double() - y.double()).square().mean()[None]}, {"loss": loss.double()[None]}, 1e-6)
-    given = [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((1, 3, 200, 4), *[(1, 3, 250, 4)] * 2, (3, 250, 4))]
-    biases = torch.zeros(2, 3, 4, dtype=torch.bfloat16)
-    expected, usage = (attend(*given, *biases, 0.0, True)[1] for attend in (relative_attention_plain, relative_attention))
-    assert usage.dtype == torch.float32
-    assert_agree({"usage": expected.double()}, {"usage": usage.double()}, 1e-6)
-
-
-class OneType(TorchDispatchMode):
-    """Refuses products of matrices in another type than the compute type."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm):
-            assert {x.dtype for x in args if isinstance(x, torch.Tensor)} == {torch.bfloat16}, function
-        return function(*args, **(kwargs or {}))
-
-
-@over([*ONE_OF_EACH, ("block_recurrent", "lstm-dual-feedback"), ("memformer", "encoder-decoder-xl")])
-def test_every_product_is_in_the_compute_type(paper, name):
-    """Forward and backward, over two segments."""
-    config = dataclasses.replace(variant(paper, name), dropout=0.1)
-    model = PAPERS[paper].model(config).train()
-    tokens = torch.zeros(2, config.segment, dtype=torch.long)
-    with OneType(), computing_in(model, torch.bfloat16):
-        first = model.read(tokens, model.initial_state(2))
-        second = model.read(tokens, first.state)
-        objective = second.hidden.float().sum() + sum({**first.auxiliary, **second.auxiliary}.values())
-        objective.backward()
 
 
 @pytest.mark.parametrize("kind", GATES)
@@ -214,6 +153,7 @@ def test_a_run_begins_with_a_state_of_the_types_that_it_goes_on_with(text, tmp_p
     def building(*given):
         opened.append(build(*given))
         kinds.append([field.dtype for field in opened[-1].state])
+        assert not any(field.requires_grad for field in opened[-1].state), "no update keeps the graph of its beginning"
         return opened[-1]
 
     monkeypatch.setattr(opening, "build", building)

@@ -99,12 +99,12 @@ ABLATIONS = {
     "compression-loss": Ablation(
         """"We stop compression loss gradients from passing into the main network as this prevents learning" (Compressive
         Transformers, 3.2)""",
-        options_of("compressive-2-6", "compressive"),
+        options_of("compressive-8-9", "compressive"),
         *("compression alone", "whole model", (0.006, 0.018), mix_losses),
     ),
     "compression-norm": Ablation(
         "The same with the norm of Algorithm 2 as the loss, not its mean square; beside it stand the rows above",
-        options_of("compressive-2-6", "compressive"),
+        options_of("compressive-8-9", "compressive"),
         *("compression alone", "whole model", (0.006, 0.018), functools.partial(mix_losses, kind=MixedNorm)),
     ),
     "normalization": Ablation(
@@ -116,7 +116,7 @@ ABLATIONS = {
     "clipping": Ablation(
         """"We clipped the gradients to have a norm of at most 0.1, which was crucial to successful optimisation" (Compressive
         Transformers, 5)""",
-        options_of("compressive-2-6", "compressive") + " --clip 0.1",
+        options_of("compressive-8-9", "compressive") + " --clip 0.1",
         *("at most 0.1", "any norm", (0.006, 0.018, 0.054)),
         added="--clip 0",
     ),

@@ -20,8 +20,8 @@ from accelerated.training.options import parse as parse_training
 from accelerated.training.settings import TrainingConfig
 from tests.helpers.comparison import assert_agree
 from tests.helpers.programs import TINY, refusal
-from tests.helpers.rollouts import back_propagated, both_sides, gradients, rows_of_state, setting
-from tests.helpers.variants import MORE_KINDS, ONE_OF_EACH, PAPERS, over, variant
+from tests.helpers.rollouts import back_propagated, gradients, rows_of_state, setting
+from tests.helpers.variants import ONE_OF_EACH
 
 CASES = list(zip(ONE_OF_EACH, itertools.cycle(("through_time", "memory_replay")), strict=False))
 TYPED = [*((*each, torch.float64) for each in CASES), (*CASES[1], torch.bfloat16)]
@@ -76,31 +76,44 @@ def test_it_is_one_graph_which_is_not_compiled_again(case, method, dtype, graphs
         assert_agree(trained(*case, method, "none"), actual, 1e-12)
 
 
-def test_a_cuda_graphs_results_are_copied(monkeypatch):
-    """The next replay writes over its outputs; gradient passes through the copies."""
-    modes, found = [], []
+def test_a_cuda_graphs_results_and_gradients_are_copied(monkeypatch):
+    """Its next replay writes over both. In float32 a parameter's .grad would otherwise be the graph's result itself."""
+    result, modes, found = torch.full((5, 3), 2.0), [], []
+
+    class Graph(torch.autograd.Function):
+        """Its backward pass gives the embedding the gradient `result`, and the scale none."""
+
+        @staticmethod
+        def forward(context, embedding, scale):
+            return embedding.new_zeros(2, 4, 3)
+
+        @staticmethod
+        def backward(context, dhidden):
+            return result.view(5, 3), None
+
+    def read(tokens, state):
+        found.append(Reading(Graph.apply(model.embedding, model.scale), state, {"a loss": torch.ones(())}))
+        return found[-1]
+
     monkeypatch.setattr(torch, "compile", lambda function, mode, **options: modes.append(mode) or function)
-    config = variant("compressive", "conv-attention_reconstruction")
-    model = PAPERS["compressive"].model(config).train()
-    read = model.read
-    model.read = lambda *given: found.append(read(*given)) or found[-1]
-    trained = TrainedModel(model, TrainingConfig(compile="cudagraphs"))
-    reading = trained.read(torch.zeros(2, config.segment, dtype=torch.long), model.initial_state(2))
+    model = Dropping()
+    model.read = read
+    reading = TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(None, model.initial_state(2))
     assert modes == ["reduce-overhead"]
     for own, copy in zip(tree_leaves(found), tree_leaves(reading), strict=True):
         assert torch.equal(own, copy) and own.data_ptr() != copy.data_ptr()
     reading.hidden.sum().backward()
-    assert model.embedding.grad is not None
+    assert torch.equal(model.embedding.grad, result) and model.embedding.grad.data_ptr() != result.data_ptr()
+    assert model.scale.grad is None
 
 
 @pytest.mark.parametrize("method", replay.BACKPROP)
 def test_compiled_code_draws_as_uncompiled_code_does_only_in_memory_replay(method, monkeypatch):
     """There `advance` must draw the same dropout masks and is compiled too; elsewhere inductor's own generator is faster."""
-    model = PAPERS["block_recurrent"].model(variant("block_recurrent", "slide"))
     names = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: names.append(function.__name__) or function)
     with torch._inductor.config.patch(fallback_random=method != "memory_replay"):
-        TrainedModel(model, TrainingConfig(backprop=method, compile="inductor"))
+        TrainedModel(Dropping(), TrainingConfig(backprop=method, compile="inductor"))
         assert torch._inductor.config.fallback_random == (method == "memory_replay")
     assert names == (["read", "advance"] if method == "memory_replay" else ["read"])
 
@@ -131,29 +144,6 @@ def test_memory_replay_passes_copies_of_gradients_on(paper, name, monkeypatch):
     assert own and arriving and not own & {gradient.data_ptr() for gradient in arriving}
 
 
-def test_a_cuda_graphs_gradients_are_copied(monkeypatch):
-    """In float32 a parameter's .grad would be the graph's result itself, which the next group's backward pass overwrites."""
-    result = torch.full((5, 3), 2.0)
-
-    class Graph(torch.autograd.Function):
-        """Its backward pass gives the embedding the gradient `result`, and the scale none."""
-
-        @staticmethod
-        def forward(context, embedding, scale):
-            return embedding.new_zeros(2, 4, 3)
-
-        @staticmethod
-        def backward(context, dhidden):
-            return result.view(5, 3), None
-
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    model = Dropping()
-    model.read = lambda tokens, state: Reading(Graph.apply(model.embedding, model.scale), state, {})
-    TrainedModel(model, TrainingConfig(compile="cudagraphs")).read(None, model.initial_state(2)).hidden.sum().backward()
-    assert torch.equal(model.embedding.grad, result) and model.embedding.grad.data_ptr() != result.data_ptr()
-    assert model.scale.grad is None
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, or the stub")
 @pytest.mark.parametrize("method", ("through_time", "memory_replay"))
 def test_cuda_graphs_run_group_after_group(method):
@@ -167,21 +157,6 @@ def test_cuda_graphs_run_group_after_group(method):
         model.zero_grad() if number % 3 == 0 else None
         state = replay.BACKPROP[method](trained, segments, state)[2]
     assert torch.isfinite(model.embedding.grad).all()
-
-
-@over(MORE_KINDS)
-def test_a_token_compiles_to_one_graph_for_all_positions(paper, name, graphs):
-    """Without a break, and no second time in three segments; the logits are those of `step`."""
-    config, rng, _, _, model, state = both_sides(paper, name)
-    read_token = torch.compile(model.read_token, fullgraph=True, dynamic=False, mode=None)
-    with torch.no_grad():
-        stream = plain = model.stream(state)
-        for token in torch.tensor(rng.integers(config.vocabulary, size=(3 * model.tokens_of_stream, 2))):
-            found = read_token(token, torch.tensor([stream.read]), stream.rows)
-            logits, plain = model.step(token, plain)
-            assert_agree({"logits": logits}, {"logits": found}, 1e-12)
-            stream = model.next_stream(stream)
-    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -1,4 +1,4 @@
-"""On a stub of CUDA, which computes nothing (docs/contributing.md): the kernels of steps, graphs, and whole programs."""
+"""On a stub of CUDA, which computes nothing (docs/contributing.md): the kernels of steps, and graphs."""
 
 import numpy as np
 import pytest
@@ -7,15 +7,12 @@ import torch
 from accelerated import protocol, replay
 from accelerated.evaluation.generation import step_of
 from accelerated.evaluation.score import evaluating
-from tests.helpers.programs import COMPRESSIVE, MEMFORMER, MEMORIZING, TINY, WINDOWED, evaluate, saved, train
 from tests.helpers.rollouts import random_segments, torch_segments
 from tests.helpers.variants import EVERY_VARIANT, ONE_OF_EACH, PAPERS, over, variant
 
 counters = pytest.importorskip("counters", reason="needs the stub of CUDA")
 OF_THE_EMBEDDING = ("embedding_backward", "compute_grad_weight")
 ONE_BY_ONE = ("indexing_backward", "ReduceAdd", "tomic", "index_put", *OF_THE_EMBEDDING)
-PROGRAMS = {"block_recurrent": TINY, "compressive": COMPRESSIVE, "memformer": MEMFORMER, "memorizing": MEMORIZING}
-PROGRAMS |= {"pretrained_recurrence": WINDOWED, "plain": [*WINDOWED, "--vectors", 0]}
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +52,3 @@ def test_a_token_is_captured_and_replayed(paper, name):
             counters.reset()
             logits, state = step(token, state)
     assert logits.shape == (2, model.config.vocabulary) and counters.counts()["graph"] == 1
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_run_is_trained_resumed_evaluated_and_exported(name, text, tmp_path):
-    run = tmp_path / "run"
-    brief = ["--steps", 2, "--validation-segments", 2, "--sample", 3]
-    train(*PROGRAMS[name], "--data", text, "--device", "cuda", *brief, "--out", run)
-    train("--resume", run, "--steps", 3, "--accumulate", 3, "--checkpoint-layers")
-    assert saved(run)["step"] == 3 and saved(run)["training_config"]["device"] == "cuda"
-    evaluate("score", run, "--device", "cuda")
-    evaluate("sample", run, "--device", "cuda", "--tokens", 20)
-    evaluate("export", run, tmp_path / "exported")
-    evaluate("score", tmp_path / "exported", "--data", text, "--device", "cuda")

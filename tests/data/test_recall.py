@@ -63,39 +63,13 @@ def test_an_answer_is_what_the_document_told_last(pair):
     assert not {*known.values()} & MARKS and {*rest} <= MARKS | {*known}, "no answer is in the input"
 
 
-def test_everything_that_can_be_told_is_told_and_asked():
-    """Each with about its share: no guess is better than another."""
-    config = RecallConfig(pairs=8, questions=8, rewrites=8, distance=99)
-    documents = [recall_document(config, np.random.default_rng([1, n]), "x") for n in range(300)]
-    answers = np.concatenate([document.targets[document.scored] for document in documents])
-    _, counts = np.unique(answers, return_counts=True)
-    assert len(counts) == 80 and counts.max() < 5 * counts.min()
-    changes = (changes_in(document.inputs[config.opening : config.opening + 99].tolist()) for document in documents)
-    changed = [key for of_document in changes for key, _ in of_document]
-    assert all(changed.count(key) > 150 for key in SYMBOLS[::-1][:8].tolist())
-
-
-def test_changes_stand_everywhere_in_the_filler_and_do_not_overlap():
-    for count, room in ((2, 12), (3, 6), (1, 2)):
-        config = RecallConfig(rewrites=count, distance=room, questions=1)
-        fillers = [document.inputs[config.opening : config.opening + room] for document in documents(config, 300)]
-        keys = [np.flatnonzero(np.isin(filler, SYMBOLS[-config.pairs :])) for filler in fillers]
-        assert all(len(at) == count and (np.diff(at) >= 2).all() for at in keys)
-        places = set(np.concatenate(keys).tolist())
-        assert places == (set(range(room - 1)) if room > 2 * count else set(range(0, room, 2)))
-
-
-def test_only_training_documents_vary_over_all_of_it():
-    """Distances and facts; half of them on half of the logarithmic scale."""
+def test_only_training_documents_vary_in_distance_and_facts():
     config = RecallConfig(vary_distance=True, distance=9, questions=3)
     first = {split: {distance_of(config, document) for document in documents(config, 200, split)} for split in SPLITS}
     assert first == {"train": {*range(10)}, "valid": {9}, "test": {9}}
-    config = RecallConfig(vary_distance=True, distance=99, questions=3)
-    distances = [distance_of(config, document) for document in documents(config, 400)]
-    assert 0.4 < np.mean(np.array(distances) < 9) < 0.6
     config = RecallConfig(vary_pairs=True, pairs=9, values=2, questions=99, distance=5)
-    counts = [len({*document.inputs[document.scored].tolist()}) for document in documents(config, 400)]
-    assert {*counts} == {*range(1, 10)} and 0.4 < np.mean(np.array(counts) < 3) < 0.55, "every one is asked for"
+    asked = {len({*document.inputs[document.scored].tolist()}) for document in documents(config, 400)}
+    assert asked == {*range(1, 10)}, "every one is asked for"
     assert not {byte for d in documents(config, 64, "test") for byte in d.inputs[: config.opening].tolist()} & MARKS
 
 
@@ -108,14 +82,21 @@ def test_documents_depend_on_split_and_number_alone():
     assert not any((same == d.inputs).all() for d in (splits["train"][2], splits["valid"][3], splits["test"][3]))
 
 
-def test_a_document_is_the_one_that_published_numbers_were_measured_on():
-    document = RecallDocuments(RecallConfig(questions=4, distance=30, vary_distance=True), "train")[1]
-    assert bytes(document.inputs) == b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!."
-    assert bytes(document.targets[document.scored]) == b"k8Ne"
+REWRITTEN = {"distance": 16, "rewrites": 3, "pairs": 6, "vary_pairs": True}
+PUBLISHED = [  # (changes of the config, number of a document, its tokens, its answers)
+    ({"distance": 30}, 1, b"DNBeA8Ck?C/+?A_&?D;:?B-:.;,+-!_-//,=<&!&=))(>,<;=;:!!.", b"k8Ne"),
+    (REWRITTEN, 3, b"!.!>CnBeDOA9(BcA2*&_(DN?B_=?D:*?C,/?C=);,=!)", b"cNnn"),
+]
+
+
+@pytest.mark.parametrize("changes,number,inputs,answers", PUBLISHED, ids=["facts", "rewritten facts"])
+def test_a_document_is_the_one_that_published_numbers_were_measured_on(changes, number, inputs, answers):
+    """Facts, questions, changes and their places are drawn evenly, distances and numbers of facts on a logarithmic scale."""
+    document = RecallDocuments(RecallConfig(questions=4, vary_distance=True, **changes), "train")[number]
+    assert bytes(document.inputs) == inputs and bytes(document.targets[document.scored]) == answers
 
 
 def test_what_a_task_cannot_hold_is_refused():
-    """What just fits is a task."""
     assert len({*SYMBOLS.tolist()}) == len(SYMBOLS)
     for change, words in (
         *(
@@ -127,7 +108,3 @@ def test_what_a_task_cannot_hold_is_refused():
     ):
         with pytest.raises(ValueError, match=words):
             RecallConfig(**change)
-    for fits in ({"pairs": 1, "values": len(SYMBOLS) - 1}, {"rewrites": 44}):
-        config = RecallConfig(**fits)
-        inputs = RecallDocuments(config, "test")[0].inputs[: config.opening + config.distance].tolist()
-        assert sum(byte not in MARKS for byte in inputs) == config.opening + 2 * config.rewrites

@@ -20,10 +20,6 @@ MASK, BEGIN = SPECIAL("mask"), SPECIAL("begin")
 ALL = TaskConfig(infilling=0.4, recall=0.3)
 
 
-def test_both_sides_have_the_same_tasks():
-    assert tasks.TASKS == ref.TASKS and tasks.Task._fields == ref.Task._fields
-
-
 @given(n=st.integers(1, 40), masked=st.floats(0.01, 0.99), span=st.floats(0.2, 9), seed=st.integers(0, 999))
 def test_masked_texts_equal_the_references(n, masked, span, seed):
     text = np.random.default_rng(seed).integers(256, size=n)
@@ -59,15 +55,6 @@ def test_span_lengths_are_poisson():
     lengths = span_lengths(40_000, 3.5, np.random.default_rng(0))
     assert np.mean(lengths) == pytest.approx(3.5, rel=0.02) and np.var(lengths) == pytest.approx(3.5, rel=0.05)
     assert np.mean(np.array(lengths) == 0) == pytest.approx(np.exp(-3.5), rel=0.15)
-
-
-def test_spans_are_placed_uniformly():
-    """One span of three tokens among nine others: each of the ten places is as frequent."""
-    places = np.zeros(10)
-    for seed in range(4000):
-        out = mask_spans(np.arange(12), MASK, np.random.default_rng(seed), 0.25, 50.0).tolist()
-        places[out.index(MASK)] += 1
-    assert places == pytest.approx(np.full(10, 400), rel=0.15)
 
 
 def dealt(config, lengths, count, horizon=3, lanes=3, seed=5, length=8):
@@ -151,9 +138,10 @@ def test_continuing_from_a_position_gives_the_same_rollouts():
 
 
 def test_impossible_settings_are_refused():
-    impossible = {"infilling": (-0.1,), "recall": (1.5,)}
-    for name, value in ((name, value) for name, values in impossible.items() for value in values):
-        with pytest.raises(ValueError, match=f"{name} is {value}"):
-            TaskConfig(**{name: value})
-    with pytest.raises(ValueError, match="add up to more than 1"):
-        TaskConfig(infilling=0.7, recall=0.7)
+    for values, words in (
+        ({"infilling": -0.1}, "infilling is -0.1"),
+        ({"recall": 1.5}, "recall is 1.5"),
+        ({"infilling": 0.7, "recall": 0.7}, "add up to more than 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            TaskConfig(**values)

@@ -4,13 +4,12 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.evaluation import positions
-from accelerated.evaluation.positions import by_position, doubling_ranges, draw_positions
+from accelerated.evaluation.positions import by_position, doubling_ranges
 from accelerated.evaluation.score import TrainedRun, token_nats
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, random_nats
 from tests.helpers.variants import PAPERS, variant
@@ -47,34 +46,6 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     assert sum(row["tokens"] for row in rows) == sum(int(document.scored.sum()) for document in documents)
 
 
-def test_a_scored_nan_stays_visible():
-    """NaN marks unscored tokens; the NaN of a scored token is not ignored."""
-    documents = [document_from("the the", BYTES, [True, False])]
-    nats = [np.array([1.0, math.nan, math.nan, math.nan, 1.0, math.nan])]
-    assert math.isnan(by_position(nats, documents, BYTES, 64)[0]["nats"])
-    whole = [np.array([1.0, math.nan, 1.0, math.nan, 1.0, math.nan])]
-    assert by_position(whole, documents, BYTES, 64)[0]["nats"] == 3.0
-
-
-def test_what_the_figure_shows(monkeypatch, tmp_path):
-    """A point in the middle of each range that has text."""
-    first = {"start": 0, "stop": 512, "text_bytes": 2048, "bits_per_byte": 1.0}
-    rows = [first, first | {"text_bytes": 0}, {"start": 512, "stop": 1024, "text_bytes": 100, "bits_per_byte": 0.5}]
-    draw_positions(tmp_path / "positions.png", {"carried": rows}, reach=100)
-    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
-    figures = []
-    monkeypatch.setattr(positions, "save_figure", lambda figure, path: figures.append(figure))
-    draw_positions("a.png", {"carried": rows, "cleared": [first]}, reach=600)
-    [axes] = figures[0].axes
-    carried, cleared, reach = axes.lines
-    np.testing.assert_allclose(carried.get_xydata(), [(256, 1.0), (768, 0.5)])
-    np.testing.assert_allclose(cleared.get_xydata(), [(256, 1.0)])
-    assert list(reach.get_xdata()) == [600, 600]
-    assert axes.get_xscale() == "log" and axes.xaxis.get_transform().base == 2
-    shown = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert shown == ["carried", "cleared", "reach of attention, 600 tokens"]
-
-
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""
@@ -82,7 +53,7 @@ def test_the_report_has_the_losses_of_both_readings(name):
     model = PAPERS["pretrained_recurrence"].random_model(config)
     documents = [document_from("the theatre and the abbey " * n, BYTES) for n in (3, 1)]
     run = TrainedRun("run", model, None, {}, BYTES, 2, "data", {"valid": documents})
-    record, lines = positions.report(run, SimpleNamespace(plot=None))
+    record, _ = positions.report(run, SimpleNamespace(plot=None))
     expected = {"memory_carried": False} | ({"cleared": True} if name == "overlapping" else {})
     assert record["by_position"].keys() == expected.keys() and record["attention_reach"] == model.attention_reach
     for reading, clear in expected.items():
@@ -90,4 +61,3 @@ def test_the_report_has_the_losses_of_both_readings(name):
         for row in record["by_position"][reading]:
             by_hand = sum(losses[max(row["start"] - 1, 0) : row["stop"] - 1].sum() for losses in nats)
             assert row["nats"] == pytest.approx(by_hand, rel=1e-9), (reading, row["start"])
-    assert len(lines) == 3 + len(record["by_position"]["memory_carried"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from accelerated.data.corpus import TextDocuments
 from accelerated.data.lanes import joined_for_lanes
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation import score
-from accelerated.evaluation.score import Score, check_score, evaluate, token_nats
-from accelerated.program.errors import InputError
+from accelerated.evaluation.score import Score, evaluate, token_nats
 from tests.conftest import examples
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
@@ -73,37 +71,19 @@ def test_scores_equal_documents_read_one_by_one(corpus, recurrent, window, vecto
     assert score.text_bytes == len(tokenizer.decode(scored))
 
 
-@pytest.mark.parametrize(
-    "change,lengths,lanes,batches",
-    [
-        ({"overlap": 0}, [31, 13, 8], 8, [3, 3, 1, 1, 1]),  # idle lanes are not computed
-        ({}, [31, 0, 13, 1, 8], 10**6, [3, 3, 2, 1, 1, 1, 1]),  # no more lanes than documents
-    ],
-    ids=["idle lanes", "documents"],
-)
-def test_a_batch_holds_what_there_is_to_read_and_progress_counts_it(change, lengths, lanes, batches, monkeypatch):
-    model, documents, calls, initial = model_of(dataclasses.replace(WINDOWED, **change)), documents_of(lengths), [], []
-    read, begin = model.read, model.initial_state
-    monkeypatch.setattr(model, "read", lambda tokens, state: calls.append(len(tokens)) or read(tokens, state))
-    monkeypatch.setattr(model, "initial_state", lambda batch: initial.append(batch) or begin(batch))
-    with mock.patch("accelerated.evaluation.score.Progress") as progress:
-        evaluate(model, documents, BYTES, lanes)
-    updates = [call.args[0] for call in progress.return_value.__enter__.return_value.update.call_args_list]
-    assert calls == updates == batches and max(initial) == max(batches)
-    assert sum(updates) == progress.call_args.args[1]
-
-
-def test_a_score_that_is_nan_is_refused():
-    assert check_score(Score(2.0, 1)).nats == 2.0 and check_score(Score(math.inf, 1)).nats == math.inf
-    with pytest.raises(InputError, match="predictions are NaN"):
-        check_score(Score(math.nan, 1))
+def test_lanes_without_text_are_not_computed(monkeypatch):
+    """Three documents in eight lanes: a batch has three rows, and one when only the longest document is left."""
+    model, rows = model_of(dataclasses.replace(WINDOWED, overlap=0)), []
+    read = model.read
+    monkeypatch.setattr(model, "read", lambda tokens, state: rows.append(len(tokens)) or read(tokens, state))
+    evaluate(model, documents_of([31, 13, 8]), BYTES, 8)
+    assert rows == [3, 3, 1, 1, 1]
 
 
 def test_a_score_has_its_units():
     score = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
     assert (score.bits_per_token, score.bits_per_byte, score.accuracy) == pytest.approx((2, 0.5, 2 / 3))
-    score = Score(nats=10.0, tokens=30, right=1, text_bytes=60)
-    assert score.perplexity(4) == pytest.approx(math.exp(2.5)) and score.perplexity(30) == pytest.approx(math.exp(1 / 3))
+    assert score.perplexity(3) == pytest.approx(4) and score.perplexity(6) == pytest.approx(2)
 
 
 def test_scores_have_no_dropout_the_mode_is_restored_and_clearing_matters():

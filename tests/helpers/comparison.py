@@ -113,10 +113,9 @@ def check_operation(forward, backward, inputs, title=""):
     out, cache = forward(**inputs)
     dout = draw(*np.shape(out))
     found = backward(dout, cache)
-    if not isinstance(found, dict):
-        *first, last = found if isinstance(found, tuple) else (found,)
-        leading, rest = (first, last) if isinstance(last, dict) else ([*first, last], {})
-        found = dict(zip(inputs, leading, strict=False)) | rest
+    *first, last = found if isinstance(found, tuple) else (found,)
+    leading, rest = (first, last) if isinstance(last, dict) else ([*first, last], {})
+    found = dict(zip(inputs, leading, strict=False)) | rest
     numeric = {name: np.zeros_like(value) for name, value in inputs.items()}
     for name, value in inputs.items():
         for index in np.ndindex(value.shape):

@@ -9,29 +9,27 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from reference import check, gradients
 from tests.helpers.variants import PAPERS
 from tests.tools.cases import EVERY_CASE
 from tests.tools.vectors import FOLDER, computed
-from tests.tools.wrong import read_wrong
 
 ROOT = Path(__file__).parents[2]
-WRONG = read_wrong("wrong_conventions.txt")
 DEFAULTS = {"block_recurrent": "fixed-skip", "compressive": "conv-attention_reconstruction", "memformer": "all-tasks"}
 DEFAULTS |= {"memorizing": "retrieval", "pretrained_recurrence": "mean"}
 
 
-def reference_with(change, paper):
-    """The reference of a paper after change(its source)."""
+def reference_with(old, new, paper):
+    """The reference of a paper with another text in place of one."""
     source = Path(PAPERS[paper].reference.__file__).read_text()
+    assert old in source
     module = ModuleType(f"changed_{paper}")
     module.__file__ = f"{paper}.py"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, module.__name__, module)  # dataclasses ask for it
-        exec(compile(change(source), module.__file__, "exec"), vars(module))
+        exec(compile(source.replace(old, new), module.__file__, "exec"), vars(module))
     return module
 
 
@@ -52,16 +50,14 @@ def test_a_right_reference_passes_and_is_left_as_it_was(paper, case, capsys):
     "paper,case,place,first,named",
     [
         ("compressive", "conv-bptt", '{"weight": @dweight}', "layers.1.compression.weight", "conv_backward"),
-        ("compressive", "simplified", "ddistance_key = @(", "layers.0.positions", "distance_keys_backward"),
         ("block_recurrent", "lstm-dual", "= @dname.sum((0, 1))", "attention_gate.bias_f", "lstm_gate_backward"),
-        ("block_recurrent", "slide", '.scale": @(dy * normal)', "final_norm.scale", "layer_norm_backward"),
         ("memformer", "recall", '{"retention": @dretention}', "writer.retention", "slot_attention_backward"),
         ("pretrained_recurrence", "plain", "{name: @dweight}", "layers.1.key", "affine_backward"),
     ],
 )
 def test_a_wrong_backward_is_named_with_its_file(paper, case, place, first, named, capsys, monkeypatch):
     """Wrong by a thousandth where @ stands; named is the function that returns the gradient."""
-    wrong = reference_with(lambda source: source.replace(place.replace("@", ""), place.replace("@", "1.001 * ")), paper)
+    wrong = reference_with(place.replace("@", ""), place.replace("@", "1.001 * "), paper)
     monkeypatch.setitem(sys.modules, f"reference.{paper}", wrong)
     assert gradients.main(paper, ["--check", "--case", case]) == 1
     *_, verdict, advice = capsys.readouterr().out.splitlines()
@@ -92,11 +88,6 @@ def checked(tmp_path, capsys):
     return run
 
 
-def plus(amount, *names):
-    """A change of rows: these are larger by an amount."""
-    return lambda rows: rows | {name: np.asarray(rows[name] + amount) for name in names}
-
-
 @pytest.mark.parametrize(
     "name,change,says",
     [
@@ -107,10 +98,9 @@ def plus(amount, *names):
         ("grad/decoder.norm.bias", None, "the first that is missing: missing, shape (4,)"),
         ("grad/encoder.layers.0.read.key_bias", lambda row: row + 1e-6, "expected exactly zero"),
         ("2/loss", lambda row: row.astype(np.float32) * 1.01, "times the tolerance"),
-        ("objective", lambda row: row * 1.001, "the first that is wrong"),
         ("inner/slot_scores", lambda row: row[..., ::-1].copy(), "only inner/ values are wrong"),
     ],
-    ids=["too far off", "NaN", "shape", "integers", "missing", "not zero", "float32", "objective", "inside"],
+    ids=["too far off", "NaN", "shape", "integers", "missing", "not zero", "float32", "inside"],
 )
 def test_one_wrong_tensor_is_named(name, change, says, checked):
     def with_one_wrong(rows):
@@ -119,23 +109,28 @@ def test_one_wrong_tensor_is_named(name, change, says, checked):
 
     code, printed = checked("memformer/all-tasks", with_one_wrong)
     assert code == 1 and f"begin with {name}, " in printed and says in printed and printed.count("FAIL") == 1
-    assert printed.startswith("memformer all-tasks: 260 of 261 tensors agree") and printed.count("%") > 200
+    assert printed.startswith("memformer all-tasks: 260 of 261 tensors agree")
 
 
 def test_what_is_wrong_comes_before_what_is_missing_and_in_the_order_of_computation(checked):
     wrong = ("1/loss", "grad/layers.1.query", "grad/layers.0.query", "grad/embedding", "sgd/embedding")
-    change = plus(1, *wrong)
-    _, printed = checked("compressive/conv-bptt", lambda rows: {n: row for n, row in change(rows).items() if n != "0/logits"})
+
+    def change(rows):
+        del rows["0/logits"]
+        return rows | {name: np.asarray(rows[name] + 1) for name in wrong}
+
+    _, printed = checked("compressive/conv-bptt", change)
     lines = printed.splitlines()
     assert "1 missing" in lines[0] and "begin with 1/loss" in lines[1]
     assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", *wrong]
 
 
-def test_wrong_steps_of_adamw_alone_are_told_apart(checked):
-    _, printed = checked("pretrained_recurrence/mean", plus(1e-6, "adamw/embedding", "adamw/layers.0.query"))
-    assert "only adamw/ is wrong: gradients are right" in printed
-    _, printed = checked("pretrained_recurrence/mean", plus(1e-6, "inner/weights", "adamw/embedding", "grad/embedding"))
-    assert "only " not in printed
+@pytest.mark.parametrize("wrong", [["adamw/embedding", "adamw/layers.0.query"], ["inner/weights", "adamw/embedding"]])
+def test_wrong_steps_of_adamw_alone_are_told_apart(wrong, checked):
+    _, printed = checked("pretrained_recurrence/mean", lambda rows: rows | {name: rows[name] + 1e-6 for name in wrong})
+    told = [line for line in printed.splitlines() if line.startswith("  only ")]
+    alone = ["  only adamw/ is wrong: gradients are right; see AdamW's line in docs/porting.md"]
+    assert told == ([] if "inner/weights" in wrong else alone)
 
 
 def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_value_is_named(tmp_path, capsys):
@@ -145,24 +140,24 @@ def test_of_a_folder_failures_are_shown_and_the_case_with_the_earliest_wrong_val
         save_file(rows | {wrong: rows.get(wrong, np.zeros(2)) + 1}, tmp_path / f"{name}.safetensors")
     assert check.main([str(FOLDER / "pretrained_recurrence"), str(tmp_path)]) == 1
     *lines, cases, first = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line.endswith("FAIL")] == ["0/logits", "inner/mixed", "inner/weights"]
     assert "  not in the vectors: logit" in lines and not [line for line in lines if "%" in line and "FAIL" not in line]
     assert cases.startswith("1 of 4 cases agree; 6 are not in") and first == "begin with mean.safetensors, inner/weights"
+
+
+FILE = FOLDER / "compressive" / "conv-bptt.safetensors"
 
 
 @pytest.mark.parametrize(
     "vectors,theirs,says",
     [
-        ("vectors/compressive/conv-bptt.safetensors", "missing", "missing: no such file"),
-        ("vectors/compressive/conv-bptt.safetensors", "text", "text is no safetensors file"),
-        ("vectors/compressive", "empty", "has none of the files of"),
-        ("mine", "vectors/compressive/conv-bptt.safetensors", "give VECTORS before THEIRS"),
-        ("vectors", "empty", "give a paper's folder"),
+        (FILE, "missing", "missing: no such file"),
+        (FILE, "text", "text is no safetensors file"),
+        (FILE.parent, "", "has none of the files of"),
+        ("mine", FILE, "give VECTORS before THEIRS"),
+        (FOLDER, "", "give a paper's folder"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line_and_exit_code_2(vectors, theirs, says, tmp_path, capsys):
-    (tmp_path / "vectors").symlink_to(FOLDER)
-    (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no tensors")
     save_file({"0/logits": np.zeros(3)}, tmp_path / "mine")
     assert check.main([str(tmp_path / vectors), str(tmp_path / theirs)]) == 2
@@ -178,11 +173,10 @@ def test_gradients_are_checked_with_numpy_alone():
 
 def test_our_reader_of_safetensors_gives_what_the_package_gives():
     for path in FOLDER.rglob("*.safetensors"):
-        arrays, metadata = check.load(path)
-        with safe_open(path, "numpy") as file:
-            assert metadata == file.metadata() and arrays.keys() == {*file.keys()}, path
-            for name, array in arrays.items():
-                assert array.dtype == file.get_tensor(name).dtype and np.array_equal(array, file.get_tensor(name)), (path, name)
+        arrays, expected = check.load(path)[0], load_file(path)
+        assert arrays.keys() == expected.keys()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, expected[name], strict=True, err_msg=f"{path} {name}")
 
 
 @pytest.mark.parametrize("reads", [True, False])
@@ -201,15 +195,30 @@ def test_a_copy_of_the_checker_works_alone_and_ends_quietly_if_nobody_reads(read
 # Wrong conventions
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.paper}: {wrong.rule}" for wrong in WRONG])
-def test_a_broken_rule_is_noticed_and_named(wrong):
+def read_wrong():
+    """(rule, paper, case, first, old, new) of each block of wrong_conventions.txt, whose lines after the head begin with - or +.
+
+    A port that breaks the rule is wrong in that case of docs/vectors, and `first` is the tensor that the checker has to name.
+    """
+    for block in (ROOT / "tests" / "tools" / "wrong_conventions.txt").read_text().strip().split("\n\n"):
+        head, *lines = block.splitlines()
+        rule, _, words = head.partition(": ")
+        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+        yield rule, *words.split(), old, new
+
+
+WRONG = [*read_wrong()]
+
+
+@pytest.mark.parametrize("rule,paper,case,first,old,new", WRONG, ids=[f"{paper}: {rule}" for rule, paper, *_ in WRONG])
+def test_a_broken_rule_is_noticed_and_named(rule, paper, case, first, old, new):
     """By the case that is for it; the first tensor that is wrong is the one next to the mistake."""
-    expected, metadata = check.load(FOLDER / wrong.paper / f"{wrong.case}.safetensors")
-    found = computed(wrong.paper, wrong.case, reference_with(wrong.planted, wrong.paper), steps=False)
+    expected, metadata = check.load(FOLDER / paper / f"{case}.safetensors")
+    found = computed(paper, case, reference_with(old, new, paper), steps=False)
     rows = check.compare(expected, found, json.loads(metadata["inner"]))
     failing = [row.name for row in rows if not row.passes and not row.name.startswith(("sgd/", "adamw/"))]
-    assert failing[:1] == [wrong.first]
+    assert failing[:1] == [first]
 
 
 def test_every_case_notices_a_wrong_convention():
-    assert {(wrong.paper, wrong.case) for wrong in WRONG} == set(EVERY_CASE)
+    assert {(paper, case) for _, paper, case, *_ in WRONG} == set(EVERY_CASE)

@@ -1,18 +1,14 @@
-"""README and docs: their code runs, formulas parse, what they name exists, links lead somewhere, and no line is too long."""
+"""README and docs: their code runs, formulas parse, what they name exists, and links lead somewhere."""
 
 import contextlib
 import functools
 import io
 import itertools
 import json
-import os
 import re
 import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -42,7 +38,6 @@ COMMANDS = """
     underbrace overbrace Rightarrow Leftrightarrow rightarrow leftarrow oplus star
 """
 EXTRAS = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().partition("optional-dependencies]")[2], re.M)
-FORMULA_LETTERS = re.compile("[·Σ√∂ᵀ⊙∏∇∈≤≥∞₀-₉]|[²³⁻] ")
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 chapters = pytest.mark.parametrize("page", CHAPTERS, ids=lambda page: page.stem)
 
@@ -56,19 +51,12 @@ def inline_code(page):
     return re.findall(r"`([^`\n]+)`", prose(page))
 
 
-@pages
-def test_lines_are_short(page):
-    lines = EXCERPT.sub("", page.read_text()).splitlines()
-    assert max(map(len, lines)) <= 120 and (page != ROOT / "README.md" or len(lines) <= 80)
-
-
 def train_what_is_opened(page, folder):
     """Train the runs that a page opens from Python: by the command that it has for them, or else a small one."""
     (folder / "book.txt").write_text("a page that was scraped and written again. " * 400)
-    small = [*TINY, "--data", "book.txt", "--steps", 2]
     for run in set(re.findall(r'accelerated.load\("(\w\S*?)"', page.read_text())):
-        of_page = [shlex.split(line)[2:] for line in commands(page) if f"--out {run}" in line]
-        train(*(of_page[0] if of_page else [*small, "--out", run]))
+        of_page = (shlex.split(line)[2:] for line in commands(page) if f"--out {run}" in line)
+        train(*next(of_page, [*TINY, "--data", "book.txt", "--steps", 2, "--out", run]))
 
 
 @pages
@@ -89,22 +77,15 @@ def test_python_blocks_run_and_print_what_is_shown(page, tmp_path, monkeypatch):
 
 
 def test_the_tours_cells_run(tmp_path, monkeypatch):
-    """docs/tour.ipynb, trained for two steps. It finds its clone from docs/, and each cell may be run again."""
-    monkeypatch.chdir(ROOT / "docs")
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(ROOT))])
+    """docs/tour.ipynb, trained for two steps. It finds its clone from docs/."""
     torch.set_default_dtype(torch.float32)
-    cells, names = json.loads((ROOT / "docs" / "tour.ipynb").read_text())["cells"], {}
-    for cell in cells:
-        for _ in range(2 if cell["cell_type"] == "code" else 0):
+    monkeypatch.chdir(ROOT / "docs")
+    names = {}
+    for cell in json.loads((ROOT / "docs" / "tour.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
             exec("".join(cell["source"]).replace("--steps 300", "--steps 2"), names)
-        monkeypatch.chdir(tmp_path if "clone" in names else ROOT / "docs")
-    assert sys.path[0] == str(ROOT) and names["result"].tokens == 16 * names["settings"].recall.questions
-
-
-def defines(file, name):
-    """Whether a source file has a function, class, method or constant of that name."""
-    path = ROOT / file
-    return path.is_file() and re.search(rf"^ *(def|class) {name}\b|^{name} = ", path.read_text(), re.M)
+            monkeypatch.chdir(tmp_path)
+    assert names["clone"] == ROOT and names["result"].tokens == 16 * names["settings"].recall.questions
 
 
 @pages
@@ -114,7 +95,8 @@ def test_code_that_is_named_exists(page):
     named = re.findall(r"([a-zA-Z_0-9./]+\.py)::(\w+)", text)
     if page.stem in NAMES:
         named += [(f"reference/{page.stem}.py", name) for name in re.findall(r"`([a-z_0-9]+_(?:forward|backward))`", text)]
-    assert not [each for each in named if not defines(*each)]
+    for file, name in named:
+        assert re.search(rf"^ *(def|class) {name}\b|^{name} = ", (ROOT / file).read_text(), re.M), f"{file}::{name}"
     paths = re.findall(r"`((?:accelerated|reference|tests|docs)/[\w./]+)`", text)
     assert not [path for path in paths if not (ROOT / path).exists()]
 
@@ -134,19 +116,15 @@ def links(page):
 
 
 @pages
+def test_lines_are_short(page):
+    """Except those of a reference's code."""
+    lines = EXCERPT.sub("", page.read_text()).splitlines()
+    assert max(map(len, lines)) <= 120 and (page != ROOT / "README.md" or len(lines) <= 80)
+
+
+@pages
 def test_links_lead_somewhere(page):
     assert not [(to.name, anchor) for to, anchor in links(page) if not to.exists() or (anchor and anchor not in anchors(to))]
-
-
-def test_every_page_is_reached_from_the_index_and_links_onward():
-    reached, waiting = set(), [ROOT / "docs" / "index.md"]
-    while waiting:
-        page = waiting.pop()
-        reached.add(page)
-        onward = {target for target, _ in links(page) if target.suffix == ".md"} - {page}
-        assert onward, f"{page.name} leads nowhere"
-        waiting += onward - reached
-    assert set(PAGES) <= reached
 
 
 def commands(page):
@@ -213,36 +191,9 @@ def test_commands_would_be_accepted(page, tmp_path, monkeypatch, capsys):
             assert not end.code, f"{line}: {capsys.readouterr().err}"  # 0 after --help
 
 
-def test_the_page_of_a_gpu_has_nine_minutes_and_its_commands_exist():
-    """A section that fails costs no other; a name that is none is refused before the first one runs."""
-    text = (ROOT / ".ci" / "gpu").read_text()
-    commands = dict(re.findall(r'^  \[(\w+)\]="(.*)"$', text, re.M))
-    for command in commands.values():
+def test_commands_of_the_page_of_a_gpu_would_be_accepted():
+    for command in re.findall(r'^  \[\w+\]="(.*)"$', (ROOT / ".ci" / "gpu").read_text(), re.M):
         check_command("python -m " + command.replace("$bench", "accelerated.lab.speed").replace("$models", " ".join(NAMES)))
-    seconds = {name: int(number) for name, number in re.findall(r"\[(\w+)\]=(\d+)", text)}
-    usual = re.search(r"set -- (.*)", text)[1].split()
-    assert seconds.keys() == commands.keys() and sum(map(seconds.get, usual)) <= 9 * 60
-
-
-def test_a_section_of_that_page_that_fails_costs_no_other(tmp_path):
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$3" = steps ] && exit 3\necho made $3\n')
-    python.chmod(0o755)
-
-    def page(*sections):
-        return subprocess.run(
-            [ROOT / ".ci" / "gpu", *sections], env=os.environ | {"PYTHON": str(python)}, capture_output=True, text=True
-        )
-
-    made = page("agreement", "steps", "compile")
-    assert re.findall("^made .*|^steps: .*", made.stdout, re.M) == [
-        "made agreement",
-        "steps: exit status 3 (124: its 180 seconds were over)",
-        "made compile",
-    ]
-    assert (made.returncode, page("agreement").returncode) == (1, 0)
-    unknown = page("agreement", "speed")
-    assert (unknown.returncode, unknown.stdout) == (2, "") and unknown.stderr.startswith("no section speed; give some of ")
 
 
 @functools.cache
@@ -261,16 +212,8 @@ def test_options_that_are_named_exist(page):
     assert not sorted(named - known_options())
 
 
-def drawn(path):
-    """What a picture shows: [(tag, style, letters of the path, text)] and all numbers of its paths and places."""
-    elements = [element for element in ElementTree.parse(path).iter() if "/svg}" in element.tag]
-    shapes = [(e.tag, e.get("style"), re.findall("[A-Za-z]", e.get("d", "")), e.text) for e in elements]
-    places = " ".join(e.get(name, "") for e in elements for name in ("d", "x", "y"))
-    return shapes, [*map(float, re.findall(r"-?\d+\.?\d*", places))]
-
-
 def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch):
-    """Every line and letter; places to 3 points: letters differ between versions. A .png is a picture of a page, not drawn."""
+    """Compared is how many lines there are, and what texts: places differ between versions. A .png is a picture of a page."""
     new, kept = tmp_path / "figures", ROOT / "docs" / "figures"
     new.mkdir()
     for draw in runpy.run_path(str(ROOT / "docs" / "figures.py"))["PICTURES"]:
@@ -278,8 +221,8 @@ def test_pictures_are_drawn_by_figures_and_shown_in_a_page(tmp_path, monkeypatch
         draw()
     assert {path.name for path in new.iterdir()} == {path.name for path in kept.glob("*.svg")}
     for path in new.iterdir():
-        (shapes, places), (kept_shapes, kept_places) = drawn(path), drawn(kept / path.name)
-        assert shapes == kept_shapes and places == pytest.approx(kept_places, abs=3), f"{path.name}: run docs/figures.py"
+        drawn, shown = (re.findall("<path|>.*</text>", picture.read_text()) for picture in (path, kept / path.name))
+        assert drawn == shown, f"{path.name}: run docs/figures.py"
     assert {path.name for path in kept.iterdir()} <= {target.name for page in PAGES for target, _ in links(page)}
 
 
@@ -289,15 +232,9 @@ def test_formulas_are_typeset(page):
     convert = pytest.importorskip("latex2mathml.converter", reason="formulas need the extra docs: latex2mathml").convert
     for formula in (block or inline for block, inline in FORMULA.findall(page.read_text())):
         assert set(re.findall(r"\\([a-zA-Z]+)", formula)) <= set(COMMANDS.split()), formula
-        assert formula.isascii() and formula.count("{") == formula.count("}"), formula
-        assert "<merror" not in convert(formula) and "\\" not in convert(formula), formula
+        assert formula.isascii() and "<merror" not in convert(formula) and "\\" not in convert(formula), formula
     outside = FORMULA.sub("", page.read_text())
     assert "$$" not in outside and "$`" not in outside
-    if page in CHAPTERS:
-        fences = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)
-        blocks = [code for language, code in fences if language not in ("python", "math", "bash")]
-        blocks += re.findall(r"(?:^\n(?: {4}\S.*\n)+)", prose(page), re.M)
-        assert not [block for block in blocks if FORMULA_LETTERS.search(block)]
 
 
 @chapters
@@ -309,8 +246,7 @@ def test_excerpts_are_the_references_code(page):
 @chapters
 def test_every_exercise_has_an_answer_that_runs(page):
     """An exercise is followed by its folded answer, which asserts something."""
-    exercise = r"^\*\*Exercise (\d+)\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
-    numbers, answers = zip(*re.findall(exercise, page.read_text(), re.M | re.S), strict=True)
-    assert numbers == tuple(str(number) for number in range(1, len(numbers) + 1)) and len(numbers) >= 5
+    exercise = r"^\*\*Exercise \d+\.\*\*.*?^<details><summary>Answer</summary>\n\n(.*?)\n\n</details>$"
+    answers = re.findall(exercise, page.read_text(), re.M | re.S)
+    assert len(answers) == page.read_text().count("\n**Exercise ") >= 5
     assert all("```python" in answer and "assert" in answer for answer in answers)
-    assert f"{page.stem}.html" in page.read_text(), "an exercise sends its reader to the book's page"

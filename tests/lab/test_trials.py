@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from accelerated.lab.trials import LOG, Trial, Workshop, join, settled, validation
+from accelerated.lab.trials import LOG, LOG_NUMBERS, Trial, Workshop
 from accelerated.training.log import read_metrics
 from tests.helpers.programs import Rehearsal, refusal
 
@@ -18,7 +18,6 @@ def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resum
     assert len(shop.calls) == 3, "rows with the same options share a run"
     folder = shop.folder(trials[1])
     assert shop.calls[1][1:] == ["--width", "8", "--seed", "1", "--sample", "0", "--out", str(folder)]
-    assert (folder / "output.txt").read_text() == "trained\n"
     shop.folder(interrupted).mkdir()
     (shop.folder(interrupted) / "checkpoint.pt").touch()
     shop.train([*trials, interrupted])
@@ -31,13 +30,13 @@ def test_a_run_that_diverged_has_infinite_loss_and_is_not_tried_again(tmp_path):
     for _ in range(2):
         shop.train([trial])
         shop.evaluate([(trial, "score")])
-    assert validation(read_metrics(shop.folder(trial))) == math.inf and shop.diverged(trial) and len(shop.calls) == 1
+    assert {LOG_NUMBERS[name](read_metrics(shop.folder(trial))) for name in ("validation", "last tenth")} == {math.inf}
+    assert shop.diverged(trial) and len(shop.calls) == 1
 
 
 def test_a_run_that_was_stopped_or_cannot_begin_is_no_finished_run(tmp_path, monkeypatch):
     shop, trial = Rehearsal(tmp_path, fails={"--widht": "train.py: unknown option --widht"}), Trial("a", "--widht 8")
-    line = refusal(shop.train, [trial])
-    assert "--widht 8" in line and line.endswith("ended with code 2: train.py: unknown option --widht")
+    assert refusal(shop.train, [trial]).endswith("ended with code 2: train.py: unknown option --widht")
     monkeypatch.setattr(shop, "run", lambda command: (0, "stopped and saved\n", ""))
     assert "was stopped before its end; give the same command again" in refusal(shop.train, [trial])
 
@@ -54,7 +53,6 @@ def test_questions_are_answered_once_and_kept_with_the_run(tmp_path):
     folder = str(shop.folder(trial))
     assert [call[1:] for call in shop.calls] == [["score", folder, "--split", "test", "--json"], ["score", folder, "--json"]]
     assert shop.answer(trial, "score")["asked"] == ["score", folder, "--json"]
-    assert [record["step"] for record in shop.answer(trial, LOG)] == [1, 5]
 
 
 def test_an_answer_is_what_a_program_prints_and_an_error_the_last_line_it_says(tmp_path, monkeypatch):
@@ -65,12 +63,11 @@ def test_an_answer_is_what_a_program_prints_and_an_error_the_last_line_it_says(t
     assert run([sys.executable, "-c", program]) == (0, "2 True\n", "2 True")
     program = "import sys; print(1, flush=True); print('a\\neval.py: no', file=sys.stderr); sys.exit(2)"
     assert run([sys.executable, "-c", program]) == (2, "1\n", "eval.py: no")
-    assert Workshop(tmp_path, 9).environment["OMP_NUM_THREADS"] == "1", "more jobs than cores"
 
 
 def test_an_error_stops_the_others_by_one_signal(tmp_path):
     """Each child notes the signals that it gets; train.py saves at the first."""
-    shop, files = Workshop(tmp_path, 3, say=lambda line: None), [tmp_path / "one", tmp_path / "two"]
+    shop, files = Workshop(tmp_path, 3), [tmp_path / "one", tmp_path / "two"]
     child = """if True:
         import pathlib, signal, sys, time
         file = pathlib.Path(sys.argv[1])
@@ -85,17 +82,14 @@ def test_an_error_stops_the_others_by_one_signal(tmp_path):
             time.sleep(0.02)
         raise KeyboardInterrupt
 
-    begun = time.monotonic()
     calls = [(shop.run, [sys.executable, "-c", child, str(file)]) for file in files]
     with pytest.raises(KeyboardInterrupt):
         shop.in_parallel([*calls, (fail,), *[(shop.run, [sys.executable, "-c", "0"])] * 3])
-    assert [file.read_text() for file in files] == ["x", "x"] and time.monotonic() - begun < 30
+    assert [file.read_text() for file in files] == ["x", "x"]
     assert not shop.children and shop.run(["no such program"]) == (1, "", ""), "nothing begins after that"
 
 
 def test_of_options_with_the_same_name_the_last_counts_whatever_their_order(tmp_path):
-    assert settled("--a 1 --flag --b x,y --a 2") == {"--a": ["2"], "--flag": [], "--b": ["x,y"]}
     shop = Rehearsal(tmp_path)
     same = {shop.folder(Trial("", options)) for options in ("--a 1 --flag --b 3", "--flag --b 2 --b 3 --a 1")}
     assert len(same) == 1 and shop.folder(Trial("", "--a 3 --flag --b 1")) not in same
-    assert join("--a 1", "", "--b 2") == "--a 1 --b 2"

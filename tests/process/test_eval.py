@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shlex
 import shutil
@@ -13,21 +12,15 @@ import pytest
 
 import eval as evaluation_script
 from accelerated.data.config import DataConfig
-from accelerated.evaluation import score
 from accelerated.evaluation.options import EXAMPLES, REPORTS
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
-from accelerated.program.errors import InputError
 from accelerated.training.checkpoint import save_checkpoint
 from accelerated.training.folder import checkpoint_path
 from tests.helpers import programs
 from tests.helpers.programs import BRIEF, COMPRESSIVE, WINDOWED, as_json, evaluate, printed, refused, saved, train
 
-OF_ONE_MODEL = {
-    **dict.fromkeys(("overlap", "topics"), "windowed"),
-    **dict.fromkeys(("attention", "compression"), "compressive"),
-    "slots": "memformer",
-}
+RUN_OF = {None: "recurrent", "pretrained_recurrence": "windowed", "compressive": "compressive", "memformer": "memformer"}
 
 
 @pytest.fixture(scope="module")
@@ -41,23 +34,16 @@ def joined(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", list(REPORTS))
-def test_the_example_runs_with_json_and_progress_is_shown_on_stderr_alone(name, runs, capsys, tmp_path, monkeypatch):
+def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, monkeypatch):
+    """Progress goes to stderr, and no file is written that was not asked for."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(progress, "SECONDS", 0.0)
     monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 100)
     example = EXAMPLES[name][0].replace("--contexts 1000", "--contexts 9").replace("'def '", f"'{'def ' * 9}'")
-    run = getattr(runs, OF_ONE_MODEL.get(name, "recurrent"))
-    capsys.readouterr()
-    evaluate(name, *(run if word == "RUN" else word for word in shlex.split(example)[3:]), "--json")
-    out, err = capsys.readouterr()
-    record, titles = json.loads(out), {"sample": ["reading the prompt"], "topics": ["continuing contexts"]}
-    titles |= {"frequency": ["counting words of the training split", "evaluating"], "export": [], "curves": []}
-    assert record and out.count("\n") == 1
-    for title in titles.get(name, ["evaluating"]):
-        line = rf"^{title}: \S+ of \S+, \S+ so far, \S+ left, .*(token|segment|context)/?s?"
-        assert re.search(line, err, re.M), f"{title} in {err}"
+    run = getattr(runs, RUN_OF[REPORTS[name].model])
+    record = as_json(capsys, name, *(run if word == "RUN" else word for word in shlex.split(example)[3:]))
     files = [tmp_path / word for word in shlex.split(example) if word.endswith((".png", ".html"))]
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [path.name for path in files]
+    assert record and [path.name for path in tmp_path.iterdir() if path.is_file()] == [path.name for path in files]
     if name == "view":
         assert record["bytes"] == files[0].stat().st_size and record["tokens"] == as_json(capsys, run)["tokens"]
 
@@ -68,38 +54,21 @@ RECURRENT = [
     ("RUN RUN2", "2 runs were given; only eval.py overlap and curves take more than one"),
     ("RUN --checkpoint best", "--checkpoint best: .* has no best.pt; give last"),
     ("score RUN --batch 0", "argument --batch: 0 was given; it must be at least 1"),
-    ("range RUN", "required: --segments"),
-    ("range RUN --segments 1", "--segments: 1 was given; it must be at least 2"),
     ("dynamic RUN --learning-rate nan", "--learning-rate: nan was given; it must be positive and finite"),
     ("positions RUN --plot a.xyz", r"cannot draw a.xyz: give a name that ends in one of .*\.png"),
     ("positions RUN --plot nowhere/a.png", "cannot write nowhere/a.png: No such file or directory; give another path"),
-    ("sample RUN --temperature 1e-320", "must be 0 for the most probable token, or at least 0.001"),
     ("sample RUN --temperature 0 --top-p 0.5", "--temperature 0 takes the most probable token; leave"),
-    ("sample RUN --top-p 0", "--top-p: 0 was given; it must be above 0 and at most 1"),
-    ("sample RUN --top-p 1.5", "above 0 and at most 1"),
     (f"sample RUN --prompt a --prompt-file {__file__}", "--prompt and --prompt-file are two prompts; give one of them"),
-    ("sample RUN --prompt ''", "the prompt is empty, or has no token for the run's tokenizer; give another"),
-    ("overlap RUN --overlaps 1,x", "argument --overlaps: '1,x'; give numbers joined by commas"),
-    ("view RUN", "the following arguments are required: --out"),
     ("view RUN --out link.html", "--out link.html exists, and nothing is overwritten; give another --out"),
     ("view RUN --out nowhere/a.html", "cannot write nowhere/a.html: No such file or directory; give another --out"),
-    ("view RUN --out a.html --from 0", "argument --from: 0 was given; it must be at least 1"),
     ("overlap RUN", "overlap is for pretrained_recurrence models, this is block_recurrent"),
     ("score RUN --memory 4", "--memory is for compressive and memorizing models, this is block_recurrent; leave it out"),
     ("sample RUN --new-window", "--new-window is for models that read windows, this is block_recurrent; leave it out"),
 ]
 REFUSED = [("recurrent", *row) for row in RECURRENT] + [
     ("recurrent", "positions RUN --clear-memory", "unknown option --clear-memory; did you mean"),
-    ("recurrent", "sample RUN --split test", "unknown option --split"),
     ("recurrent", "export RUN folder --memory 4", "unknown option --memory"),
-    ("recurrent", "curves RUN --device cpu", "unknown option --device"),
-    ("windowed", "overlap RUN --memory 4", "unknown option --memory"),
-    ("", "score nowhere", "no checkpoint at nowhere"),
-    ("compressive", "score RUN --memory -1", "--memory is -1"),
-    ("compressive", "compression RUN --compressed-memory 0", "compressed_memory is 0, so nothing is compressed"),
     ("windowed", "overlap RUN --overlaps 0,9", r"--overlap is 9; it must lie in 0..7 for segment 8"),
-    ("windowed", "score RUN --segment 13", "--segment 13 is longer than the position table; max_positions is 12"),
-    ("windowed", "overlap RUN --segment 2", "--overlap is 2; it must lie in 0..1 for segment 2"),
 ]
 
 
@@ -108,130 +77,98 @@ def test_what_cannot_work_is_refused_before_data_is_touched(kind, argv, words, r
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.html").symlink_to("nowhere")
     monkeypatch.setattr(evaluation_script, "load_corpus", lambda *_: pytest.fail("data was touched"))
-    run = {"RUN": getattr(runs, kind, "RUN"), "RUN2": runs.windowed}
+    run = {"RUN": getattr(runs, kind), "RUN2": runs.windowed}
     assert re.search(words, refused(capsys, *(run.get(word, word) for word in shlex.split(argv))))
     assert [path.name for path in tmp_path.iterdir()] == ["link.html"]
 
 
 def test_a_checkpoint_whose_numbers_are_no_use_is_refused(runs, tmp_path, capsys):
-    """By the parameter's name if one is NaN or infinite; others of that run serve. Finite ones may overflow."""
+    """By the parameter's name if one is NaN. Finite ones may overflow."""
     run, large = (shutil.copytree(getattr(runs, kind), tmp_path / kind) for kind in ("recurrent", "windowed"))
-    shutil.copy(checkpoint_path(run), run / "best.pt")
-    for report, value in (("score", math.nan), ("sample", -math.inf)):
-        contents = saved(run)
-        name = list(contents["parameters"])[-1]
-        contents["parameters"][name].view(-1)[-1] = value
-        save_checkpoint(checkpoint_path(run), contents)
-        line = f"{name} has NaN or infinite values; give another --checkpoint"
-        assert line in refused(capsys, report, run) and printed(capsys, report, run, "--checkpoint", "best")
+    contents = saved(run)
+    name = list(contents["parameters"])[-1]
+    contents["parameters"][name].view(-1)[-1] = math.nan
+    save_checkpoint(checkpoint_path(run), contents)
+    assert f"{name} has NaN or infinite values; give another --checkpoint" in refused(capsys, "score", run)
     contents = saved(large)
     for parameter in contents["parameters"].values():
         parameter.fill_(3e38)  # products of two are infinite
     save_checkpoint(checkpoint_path(large), contents)
-    for argv in ("score", "overlap --split test", "dynamic --learning-rate 1e-4", "positions", "frequency", "range --segments 2"):
+    for argv in ("score", "overlap", "dynamic --learning-rate 1e-4", "positions", f"view --out {tmp_path / 'page'}"):
         report, *options = argv.split()
         assert "the model's predictions are NaN: its numbers overflow" in refused(capsys, report, large, *options)
-    assert "its numbers overflow" in refused(capsys, "view", large, "--out", tmp_path / "page.html")
     assert "prediction of token 1 of the continuation is NaN or infinite" in refused(capsys, "sample", large)
 
 
 # score
 
 
-def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(runs, tmp_path, capsys, monkeypatch):
-    """An official count of words is used, and named, if the split has that many."""
+def test_json_holds_what_is_printed_and_large_counts_have_commas_in_text_alone(runs, tmp_path, capsys):
     long = tmp_path / "long.txt"
     long.write_text("some words " * 300)
     read = (runs.recurrent, "--data", long, "--split", "train", "--carry-over-documents", "--batch", 16)
     lines, record = printed(capsys, *read), as_json(capsys, *read)
     tokens, words, nats = 11 * 300 * 90 // 100 - 1, record["words"], record["nats"]
-    perplexity = math.exp(nats / words)
     about = {"run": str(runs.recurrent), "step": 2, "memory_cleared": False, "split": "train", "data": str(long)}
     assert about.items() <= record.items() and record["config"]["width"] == 16
-    assert record["tokens"] == record["split_tokens"] == tokens and record["word_perplexity"] == perplexity
+    assert record["tokens"] == record["split_tokens"] == tokens and record["word_perplexity"] == math.exp(nats / words)
     assert f"bits per byte       {record['bits_per_byte']:.4f}\n" in lines
-    assert f"log-probability     {-nats:,.2f} nats\n" in lines and nats > 1000
-    assert f"tokens scored       {tokens:,} of {tokens:,} in the split\n" in lines
-    for official, how in ((words, "official count"), (words + 1, "counted between white space")):
-        monkeypatch.setattr(score, "OFFICIAL_WORDS", {str(long): {"train": official}})
-        record = as_json(capsys, *read)
-        assert (record["words"], record["words_are"], record["word_perplexity"]) == (words, how, perplexity)
-        line = f"per word            {perplexity:,.5g} ({words:,} words of the original text, {how})"
-        assert line in printed(capsys, *read)
-    title = printed(capsys, "overlap", runs.windowed, "--data", long, "--split", "train").splitlines()[0]
-    assert title.endswith(f"words of the original text: train {words} ({how})")
+    assert f"per word            {math.exp(nats / words):,.5g} ({words:,} words of the original text, counted" in lines
+    assert f"log-probability     {-nats:,.2f} nats\ntokens scored       {tokens:,} of {tokens:,} in the split\n" in lines
 
 
-def test_other_data_splits_and_checkpoints_are_read(runs, tmp_path, capsys):
+def test_other_data_splits_and_checkpoints_are_read(runs, tmp_path, capsys, monkeypatch):
     """JSON has no infinity: a text of one word has all its losses, and a perplexity that no double holds."""
-
-    def text(name, content):
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("other", "another text entirely " * 60), ("word", "x" * 4000), ("nothing", "x")):
         (tmp_path / name).write_text(content)
-        return "--data", tmp_path / name
-
-    other, word = text("other", "another text entirely " * 60), text("word", "x" * 4000)
-    lines = printed(capsys, runs.recurrent, *other, "--split", "test", "--batch", 2)
-    assert f"test split of {other[1]}" in lines and "tokens scored       65 of 65 in the split\n" in lines
-    assert "tokens scored       1 of 1 in the split\n" in printed(capsys, runs.recurrent, *text("short", "x" * 40))
-    assert "has nothing to predict" in refused(capsys, runs.recurrent, *text("nothing", "x"))
-    rows = as_json(capsys, "overlap", runs.windowed, *word)["rows"]
-    for record in (as_json(capsys, runs.recurrent, *word), rows[0]["splits"]["test"]):
-        assert record["words"] == 1 and record["word_perplexity"] is None
+    lines = printed(capsys, runs.recurrent, "--data", "other", "--split", "test", "--batch", 2)
+    assert f"test split of {tmp_path / 'other'}" in lines and "tokens scored       65 of 65 in the split\n" in lines
+    assert "has nothing to predict" in refused(capsys, runs.recurrent, "--data", "nothing")
+    record = as_json(capsys, runs.recurrent, "--data", "word")
+    assert record["words"] == 1 and record["word_perplexity"] is None
     run = shutil.copytree(runs.recurrent, tmp_path / "run")
     contents = saved(run)
     parameters = {name: value / 2 for name, value in contents["parameters"].items()}
     save_checkpoint(run / "best.pt", contents | {"step": 1, "parameters": parameters})
-    first, last = (as_json(capsys, run, *other, "--checkpoint", name) for name in ("best", "last"))
+    first, last = (as_json(capsys, run, "--data", "other", "--checkpoint", name) for name in ("best", "last"))
     assert (first["step"], last["step"]) == (1, 2) and first["nats"] != last["nats"]
 
 
 def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
-    """A part of a split is called so, on the run's own data; a change of the data is told."""
+    """A part of a split is called so; a change of the data is told."""
     text, run = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("some words of a text " * 60)
     train(*WINDOWED, "--data", text, "--training-documents", 1, *BRIEF, "--out", run)
     for split, which in (("train", "a part of train"), ("test", "step 2, test")):
         assert f"{which} split of {text}" in printed(capsys, run, "--split", split)
         assert as_json(capsys, run, "--split", split)["whole_split"] is (split == "test")
-    assert printed(capsys, "overlap", run, "--split", "train").endswith(f"{run} (a part of train)\n")
-    assert f"step 2, train split of {runs.book}" in printed(capsys, run, "--data", runs.book, "--split", "train")
     assert not capsys.readouterr().err
     text.write_text("another text " * 90)
     evaluate(run)
     assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
 
 
-def test_other_data_is_read_whole_and_a_folder_is_cut_as_in_training(tmp_path, monkeypatch):
+def test_other_data_is_read_whole_and_joined_as_in_training(tmp_path, monkeypatch):
     """A folder that is called like a named set is not read for it."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("texts", "pg19"):
-        (tmp_path / folder).mkdir()
+    (tmp_path / "pg19").mkdir()
     (tmp_path / "book.txt").write_text("a text")
-    trained = DataConfig("other", carry_over_documents=True, training_documents=1)
-    for data, expected in {
-        "other": trained,
-        "texts": DataConfig("texts", carry_over_documents=True),
-        "book.txt": DataConfig("book.txt", carry_over_documents=True),
-        "pg19": DataConfig("pg19"),
-    }.items():
-        assert evaluation_script.data_config(trained, data) == expected
+    trained, read_as = DataConfig("other", carry_over_documents=True, training_documents=1), evaluation_script.data_config
+    assert read_as(trained, "other") == trained
+    assert read_as(trained, "book.txt") == DataConfig("book.txt", carry_over_documents=True)
+    assert read_as(trained, "pg19") == DataConfig("pg19")
 
 
 def test_what_differs_from_training_is_named(runs, tmp_path, capsys):
     """Sizes of memories and windows, which may change; one for which nothing was trained, or that is too large, is refused."""
     for kind, options, words in (
-        ("windowed", "", ", memory carried through each document\n"),
-        ("windowed", "--segment 9", "\ntrained with segment 8\n"),
-        ("windowed", "--pool advance", "\ntrained with pool all\n"),
         ("plain", "", ", no memory\n"),
-        ("compressive", "--clear-memory", "memory cleared at every segment\n"),
+        ("windowed", "--segment 9 --pool advance", "\ntrained with segment 8, pool all\n"),
         ("compressive", "--memory 5 --compressed-memory 9", "\ntrained with memory 8, compressed_memory 4\n"),
-        ("compressive", "--memory 5 --compressed-memory 9", "temporal range 2 layers x (5 + 2 x 9) = 46 tokens"),
-        ("compressive", "--compressed-memory 0", "\ntrained with compressed_memory 4\n"),
-        ("memorizing", "--memory 0", "\ntrained with memory 24\n"),
     ):
         lines = printed(capsys, getattr(runs, kind), *options.split())
-        assert words in lines and ("trained with" in lines) is (options not in ("", "--clear-memory")), (kind, options)
+        assert words in lines and ("trained with" in lines) is ("trained with" in words), (kind, options)
     train(*COMPRESSIVE, "--compressed-memory", 0, "--data", runs.book, *BRIEF, "--out", tmp_path / "xl")
     line = refused(capsys, tmp_path / "xl", "--compressed-memory", 4)
     assert re.search("sizes the model needs layers.0.compression.weight, which .*xl does not have; leave", line)
@@ -245,7 +182,6 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
     apart, other = ["--no-carry-over-documents"], ["--data", joined.texts]
     for run, argv, how in (
         (joined.compressive, [], "memory carried over documents"),
-        (joined.compressive, ["--clear-memory"], "memory cleared at every segment, documents joined"),
         (joined.compressive, apart, "memory carried through each document"),
         (joined.plain, [], "no memory, documents joined"),
         (runs.compressive, other, "memory carried through each document"),
@@ -253,12 +189,10 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
         (joined.compressive, ["--data", "recall"], "memory carried through each document"),
     ):
         assert f", {how}\n" in printed(capsys, run, *argv)
-    default, alone, many = (as_json(capsys, joined.compressive, *argv) for argv in ([], apart, [*apart, "--batch", 10**15]))
+    default, alone, many = (as_json(capsys, joined.compressive, *argv) for argv in ([], apart, ["--batch", 10**15]))
     assert default["carry_over_documents"] is True and alone["carry_over_documents"] is False
-    assert default["nats"] != alone["nats"] and all(default[key] == alone[key] for key in ("tokens", "words", "text_bytes"))
-    assert many["nats"] == pytest.approx(alone["nats"], rel=1e-6) and many["tokens"] == alone["tokens"]
-    parts = as_json(capsys, "positions", joined.compressive, "--batch", 10**15)["by_position"]["memory_carried"]
-    assert parts[0]["documents"] == default["split_tokens"] // 8, "a segment of 8 for each lane"
+    assert default["nats"] != alone["nats"]
+    assert all(default[key] == alone[key] == many[key] for key in ("tokens", "words", "text_bytes"))
 
 
 def test_every_report_reads_joined_documents(joined, capsys):
@@ -273,29 +207,17 @@ def test_every_report_reads_joined_documents(joined, capsys):
     assert "give longer documents" in refused(capsys, "range", run, *reach, "--no-carry-over-documents")
 
 
-# overlap
-
-
 def test_the_table_of_overlaps(runs, joined, capsys):
-    """Each run once, at each overlap once, with its windows' own pooling; notes say how evaluation differs from training."""
-    test = ["--split", "test"]
-    argv = [runs.plain, runs.windowed, runs.plain, "--overlaps", "0,2,0", *test, "--data", runs.book, "--clear-memory"]
-    lines = printed(capsys, "overlap", *argv).splitlines()
-    rows = [line.split() for line in lines if line.startswith(("GPT-2", "recurrent"))]
-    assert [row[3] for row in rows] == ["0", "2"] * 2 and "words of the original text" in lines[0]
-    assert [line.endswith("(trained with overlap 2, memory cleared)") for line in lines[2:]] == [False, False, True, False]
-    [first, *_] = as_json(capsys, "overlap", *argv)["rows"]
-    split = first["splits"]["test"]
-    cells = [f"{split['word_perplexity']:,.5g}", f"{split['bits_per_byte']:.4f}", f"{-split['nats']:,.1f}"]
-    assert rows[0][4:9] == [*cells, f"{first['flops_per_token']:.2e}", f"{first['counted_flops_per_token']:.2e}"]
-    lines = printed(capsys, "overlap", runs.windowed, *test, "--segment", 2, "--overlaps", "0,1")
-    assert lines.count("recurrent, window 2 ") == 2, "shorter than the run's own overlap allows"
+    """Each run once, with its windows' own pooling; notes say how evaluation differs from training."""
+    test, twice = ["--split", "test"], [runs.plain, runs.windowed, runs.plain]
+    rows = as_json(capsys, "overlap", *twice, "--overlaps", "0,2", *test, "--clear-memory")["rows"]
+    assert [(row["run"], row["config"]["overlap"]) for row in rows] == [(str(run), o) for run in twice[:2] for o in (0, 2)]
+    assert rows[2]["notes"] == ["trained with overlap 2", "memory cleared"]
     zero, two = as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", "0,2", "--pool", "advance")["rows"]
     assert zero["notes"] == ["trained with overlap 2", "trained with pool all"] and two["notes"] == ["trained with pool all"]
     assert two["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *test, "--pool", "advance")["nats"]
     [row] = as_json(capsys, "overlap", joined.plain, "--overlaps", "0")["rows"]
     assert row["notes"] == ["documents joined"] and row["splits"].keys() == {"valid", "test"}
-    assert row["splits"]["test"]["nats"] == as_json(capsys, joined.plain, *test)["nats"]
     assert "the runs read different data" in refused(capsys, "overlap", runs.windowed, joined.windowed)
 
 
@@ -303,19 +225,18 @@ def test_the_table_of_overlaps(runs, joined, capsys):
 
 
 def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tmp_path, capsys):
-    """It has no words; segments may have no question."""
+    """It has no words; segments may have no question. Training and evaluation report right answers."""
     task = ("--recall-distance", 8, "--recall-pairs", 4, "--recall-questions", 3, "--recall-rewrites", 2)
     train(*WINDOWED, "--overlap", 2, "--data", "recall", *task, "--steps", 1, "--out", run := tmp_path / "run")
+    right = r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)"
+    assert re.search(right, capsys.readouterr().out)
     near, same, again = (as_json(capsys, run, *argv) for argv in ([], ["--recall-distance", 8], ["--recall-pairs", 4]))
     far, fewer = (as_json(capsys, run, *argv) for argv in (["--recall-distance", 99], ["--recall-pairs", 2]))
     assert near == same == again and far["tokens"] == fewer["tokens"] == near["tokens"] == 3 * 64
     assert far["nats"] != near["nats"] != fewer["nats"] and "(chance 10%)" in printed(capsys, run)
-    [line] = [line for line in printed(capsys, "overlap", run).splitlines() if line.startswith("recurrent")]
-    assert line.split()[4] == "-", "its perplexity per word"
     for argv, words in (
         (["frequency", run], "frequency: recall has no words"),
         ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs needs --data recall, and the data is stdlib"),
-        ([run, "--recall-pairs", 30], "--recall-pairs is 30: with 10 values they need 330 of"),
         ([run, "--recall-distance", 3], "--recall-distance is 3; what stands in the filler needs 4 tokens"),
     ):
         assert words in refused(capsys, *argv)
@@ -329,8 +250,8 @@ def test_a_run_that_learned_words_reads_only_words(runs, tmp_path, capsys):
     assert "has no token for the run's tokenizer; give another --prompt" in line
 
 
-def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(runs, tmp_path, capfdbinary):
-    """Prompt and continuation, and nothing else; what is for text is refused or empty."""
+def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(tmp_path, capfdbinary):
+    """Prompt and continuation, and nothing else; there are no words."""
     samples, ulaw, run = np.random.default_rng(0).integers(100, 156, 2000).astype(np.uint8), tmp_path / "a.ulaw", tmp_path / "run"
     samples[::3] = 32  # a blank, if it were text
     ulaw.write_bytes(samples.tobytes())
@@ -343,12 +264,6 @@ def test_a_recording_is_scored_by_the_sample_and_continued_in_bytes_on_stdout(ru
     evaluate("sample", run, "--prompt-file", ulaw, "--tokens", 20)
     written = capfdbinary.readouterr().out
     assert written[:2000] == samples.tobytes() and len(written) == 2020 and len(set(written[2000:])) > 3
-    for argv, words in (
-        (["frequency", run], "has no words; give other --data"),
-        ([runs.recurrent, "--data", ulaw], "--tokenizer mu-law|is not UTF-8 text"),
-    ):
-        with pytest.raises(InputError, match=words):
-            evaluate(*argv)
 
 
 # sample and curves
@@ -365,7 +280,6 @@ def test_a_sample_streams_and_its_prompt_comes_from_a_file(runs, tmp_path, capsy
     for content, text in (("def é".encode()[:-1], "def "), (b"word " * 100, "word " * 100)):
         prompt.write_bytes(content)
         assert as_json(capsys, *argv, "--prompt-file", prompt)["prompt"].startswith(text)
-    assert printed(capsys, *argv, "--prompt", os.fsdecode(b"caf\xe9")).startswith("caf\N{REPLACEMENT CHARACTER}")
 
 
 def test_a_seed_and_a_new_window_reach_the_sample(runs, capsys, monkeypatch):
@@ -395,10 +309,5 @@ def test_curves_come_from_the_logs_alone(runs, tmp_path, capsys, monkeypatch):
     assert (second["step"], second["bits_per_byte"], second["tokens_per_step"]) == (2, training["bits_per_byte"], 3 * 3 * 8)
     assert second["best_step"] is second["validation_bits_per_byte"] is second["best_validation_bits_per_byte"] is None
     assert (first["best_validation_bits_per_byte"], first["best_step"], first["validation_bits_per_byte"]) == (0.5, 3, 0.75)
-    lines = printed(capsys, "curves", validated, new).splitlines()
-    assert lines[2].split() == ["2", f"{first['bits_per_byte']:.4f}", "0.7500", "0.5000", "3", str(validated)]
-    assert lines[3].split() == ["2", f"{second['bits_per_byte']:.4f}", "-", "-", "-", str(new)]
     log.write_text(json.dumps(final) + "\n")
     assert "windowed has no line of training in its metrics.jsonl yet; wait for it" in refused(capsys, "curves", validated, new)
-    log.write_text("3\n")
-    assert "windowed has no line of training in its metrics.jsonl yet" in refused(capsys, "curves", validated, new)

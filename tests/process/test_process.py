@@ -13,11 +13,9 @@ DEVICES = [  # (--device, how many GPUs there are, torchrun's LOCAL_RANK, the de
     ("cpu", 2, None, "cpu"),
     ("auto", 0, None, "cpu"),
     ("auto", 2, None, "cuda:0"),
-    ("cuda", 2, None, "cuda:0"),
     ("auto", 2, "1", "cuda:1"),
     ("cuda", 0, None, "--device cuda: torch finds no GPU here; use --device cpu or auto"),
     ("auto", 2, "2", "torchrun started more than 2 processes here, torch finds 2 GPUs; start one for each"),
-    ("cuda", 1, "1", "torchrun started more than 1 processes here, torch finds 1 GPUs; start one for each"),
 ]
 
 

@@ -10,23 +10,22 @@ import pytest
 import torch
 
 import train as training_script
-from accelerated import replay
 from accelerated.program.errors import InputError
 from accelerated.training import optimization
 from accelerated.training import run as runs
 from accelerated.training.checkpoint import load_checkpoint
-from accelerated.training.log import Log, read_metrics
+from accelerated.training.log import read_metrics
 from tests.helpers import programs
-from tests.helpers.programs import ROOT, as_json, differences, ended, saved, start, train
+from tests.helpers.programs import as_json, differences, ended, saved, start, train
 
 BRIEF = ["--sample", 0, "--validation-segments", 1]
-MODELS = {
-    "block_recurrent": programs.TINY,
-    "compressive": programs.COMPRESSIVE,
-    "memformer": [*programs.MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2],
-    "decoder-only": [*programs.MEMFORMER, "--encoder-layers", 0],
-    "memorizing": programs.MEMORIZING,
-    "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3],
+MODELS = {  # {model: (options, way of back-propagation, whether documents are joined when a run is resumed)}
+    "block_recurrent": (programs.TINY, "through_time", False),
+    "compressive": (programs.COMPRESSIVE, "checkpointed", False),
+    "memformer": ([*programs.MEMFORMER, "--task-infilling", 0.4, "--task-recall", 0.2], "memory_replay", True),
+    "decoder-only": ([*programs.MEMFORMER, "--encoder-layers", 0], "memory_replay", False),
+    "memorizing": (programs.MEMORIZING, "memory_replay", False),
+    "pretrained_recurrence": ([*programs.WINDOWED, "--overlap", 3], "through_time", True),
 }
 
 
@@ -52,30 +51,26 @@ def stop_at(monkeypatch):
 
 
 @pytest.fixture
-def watch(monkeypatch):
-    """watch(method): a list to which every segment is added that this way of back-propagation is given."""
+def seen(monkeypatch):
+    """A list to which every segment is added that train.py computes."""
+    found, compute = [], training_script.forward_and_backward
 
-    def choose(method):
-        seen, backprop = [], replay.BACKPROP[method]
+    def watched(run, segments, scored):
+        found.extend(segments)
+        return compute(run, segments, scored)
 
-        def watched(model, segments, state, **others):
-            seen.extend(segments)
-            return backprop(model, segments, state, **others)
-
-        monkeypatch.setitem(replay.BACKPROP, method, watched)
-        return seen
-
-    return choose
+    monkeypatch.setattr(training_script, "forward_and_backward", watched)
+    return found
 
 
 @pytest.fixture
 def texts(tmp_path):
-    """A folder of 60 short texts of different lengths, and one that is empty."""
+    """A folder of 60 short texts of different lengths; one, the first of the validation split, is empty."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(60):
         (folder / f"{number}.txt").write_text(f"text number {number}. " * (number % 7 + 1))
-    (folder / "empty.txt").write_text("")
+    (folder / "36.txt").write_text("")
     return folder
 
 
@@ -97,24 +92,14 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at, mon
     assert evaluated[0] != evaluated[1] and saved(run)["step"] == 3
 
 
-RESUMED = {  # {model: (way of back-propagation, whether documents are joined)}
-    "block_recurrent": ("through_time", False),
-    "compressive": ("checkpointed", False),
-    "memformer": ("memory_replay", True),
-    "decoder-only": ("memory_replay", False),
-    "memorizing": ("memory_replay", False),
-    "pretrained_recurrence": ("through_time", True),
-}
-
-
-@pytest.mark.parametrize("model", RESUMED)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, stop_at, capsys):
     """Stopped by a signal in the third of five steps: all that is saved at the end, and every measurement, is a whole run's.
 
     Twice over joined documents, beyond the first pass. A signal in the last step stops nothing.
     """
-    method, joined = RESUMED[model]
-    options = [*MODELS[model], "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
+    options, method, joined = MODELS[model]
+    options = [*options, "--backprop", method, "--horizon", 2, "--dropout", 0.2, "--log-every", 2, *BRIEF]
     options += (
         ["--data", texts, "--carry-over-documents", "--training-documents", 4, "--horizon", 5] if joined else ["--data", text]
     )
@@ -130,34 +115,30 @@ def test_a_stopped_run_resumes_bit_for_bit(text, texts, tmp_path, model, stop_at
     assert not joined or saved(tmp_path / "cut")["lanes"]["passes"] > 0
 
 
-@pytest.mark.parametrize("model", ["compressive", "plain"])
-def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_path, watch, capsys, model):
-    """State starts anew once in each lane, segments are full, and eval.py gives the same validation score."""
-    seen, options = watch("through_time"), {**MODELS, "plain": [*programs.WINDOWED, "--vectors", 0]}[model]
-    options = [*options, "--data", texts, "--horizon", 1, "--backprop", "through_time", "--steps", 5, "--sample", 0]
-    train(*options, "--carry-over-documents", "--out", tmp_path / "run")
+def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_path, seen, capsys):
+    """State starts anew once in each lane, segments are full, eval.py gives the same score, and an empty text gives no prompt."""
+    options = [*programs.COMPRESSIVE, "--data", texts, "--carry-over-documents", "--horizon", 1, "--steps", 5, "--sample", 3]
+    train(*options, "--out", tmp_path / "run")
     printed = capsys.readouterr().out
-    assert "training documents, memory carried over them" in printed
+    assert "training documents, memory carried over them" in printed and "how the model continues it:\ntext number" in printed
     assert [segment.starts.tolist() for segment in seen] == [[True] * 3, *[[False] * 3] * 4]
     following = [chr(token) for segment in seen for token in segment.targets[~segment.scored]]
     assert 0 < len(following) < 20 and {*following} == {"t"}, "the first letter of a document alone"
-    reported = re.search(r"(\d\.\d{3})( with the memory| bits per byte; this model carries)", printed)[1]
+    [reported] = re.findall(r"(\d\.\d{3}) with the memory", printed)
     assert float(reported) == pytest.approx(as_json(capsys, tmp_path / "run")["bits_per_byte"], abs=6e-4)
-    first = sorted(seen[0].tokens.tolist())
-    seen.clear()
-    train(*options, "--out", tmp_path / "apart")
-    assert "carried over" not in capsys.readouterr().out and sum(int(segment.starts.sum()) for segment in seen) > 3
-    seen.clear()
-    train(*options, "--carry-over-documents", "--seed", 1, "--out", tmp_path / "shuffled")
-    assert sorted(seen[0].tokens.tolist()) != first, "the seed decides the documents' order, not only the lanes'"
+    train(*options, "--no-carry-over-documents", "--steps", 12, "--out", tmp_path / "apart")
+    assert sum(int(segment.starts.sum()) for segment in seen[5:]) > 3
+    train(*options, "--seed", 1, "--out", tmp_path / "shuffled")
+    first, other = (sorted(segment.tokens.tolist()) for segment in (seen[0], seen[17]))
+    assert first != other, "the seed decides the documents' order, not only the lanes'"
 
 
-def test_segments_and_tasks_reach_the_training(text, tmp_path, watch):
+def test_segments_and_tasks_reach_the_training(text, tmp_path, seen):
     """Overlapping windows score every token once; a segment has a task only if tasks are asked for."""
-    seen, options = watch("through_time"), ["--data", text, "--steps", 2, *BRIEF]
+    options = ["--data", text, "--steps", 2, *BRIEF]
     train(*programs.WINDOWED, "--overlap", 3, "--batch", 1, "--horizon", 4, *options, "--out", tmp_path / "overlapping")
     assert [int(segment.scored.sum()) for segment in seen] == [8, *[5] * 7]
-    seen = watch("memory_replay")
+    seen.clear()
     train(*programs.MEMFORMER, *options, "--out", tmp_path / "plain")
     assert [segment.task for segment in seen] == [None] * 6
     train(*programs.MEMFORMER, *options, "--task-infilling", 0.4, "--task-recall", 0.5, "--steps", 6, "--out", tmp_path / "tasks")
@@ -169,62 +150,51 @@ def test_between_updates_nothing_is_saved_or_stopped(text, tmp_path, monkeypatch
 
     The optimiser sees the mean of the gathered gradients. A validation, which waits as well, asks for a checkpoint.
     """
-    steps, seen, save, prepare = [], [], runs.save_checkpoint, optimization.average_and_clip
-    saving = lambda path, contents: (steps.append(contents["step"]) if path.name != "best.pt" else None, save(path, contents))  # noqa: E731
+    steps, gathered, save, prepare = [], [], runs.save_checkpoint, optimization.average_and_clip
+
+    def saving(path, contents):
+        if path.name != "best.pt":
+            steps.append(contents["step"])
+        save(path, contents)
+
     monkeypatch.setattr(runs, "save_checkpoint", saving)
-
-    def watched(model, iterations, limit):
-        before = model.embedding.grad.clone()
-        norm = prepare(model, iterations, limit)
-        seen.append((iterations, float((before / model.embedding.grad).nanmedian())))
-        return norm
-
-    monkeypatch.setattr(optimization, "average_and_clip", watched)
+    monkeypatch.setattr(optimization, "average_and_clip", lambda *given: gathered.append(given[1]) or prepare(*given))
     options = [*programs.COMPRESSIVE, "--data", text, "--clip", 0, *BRIEF]
     gathering = [*options, "--update-every", 3, "--update-every-from", 2, "--save-every", 4, "--steps", 7]
     train(*gathering, "--out", tmp_path / "whole")
-    assert steps == [5, 7] and seen == [(count, pytest.approx(count)) for count in (1, 1, 3, 2)]
+    assert steps == [5, 7] and gathered == [1, 1, 3, 2]
     stop_at(4)
     train(*gathering, "--out", tmp_path / "cut")
     stop_at(None)
     train("--resume", tmp_path / "cut")
     assert steps == [5, 7, 5, 7] and not differences(tmp_path / "whole", tmp_path / "cut")
     steps.clear()
-    validating = [*options, "--validate-every", 3, "--update-every", 4, "--steps", 6]
-    train(*validating, "--out", tmp_path / "validating")
+    train(*options, "--validate-every", 3, "--update-every", 4, "--steps", 6, "--out", tmp_path / "validating")
     assert steps == [4, 6]
 
 
-GROUPED = {
-    "block_recurrent": "memory_replay",
-    "compressive": "through_time",
-    "memformer": "memory_replay",
-    "memorizing": "through_time",
-    "pretrained_recurrence": "checkpointed",
-}
-
-
-@pytest.mark.parametrize("model,method", GROUPED.items())
-def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkeypatch, model, method):
+@pytest.mark.parametrize("model", MODELS)
+def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkeypatch, model):
     """Three lanes at once and one after another: the same losses and, after updates, the same parameters to rounding.
 
     The groups write into one state: no second one of all lanes exists, which for a long memory may take more than all else.
     """
-    options = [*MODELS[model], "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", "--steps", 3]
-    options += ["--log-every", 1, "--dropout", 0, "--schedule", "constant", *BRIEF]
+    options, method, _ = MODELS[model]
+    options = [*options, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64"]
+    options += ["--steps", 3, "--log-every", 1, "--dropout", 0, "--schedule", "constant", *BRIEF]
     train(*options, "--out", tmp_path / "one")
-    places, compute = [], training_script.forward_and_backward
+    in_place, compute = [], training_script.forward_and_backward
 
     def watched(run, *given):
-        for moment in ("before", "after"):
-            measured = compute(run, *given) if moment == "after" else None
-            places.append([field.untyped_storage().data_ptr() for field in run.state if field.numel()])
+        before = [field.data_ptr() for field in run.state]
+        measured = compute(run, *given)
+        in_place.append(before == [field.data_ptr() for field in run.state])
         return measured
 
     monkeypatch.setattr(training_script, "forward_and_backward", watched)
     train(*options, "--accumulate", 3, "--steps", 2, "--out", tmp_path / "three")
     train("--resume", tmp_path / "three", "--steps", 3)
-    assert len(places) == 6 and places[0] == places[3] and places[4] == places[5] and len(set(places[5])) == len(places[5])
+    assert in_place == [True] * 3
     assert list(losses(tmp_path / "three").values()) == pytest.approx(list(losses(tmp_path / "one").values()), rel=1e-12)
     one, three = saved(tmp_path / "one"), saved(tmp_path / "three")
     for name, value in one["parameters"].items():
@@ -232,10 +202,11 @@ def test_lanes_in_groups_give_the_gradient_of_all_at_once(text, tmp_path, monkey
     assert all(torch.allclose(a, b) for a, b in zip(one["state"], three["state"], strict=True))
 
 
-@pytest.mark.parametrize("model,method", [("compressive", "through_time"), ("memformer", "memory_replay")])
-def test_two_processes_are_one(text, tmp_path, model, method):
+@pytest.mark.parametrize("model", ["compressive", "memformer"])
+def test_two_processes_are_one(text, tmp_path, model):
     """The same losses, validation and parameters, in float64 to rounding; what one process began, two continue."""
-    options = [*MODELS[model], "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", *BRIEF]
+    options, method, _ = MODELS[model]
+    options = [*options, "--batch", 4, "--data", text, "--backprop", method, "--horizon", 2, "--dtype", "float64", *BRIEF]
     options += ["--dropout", 0, "--log-every", 1, "--clip", 0.5, "--validate-every", 2, "--schedule", "constant"]
     train(*options, "--steps", 3, "--out", tmp_path / "one")
     train(*options, "--steps", 1, "--out", tmp_path / "two")
@@ -266,55 +237,32 @@ def test_two_processes_begin_a_run_with_a_learned_tokenizer_that_another_run_tak
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
 
-def test_the_last_and_the_best_are_kept(text, tmp_path, monkeypatch):
-    """A run that ended without its last report makes it; a resumed run does not forget what was best."""
-    run, evaluation, bits = tmp_path / "run", training_script.score.evaluate, [5.0, 3.0, 4.0, 3.5]
+def test_the_best_is_kept(text, tmp_path, monkeypatch):
+    """A resumed run does not forget it; the last report takes the last validation's score."""
+    run, evaluation, bits = tmp_path / "run", training_script.score.evaluate, [5.0, 3.0, 4.0, 3.5, 6.0, 3.2, 6.0]
 
     def scored(*read):
         return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
 
     monkeypatch.setattr(training_script.score, "evaluate", scored)
-    options = ["--data", text, *programs.TINY, "--save-every", 1, "--validate-every", 2, "--steps", 8, *BRIEF]
-    with monkeypatch.context() as patch:
-        patch.setattr(training_script, "report", lambda run: None)
-        train(*options, "--out", run)
-    assert list(losses(run)) == [2, 4, 6, 8]
-    steps = [record["step"] for record in read_metrics(run)]
-    assert steps == [2, 2, 4, 4, 6, 6, 8, 8], "a line of the log comes before each validation"
-    bits += [5.0, 6.0, 3.2, 6.0]
-    train("--resume", run)
-    assert [record["step"] for record in read_metrics(run) if record.get("final")] == [8]
+    train("--data", text, *programs.TINY, "--save-every", 1, "--validate-every", 2, "--steps", 8, *BRIEF, "--out", run)
     train("--resume", run, "--steps", 9)
     assert load_checkpoint(run / "best.pt")["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
-    validated = [record["step"] for record in read_metrics(run) if "validation_tokens" in record and "final" not in record]
-    assert validated == [2, 4, 6, 8, 9], "and after the last step"
-    assert not bits, "the report takes the last validation's score"
-
-
-def test_epochs_become_steps(texts, tmp_path):
-    """The schedule ends there, and more epochs continue it: 216 segments, of which a step reads 3."""
-    options = [*programs.TINY, "--data", texts, "--horizon", 1, "--epochs", 0.05, *BRIEF]
-    train(*options, "--final-fraction", 0.25, "--learning-rate", 0.01, "--out", tmp_path / "run")
-    contents = saved(tmp_path / "run")
-    assert contents["step"] == contents["training_config"]["steps"] == 4
-    assert [group["lr"] for group in contents["optimizer"]["param_groups"]] == pytest.approx([0.0025, 0.0025])
-    train("--resume", tmp_path / "run", "--epochs", 0.06)
-    assert saved(tmp_path / "run")["step"] == 5
+    steps = [record["step"] for record in read_metrics(run)]
+    assert steps == [2, 2, 4, 4, 6, 6, 8, 8, 8, 9, 9, 9] and not bits, "a line before each validation; then the report"
 
 
 def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(text, tmp_path, monkeypatch):
-    """A model that knows nothing has a loss of log 256: one bit for each of a byte's."""
-    added, add = [], Log.add
-    monkeypatch.setattr(Log, "add", lambda log, *sums: added.append(sums[1:]) or add(log, *sums))
+    """A model that knows nothing has a loss of log 256: one bit for each of a byte's. --epochs says how many steps there are."""
     monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, steps: run.tokens)
-    options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, "--learning-rate", 1e-9, "--steps", 6, *BRIEF]
-    train(*options, "--log-every", 4, "--out", tmp_path / "run")
-    assert added == [(48, 48)] * 6, "tokens of two segments of three lanes, and their bytes"
+    options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, "--learning-rate", 1e-9, "--final-fraction", 0.25, *BRIEF]
+    train(*options, "--epochs", 0.0265, "--log-every", 4, "--out", tmp_path / "run")
     *logged, last = read_metrics(tmp_path / "run")
     assert [(record["step"], record["tokens_per_second"]) for record in logged] == [(4, 48 * 4), (6, 48 * 6)] and last["final"]
+    assert logged[-1]["learning_rate"] == pytest.approx(0.25e-9), "the schedule ends there"
     for record in logged:
         assert record["loss"] == pytest.approx(math.log(256), rel=0.1) and record["bits_per_byte"] == pytest.approx(8, rel=0.1)
-        assert 0 < record["learning_rate"] <= 1e-9 and record["gradient_norm"] > 0
+        assert record["gradient_norm"] > 0
 
 
 def set_nan(optimizer, rate):
@@ -339,18 +287,13 @@ def test_a_run_that_finds_a_nan_leaves_its_last_checkpoint(text, tmp_path, monke
     with pytest.raises(InputError, match=f"the {what} is nan at step 3; what was saved before stays; try a lower"):
         train("--resume", run, "--steps", 3)
     assert {path: path.read_bytes() for path in run.glob("*.pt*")} == before
-    with pytest.raises(InputError, match=f"the {what} is nan at step 1; what was saved before stays; try a lower"):
-        train("--data", text, *programs.COMPRESSIVE, "--steps", 1, *BRIEF, "--out", tmp_path / "new")
 
 
-def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):
-    """The command sequence of docs/pretrained_recurrence.md: pretrain, fine-tune twice; a module comes whole or not at all."""
-    base, plain, recurrent, without = (tmp_path / name for name in ("base", "plain", "recurrent", "without"))
+def test_recurrence_is_added_to_a_plain_run_and_left_out_again(text, tmp_path):
+    """As in docs/pretrained_recurrence.md; the recurrence module comes whole or not at all."""
+    base, recurrent, without = (tmp_path / name for name in ("base", "recurrent", "without"))
     brief = ["--steps", 1, *BRIEF]
     train(*programs.WINDOWED, "--vectors", 0, "--horizon", 1, "--data", text, *brief, "--out", base)
-    train("--init", base, "--learning-rate", 1e-12, "--weight-decay", 0, *brief, "--out", plain)
-    for name, value in saved(plain)["parameters"].items():
-        assert torch.allclose(value, saved(base)["parameters"][name], rtol=0, atol=1e-9), name
     train("--init", base, "--vectors", 1, "--module-width", 8, "--overlap", 2, *brief, "--out", recurrent)
     contents = saved(recurrent)
     sizes = {"vectors": 1, "overlap": 2, "width": 16, "module_width": 8}
@@ -358,30 +301,5 @@ def test_a_plain_run_is_fine_tuned_with_and_without_recurrence(text, tmp_path):
     with pytest.raises(InputError, match=r"module\.hidden_3 should be absent"):
         train("--init", recurrent, "--module-layers", 2, *brief, "--out", tmp_path / "x")
     train("--init", recurrent, "--vectors", 0, *brief, "--out", without)
-    for run in (base, plain, recurrent, without):
+    for run in (base, recurrent, without):
         assert any(name.startswith("module.") for name in saved(run)["parameters"]) == (run == recurrent), run
-
-
-def test_recall_reports_right_answers(tmp_path, capsys):
-    """A plain model carries nothing."""
-    options = ["--data", "recall", "--recall-distance", 8, "--steps", 1]
-    train(*programs.COMPRESSIVE, *options, "--validation-segments", 1, "--out", tmp_path / "brief")
-    right = r"right answers: \S+% with the memory, \S+% with it cleared \(chance 10%\)"
-    assert re.search(right, capsys.readouterr().out)
-    train(*programs.WINDOWED, *options, "--vectors", 0, "--horizon", 1, "--out", tmp_path / "plain")
-    no_memory = r"validation on 1,024 tokens: \d\.\d{3} bits per byte; this model carries no memory"
-    assert re.search(no_memory, capsys.readouterr().out)
-
-
-def test_documents_without_tokens_are_passed_over(texts, tmp_path, capsys):
-    """In training, and for the sample, whose prompt is the opening of the first that has some."""
-    for path in sorted(texts.iterdir())[::2]:
-        path.write_text("")
-    train(*programs.WINDOWED, "--data", texts, "--steps", 1, "--sample", 3, "--out", tmp_path / "run")
-    assert "how the model continues it:\ntext number" in capsys.readouterr().out
-
-
-def test_readme_commands_pin_torch_and_make_their_environment():
-    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
-    assert len(lines) == 2 and all("torch==2.13.0" in line for line in lines)
-    assert "train.py" in lines[0] and "pytest" in lines[1]

@@ -19,11 +19,7 @@ PAIRS = """Add Sub, Mult Div, BitAnd BitOr, And Or, Lt LtE, Gt GtE, Eq NotEq, Is
 OTHER = {"FloorDiv": "Mult", "Mod": "FloorDiv", "Pow": "Mult"}  # {operator or function: what stands in its place}
 OTHER |= {a: b for pair in PAIRS.split(",") for a, b in (pair.split(), reversed(pair.split()))}
 COMMUTATIVE = "add getattr isinstance max maximum min minimum mul promote_types swapaxes transpose"
-TAKES_AXIS = """all any amax amin argmax argmin argsort cat concatenate cumsum expand_dims flatten flip gather index_copy_
-    index_select log_softmax max mean min movedim permute put_along_axis repeat roll scatter scatter_add_ size softmax sort split
-    squeeze stack sum swapaxes take_along_axis transpose unbind unflatten unfold unsqueeze"""
 REPORTS = ("TrainedRun", "as_cell", "check_score", "describe", "report", "score_lines", "score_record")
-SIMPLE = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.UnaryOp, ast.BinOp)
 
 
 class Mutant(NamedTuple):
@@ -45,7 +41,7 @@ class Mutant(NamedTuple):
 def operators(node):
     """Another operator, sign or comparison; no minus and no `not`."""
     match node:
-        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op).__name__ in OTHER and not joins(node):
+        case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op).__name__ in OTHER:
             yield node, changed(node, op=other(op))
         case ast.Compare(ops=ops):
             yield from ((node, changed(node, ops=[*ops[:at], other(op), *ops[at + 1 :]])) for at, op in enumerate(ops))
@@ -53,11 +49,12 @@ def operators(node):
             yield node, node.operand
 
 
-def indices(node):
-    """Places in a row, and ends of ranges, off by one."""
-    yield from ((place, off_by_one(place)) for place in places_of(node))
-    if called(node) in ("range", "slice", "arange"):
-        yield from ((end, off_by_one(end)) for end in node.args[:2] if all(isinstance(a, SIMPLE) for a in node.args[:2]))
+def ends(node):
+    """Ends of slices and ranges, off by one; constants() changes those that are literals."""
+    found = [node.lower, node.upper] if isinstance(node, ast.Slice) else []
+    found += node.args[:2] if called(node) in ("range", "slice", "arange") else []
+    kept = [end for end in found if end is not None and not isinstance(end, ast.Starred | ast.Constant | ast.UnaryOp)]
+    yield from ((end, ast.BinOp(end, ast.Add(), ast.Constant(1))) for end in kept)
 
 
 def dropped_terms(node):
@@ -69,17 +66,6 @@ def dropped_terms(node):
             yield node, node.left
 
 
-def axes(node):
-    if isinstance(node, ast.Attribute) and node.attr == "T":
-        yield node, node.value
-    if called(node) == "einsum":
-        inputs, out = node.args[0].value.split("->")
-        yield node.args[0], ast.Constant(f"{inputs}->{out[:-2]}{out[:-3:-1]}")
-    for axis in axes_of(node):
-        value = number(axis)
-        yield axis, literal((value - 1 if value else 1) if value != -2 else -1)
-
-
 def detachments(node):
     if called(node) == "detach" and isinstance(node.func, ast.Attribute):
         yield node, node.func.value
@@ -88,10 +74,13 @@ def detachments(node):
 
 
 def constants(node):
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield node, literal(not node.value)
-    elif (value := number(node)) is not None:
-        yield node, literal(value + 1 if isinstance(value, int) else (value * 2 or 1.0))
+    match node:
+        case ast.Constant(bool(value)):
+            yield node, ast.Constant(not value)
+        case ast.Constant(int(value)):
+            yield node, ast.Constant(value + 1)
+        case ast.Constant(float(value)):
+            yield node, ast.Constant(value * 2 or 1.0)
 
 
 def removed_lines(node):
@@ -122,8 +111,8 @@ def arguments(node):
     """Two arguments, or the two sides of a matrix product, in place of each other."""
     if isinstance(node, ast.Call) and called(node) not in COMMUTATIVE.split():
         for at, pair in enumerate(pairwise(node.args)):
-            unlike = ast.unparse(pair[0]) != ast.unparse(pair[1])
-            if unlike and not any(isinstance(a, ast.Starred | ast.GeneratorExp) or number(a) is not None for a in pair):
+            other_kinds = ast.Starred | ast.GeneratorExp | ast.Constant | ast.UnaryOp
+            if ast.dump(pair[0]) != ast.dump(pair[1]) and not any(isinstance(argument, other_kinds) for argument in pair):
                 yield node, changed(node, args=[*node.args[:at], *reversed(pair), *node.args[at + 2 :]])
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and ast.dump(node.left) != ast.dump(node.right):
         yield node, changed(node, left=node.right, right=node.left)
@@ -136,7 +125,7 @@ def conditions(node):
     yield from ((test, ast.UnaryOp(ast.Not(), test)) for test in tests)
 
 
-KINDS = (operators, indices, dropped_terms, axes, detachments, constants, removed_lines, functions, arguments, conditions)
+KINDS = (operators, ends, dropped_terms, detachments, constants, removed_lines, functions, arguments, conditions)
 
 
 def changed(node, **fields):
@@ -144,11 +133,6 @@ def changed(node, **fields):
     other = copy.copy(node)
     vars(other).update(fields)
     return other
-
-
-def literal(value):
-    """The node of a number or a boolean, as Python parses it."""
-    return ast.parse(repr(value), mode="eval").body
 
 
 def other(op):
@@ -161,68 +145,20 @@ def called(node):
     return getattr(node.func, "attr", getattr(node.func, "id", None)) if isinstance(node, ast.Call) else None
 
 
-def joins(node):
-    """Whether an operator joins or repeats sequences; what is added to a name in place is taken for a number."""
-    sequences = (ast.List, ast.Tuple, ast.ListComp, ast.JoinedStr)
-    sides = (node.left, node.right) if isinstance(node, ast.BinOp) else ()
-    return any(isinstance(side, sequences) or isinstance(getattr(side, "value", None), str) for side in sides)
-
-
-def number(node):
-    """A literal's value, with its sign, or None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        return -node.operand.value
-    return node.value if isinstance(node, ast.Constant) and type(node.value) in (int, float) else None
-
-
-def off_by_one(node):
-    if (value := number(node)) is not None:
-        return literal(value + 1 if value >= 0 else value - 1)
-    return ast.BinOp(node, ast.Add(), ast.Constant(1))
-
-
-def places_of(node):
-    """A subscript's places that are literals, and the ends of its slices."""
-    if isinstance(node, ast.Subscript):
-        for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
-            if isinstance(part, ast.Slice):
-                yield from (end for end in (part.lower, part.upper) if end is not None)
-            elif number(part) is not None:
-                yield part
-
-
-def axes_of(node):
-    """The nodes of a call's axes."""
-    if isinstance(node, ast.Call):
-        given = [word.value for word in node.keywords if word.arg in ("axis", "dim")]
-        given += node.args if isinstance(node.func, ast.Attribute) and called(node) in TAKES_AXIS.split() else []
-        parts = [part for value in given for part in getattr(value, "elts", [value])]
-        yield from (part for part in parts if isinstance(number(part), int))
-
-
-def below(node, statement, known=frozenset()):
-    """A node and what is below it, without what is only said or declared, and without `known`: an axis is no constant too."""
-    if id(node) in known or isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
+def below(node, statement):
+    """(node, the statement that it is in) of a node and what is below it, without what is only said or declared."""
+    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr) or is_said(node):
         return
-    statement = node if isinstance(node, ast.stmt) else statement
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         for part in node.body:
             if isinstance(node, ast.FunctionDef) or isinstance(part, ast.FunctionDef):
                 yield from below(part, part)
         return
     yield node, statement
-    skipped = [*axes_of(node), *(place for place in places_of(node) if number(place) is not None)]
-    if number(node) is not None:
-        skipped += ast.iter_child_nodes(node)
-    if isinstance(node, ast.AnnAssign):
-        skipped.append(node.annotation)
-    if isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-        skipped += node.body
-    if isinstance(node, ast.Call):
-        skipped += [word for word in node.keywords if word.arg == "strict"]
-    known |= {id(part) for part in skipped}
-    for part in ast.iter_child_nodes(node):
-        yield from below(part, statement, known)
+    if getattr(node, "arg", None) != "strict":
+        for part in ast.iter_child_nodes(node):
+            if part is not getattr(node, "annotation", None):
+                yield from below(part, part if isinstance(part, ast.stmt) else statement)
 
 
 def is_said(node):
@@ -243,38 +179,27 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
         if top.lineno in skipped or not (constant or isinstance(top, ast.FunctionDef | ast.ClassDef)):
             continue
         for node, statement in below(top, top):
-            head = head_of(statement)
             for make in KINDS:
                 for old, new in make(node):
-                    before, after = first_line(head), first_line(replaced(head, old, new))
+                    before, after = first_line(statement), first_line(replaced(statement, old, new))
                     place = old.lineno, old.col_offset, old.end_lineno, old.end_col_offset
                     found.setdefault((place, after), Mutant(file, old.lineno, make.__name__, before, after, tree, old, new))
     return [found[key] for key in sorted(found)]
 
 
 @functools.cache
-def head_of(statement):
-    """A statement without the statements in it."""
-    return changed(statement, body=[ast.Pass()], orelse=[]) if hasattr(statement, "body") else statement
-
-
-@functools.cache
-def first_line(head):
-    return ast.unparse(head).partition("\n")[0]
+def first_line(statement):
+    return ast.unparse(statement).partition("\n")[0]
 
 
 def replaced(node, old, new):
-    """A node, or a field of one, with `new` in place of `old`; all others keep their lines."""
-    if node is old:
-        return new
-    if isinstance(node, list):
-        return [replaced(part, old, new) for part in node]
-    return changed(node, **{n: replaced(part, old, new) for n, part in vars(node).items()}) if isinstance(node, ast.AST) else node
+    """A copy of a node with `new` in place of `old`: deepcopy takes `new` for the copy of `old`."""
+    return copy.deepcopy(node, {id(old): new})
 
 
 def planted(mutant: Mutant) -> ast.Module:
     """The tree of a mutant's file with its fault."""
-    return ast.fix_missing_locations(replaced(mutant.tree, mutant.old, ast.copy_location(changed(mutant.new), mutant.old)))
+    return ast.fix_missing_locations(replaced(mutant.tree, mutant.old, mutant.new))
 
 
 def sample(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:

@@ -28,11 +28,7 @@ ROWS = {  # {paper: [(what a page calls it, pattern of subjects, cells)]}; a lat
     "compressive": [
         ("the segment's own tokens", "^own", "●●●●●000"),
         ("the compression's loss", "^compression", "00000000"),
-        (
-            "... once evicted rows are not zeros",
-            "^compression (later .*(attention_|auto_|rate-|wide-|one-)|.*memory$)",
-            "     ●● ",
-        ),
+        ("... once evicted rows are not zeros", "^compression (later .*(attention_|auto_|one-)|.*memory$)", "     ●● "),
         ("the next segment's tokens", "^next-own", "00000000"),
         ("... under `bptt`, once evicted rows are not zeros", "^next-own (later .*(bptt|holds)|.*memory-bptt$)", "     ●  "),
         ("the next segment's compression loss", "^next-compression", "00000000"),

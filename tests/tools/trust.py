@@ -103,25 +103,15 @@ class Record:
         return max(pairs, key=lambda pair: pair[0] / pair[1], default=None)
 
 
-def number(value: float) -> str:
-    """3e-12 and 1.2e-09 in few letters."""
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return "0" if value == 0 else f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
-def margin(error: float, tolerance: float) -> str:
-    """How many times the error fits into the tolerance, in two digits; a dash if there is no error."""
-    ratio = float(f"{tolerance / error:.1e}") if error else 0.0
-    return number(ratio) if ratio >= 1e6 else f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.1f}" if ratio else "–"
-
-
 def claim_table(claims: list[Claim], record: Record) -> str:
     """A table of claims, and the list of their tests below it."""
     lines = ["| | claim | place | error | tolerance | times |", "| --- | --- | --- | --- | --- | --- |"]
     for claim in claims:
-        pair = record.worst(claim)
-        cells = ("–", claim.how, "–") if claim.how else (number(pair[0]), number(pair[1]), margin(*pair))
-        lines.append(f"| {claim.name} | {claim.says} | {claim.place} | {' | '.join(cells)} |")
+        cells = f"– | {claim.how} | –"
+        if not claim.how:
+            error, tolerance = record.worst(claim)
+            cells = f"{error:.2g} | {tolerance:.2g} | {f'{tolerance / error:,.0f}' if error else '–'}"
+        lines.append(f"| {claim.name} | {claim.says} | {claim.place} | {cells} |")
     named = [f"- {claim.name} `{claim.test}{f' -k {claim.word}' if claim.word else ''}`" for claim in claims]
     return "\n".join([*lines, "", *(line if len(line) <= 120 else line.replace(" `", "\n  `", 1) for line in named)])
 

@@ -4,15 +4,12 @@ A case is one config, its parameters, a rollout of three segments and all that a
 drawn from its name. rules.json holds what needs no arithmetic: masks, distances, buckets, windows, schedules, a task's documents.
 """
 
-import contextlib
 import dataclasses
 import json
 import re
 import sys
-import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +24,7 @@ from reference.check import GIVEN, INNER
 from reference.rollout import ADAMW, SGD_RATE, Segment, adamw, named, rollout_backward, rollout_forward, sgd
 from tests.helpers.rollouts import reference_rollout
 from tests.helpers.variants import PAPERS, random_task, shaken
-from tests.tools.cases import CASES, EVERY_CASE, MEMFORMER, Case, inner_values
+from tests.tools.cases import EVERY_CASE, MEMFORMER, TASKS, config_of, inner_values
 
 FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 LANES, SEGMENTS, STEPS = 3, 3, 3  # STEPS of AdamW
@@ -40,9 +37,9 @@ def on_grid(array: np.ndarray) -> np.ndarray:
     return np.round(array * BITS) / BITS if array.dtype.kind == "f" else array
 
 
-def segments_of(paper: str, case: Case, rng: np.random.Generator) -> list[Segment]:
+def segments_of(paper: str, name: str, config: object, rng: np.random.Generator) -> list[Segment]:
     """Three segments; lane 2 starts a document at the first, the middle lane at the second; lane 2 ends with padding."""
-    config, overlap, segments = case.config, getattr(case.config, "overlap", 0), []
+    overlap, tasks, segments = getattr(config, "overlap", 0), TASKS.get(name) if paper == "memformer" else None, []
     for k in range(SEGMENTS):
         length = config.segment - (PAPERS[paper].shorter if k == SEGMENTS - 1 else 0)
         tokens, targets = rng.integers(config.vocabulary, size=(2, LANES, length))
@@ -54,7 +51,7 @@ def segments_of(paper: str, case: Case, rng: np.random.Generator) -> list[Segmen
             scored[carried, :overlap] = False
         if k == SEGMENTS - 1:
             scored[2, -2:] = False
-        task = random_task(config, rng, case.tasks[k - 1]) if k and case.tasks else None
+        task = random_task(config, rng, tasks[k - 1]) if k and tasks else None
         segments.append(Segment(tokens, targets, scored, starts, task))
     return segments
 
@@ -70,11 +67,11 @@ def given_of(params: dict, state: tuple, segments: list) -> dict:
 
 def inputs_of(paper: str, name: str) -> tuple[dict, tuple, list]:
     """(parameters, state before the first segment, segments) of a case."""
-    case, rng = CASES[paper][name], np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
-    reference = PAPERS[paper].reference
-    params = {n: on_grid(value) for n, value in shaken(reference.init_params(case.config, rng), rng).items()}
-    state = PAPERS[paper].random_state(case.config, rng, LANES)
-    return params, type(state)(*map(on_grid, state)), segments_of(paper, case, rng)
+    config, rng = config_of(paper, name), np.random.default_rng(zlib.crc32(f"{paper}/{name}".encode()))
+    params = PAPERS[paper].reference.init_params(config, rng)
+    params = {n: on_grid(value) for n, value in shaken(params, rng).items()}
+    state = PAPERS[paper].random_state(config, rng, LANES)
+    return params, type(state)(*map(on_grid, state)), segments_of(paper, name, config, rng)
 
 
 def part_of(values: dict, path: str) -> object:
@@ -95,14 +92,13 @@ def keep(found: dict, specifications: list, calls: str, values: dict) -> None:
                     found[name] = np.where(np.isfinite(value), value, 0)  # -inf is the score of a hidden key
 
 
-@contextlib.contextmanager
-def recorded(file: str, specifications: list) -> Iterator[dict]:
-    """Inside the block, {name: array} of what specifications name, which grows as the functions of a file return."""
+def recorded(specifications: list, reference: object, *arguments: object) -> dict:
+    """{name: array} of what specifications name, from the functions of a reference that return during rollout_forward."""
     stack, found = [("", Counter())], {}  # of calls, "/forward[0]/layer_forward[1]", with the number of calls inside each
 
     def profile(frame, event, result):
         code, (calls, inside) = frame.f_code, stack[-1]
-        if code.co_filename != file or code.co_name.startswith("<"):
+        if code.co_filename != reference.__file__ or code.co_name.startswith("<"):
             return
         if event == "call":
             stack.append((f"{calls}/{code.co_name}[{inside[code.co_name]}]", Counter()))
@@ -113,9 +109,10 @@ def recorded(file: str, specifications: list) -> Iterator[dict]:
 
     sys.setprofile(profile)
     try:
-        yield found
+        rollout_forward(reference, *arguments)
     finally:
         sys.setprofile(None)
+    return found
 
 
 def hidden_of(paper: str, config: object) -> dict:
@@ -131,12 +128,11 @@ def hidden_of(paper: str, config: object) -> dict:
 
 def inner_of(paper: str, name: str, reference: object, params: dict, state: tuple, segments: list) -> dict:
     """{name: array} of values inside a layer while the first segment is read, in the order of computation."""
-    listed = inner_values(paper, name)
-    with recorded(reference.__file__, listed) as found:
-        rollout_forward(reference, params, CASES[paper][name].config, segments[:1], state)
+    listed, config = inner_values(paper, name), config_of(paper, name)
+    found = recorded(listed, reference, params, config, segments[:1], state)
     if "decoded" in found:
         found["decoded"] = found["decoded"].reshape(found["evicted"].shape)
-    for each, mask in hidden_of(paper, CASES[paper][name].config).items():
+    for each, mask in hidden_of(paper, config).items():
         if each in found:
             found[each] = np.where(mask, found[each], 0)
     order = dict.fromkeys(name for _, names in listed for name in names.values())
@@ -156,7 +152,7 @@ def steps_of(reference: object, config: object, params: dict, state: tuple, segm
 
 def computed(paper: str, name: str, reference: object, steps: bool = True) -> dict:
     """{name: array} of all that a port should compute, by this reference; steps of optimisers are left out if not asked for."""
-    config = reference.Config(**dataclasses.asdict(CASES[paper][name].config))
+    config = reference.Config(**dataclasses.asdict(config_of(paper, name)))
     params, state, segments = inputs_of(paper, name)
     rows = inner_of(paper, name, reference, params, state, segments)
     rows |= reference_rollout(reference, params, config, segments, state)
@@ -167,7 +163,7 @@ def computed(paper: str, name: str, reference: object, steps: bool = True) -> di
 
 def case_file(paper: str, name: str) -> tuple[dict, dict]:
     """({name: array}, metadata) of a case."""
-    reference, config = PAPERS[paper].reference, CASES[paper][name].config
+    reference, config = PAPERS[paper].reference, config_of(paper, name)
     rows = given_of(*inputs_of(paper, name)) | computed(paper, name, reference)
     rows = {n: np.array(row, order="C") for n, row in rows.items() if row.size}  # what is empty stands in no file
     inner = [n for n in rows if n.startswith(INNER)]
@@ -198,7 +194,7 @@ def schedule(name: str, **fields: float) -> dict:
 
 def rules() -> dict:
     """What rules.json holds: masks, distances and buckets by paper, schedules, and the recall task."""
-    w, (n, k), cases, position_bucket = 4, (4, 9), CASES["memformer"], block_recurrent.position_bucket
+    w, (n, k), position_bucket = 4, (4, 9), block_recurrent.position_bucket
     shift = np.arange(k)[None, :] + n - 1 - np.arange(n)[:, None]
     windows = pretrained_recurrence.window_mask(3, 2, np.array([True, False]))
     pooling = [pretrained_recurrence.Config(segment=6, overlap=2, pool=pool) for pool in pretrained_recurrence.POOLS]
@@ -225,7 +221,9 @@ def rules() -> dict:
         "memformer": {
             "special tokens": {name: MEMFORMER.special(name) for name in memformer.SPECIALS},
             "distances": [
-                distance_rule(cases[name].config, causal) for name in ("decoder-only", "continuation") for causal in (False, True)
+                distance_rule(config_of("memformer", name), causal)
+                for name in ("decoder-only", "continuation")
+                for causal in (False, True)
             ],
         },
         "pretrained_recurrence": {
@@ -252,18 +250,14 @@ def rules() -> dict:
 
 
 def main() -> None:
-    """Write docs/vectors and say how much it is."""
-    began = time.perf_counter()
+    """Write docs/vectors."""
     for paper, name in EVERY_CASE:
-        path = FOLDER / paper / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        (FOLDER / paper).mkdir(parents=True, exist_ok=True)
         rows, metadata = case_file(paper, name)
-        save_file(rows, path, metadata)
+        save_file(rows, FOLDER / paper / f"{name}.safetensors", metadata)
     text = json.dumps(rules(), indent=1)
     text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers in one line
     (FOLDER / "rules.json").write_text(text + "\n")
-    size = sum(path.stat().st_size for path in FOLDER.rglob("*.*"))
-    print(f"{len(EVERY_CASE)} cases, {size:,} bytes in {FOLDER}, {time.perf_counter() - began:.1f} s")
 
 
 if __name__ == "__main__":

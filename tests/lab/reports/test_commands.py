@@ -1,22 +1,16 @@
-"""The laboratory's reports, run by eval.py as a user runs them, and what two of them compute."""
+"""The laboratory's reports, run by eval.py as a user runs them, and what one of them computes."""
 
 import dataclasses
-import re
-import shutil
 
 import pytest
 import torch
 from torch.nn import functional
 
 from accelerated import compressive
-from accelerated.attention import heads
 from accelerated.block_recurrent import BlockRecurrent
-from accelerated.evaluation.options import REPORTS
-from accelerated.lab.reports import curves, dynamic
+from accelerated.lab.reports import dynamic
 from accelerated.lab.reports.range import temporal_range
-from accelerated.training.checkpoint import load_checkpoint, save_checkpoint
-from accelerated.training.folder import checkpoint_path
-from tests.helpers.programs import as_json, printed, refused, saved, trained_runs
+from tests.helpers.programs import BRIEF, COMPRESSIVE, as_json, printed, refused, saved, train, trained_runs
 from tests.helpers.texts import BYTES, documents_of
 from tests.helpers.variants import PAPERS
 
@@ -37,7 +31,6 @@ def test_words_are_counted_in_what_the_run_was_trained_on_and_keep_their_losses(
     joined, apart = (as_json(capsys, *command, f"--{no}carry-over-documents")["by_frequency"] for no in ("", "no-"))
     assert [(row["words"], row["tokens"]) for row in joined] == [(row["words"], row["tokens"]) for row in apart]
     assert all(row["words"] > 0 for row in apart[2:]), "some is a word of the book, number is none"
-    assert apart[0]["perplexity"] is None and "perplexity per word" in printed(capsys, *command)
     score = as_json(capsys, *command[1:], "--carry-over-documents")["nats"]
     assert joined[-1]["nats"] == pytest.approx(score, rel=1e-6) != apart[-1]["nats"]
 
@@ -64,33 +57,17 @@ def test_a_segment_is_scored_by_what_the_state_has_carried(reach, lanes):
 
 def test_loss_by_segments_carried_needs_long_documents_and_a_memory(runs, capsys):
     assert len(as_json(capsys, "range", runs.recurrent, "--segments", 3)["temporal_range"]) == 3
-    line = refused(capsys, "range", runs.recurrent, "--segments", 9000)
-    assert "no document has scored tokens in its segments 9,001 to 18,000" in line
+    assert "no document has scored tokens in its segments" in refused(capsys, "range", runs.recurrent, "--segments", 9000)
     assert "carries no memory" in refused(capsys, "range", runs.plain, "--segments", 2)
 
 
 def test_small_differences_are_not_measured_in_bfloat16(runs, capsys, tmp_path, monkeypatch):
-    run = shutil.copytree(runs.compressive, tmp_path / "run")
-    contents = load_checkpoint(checkpoint_path(run))
-    contents["training_config"]["dtype"] = "bfloat16"
-    save_checkpoint(checkpoint_path(run), contents)
-    look_up, seen = heads.look_up, []
+    train(*COMPRESSIVE, "--data", runs.book, *BRIEF, "--dtype", "bfloat16", "--out", tmp_path)
+    look_up, seen = compressive.look_up, []
     monkeypatch.setattr(compressive, "look_up", lambda *given: seen.append(given[1].dtype) or look_up(*given))
     for name, dtype in (("score", torch.bfloat16), ("compression", torch.float32)):
-        assert printed(capsys, name, run) and {*seen} == {dtype}, name
+        assert printed(capsys, name, tmp_path) and {*seen} == {dtype}, name
         seen.clear()
-    exact = {name for name, report in REPORTS.items() if report.exact}
-    assert exact == {"attention", "compression", "dynamic", "export", "slots"}
-
-
-def test_attention_and_compression_show_what_they_computed(runs, capsys):
-    lines = printed(capsys, "attention", runs.compressive, "--sequences", 20)
-    assert sum(float(part) for part in re.findall(r"sum (\S+)", lines)) == pytest.approx(100, abs=0.2)
-    record = as_json(capsys, "compression", runs.compressive, "--sequences", 20)
-    rows = zip("12", record["attention_reconstruction_loss"], record["part_of_target"], strict=True)
-    lines = printed(capsys, "compression", runs.compressive, "--sequences", 20)
-    line = "layer {}   attention-reconstruction loss {:.3e}, {:.3f} of its target\n"
-    assert all(line.format(*row) in lines for row in rows)
 
 
 def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monkeypatch):
@@ -105,27 +82,7 @@ def test_dynamic_evaluation_continues_with_the_runs_optimiser(runs, capsys, monk
 
     monkeypatch.setattr(dynamic, "evaluate_dynamically", watch)
     command = ["dynamic", runs.recurrent, "--data", runs.texts, "--learning-rate"]
-    record, plain = as_json(capsys, *command, 0.002), as_json(capsys, *command[1:4])
-    assert record["static"]["nats"] == pytest.approx(plain["nats"], rel=1e-6)
+    record = as_json(capsys, *command, 0.002)
     assert record["dynamic"]["nats"] < record["static"]["nats"], "a model that has hardly been trained learns on the way"
     assert seen == [(0.002, len(saved(runs.recurrent)["parameters"]), 1.0, 2)]
-    line = refused(capsys, *command, 1e30)
-    assert line == "--learning-rate 1e+30: the predictions become NaN while training continues; give a smaller one"
-
-
-@pytest.mark.parametrize("tokens, labels", [(True, ["0", "1"]), (False, [*"012", "a/3", *"456789", "b/3", "new"])])
-def test_each_run_has_its_colour_in_a_plot_of_several(tokens, labels, tmp_path, monkeypatch):
-    """A line for training and dots for validation, against steps or tokens; runs of one name are named by their paths."""
-    drawn, runs = [], [label if "/" in label else f"a/{label}" for label in labels]
-    monkeypatch.setattr(curves, "save_figure", lambda figure, path: drawn.append(figure.axes[0]))
-    losses = [curves.Curves(run, {4: 8.0, 8: 7.0 + n}, {8: 6.0 + n}, 100 + n) for n, run in enumerate(runs)]
-    curves.draw_several(losses, tmp_path / "curves.png", tokens=tokens)
-    [axes] = drawn
-    lines, dots = axes.lines[::2], axes.lines[1::2]
-    scales = [100 + n if tokens else 1 for n in range(len(runs))]
-    assert [line.get_xydata().tolist() for line in lines] == [[[4 * x, 8], [8 * x, 7 + n]] for n, x in enumerate(scales)]
-    assert [dot.get_xydata().tolist() for dot in dots] == [[[8 * x, 6 + n]] for n, x in enumerate(scales)]
-    colours = [line.get_color() for line in lines]
-    assert colours == [dot.get_color() for dot in dots] and len(set(colours)) == len(runs)
-    assert axes.get_xlabel() == ("tokens read" if tokens else "step")
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+    assert "the predictions become NaN while training continues" in refused(capsys, *command, 1e30)

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import math
 
 import pytest
 import torch
@@ -15,15 +14,15 @@ from accelerated.evaluation.score import evaluate
 from accelerated.lab.reports.dynamic import evaluate_dynamically
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.protocol import overlap_of
+from accelerated.training.optimization import average_and_clip
 from tests.helpers.comparison import assert_agree
 from tests.helpers.texts import BYTES, MERGED, document_from
 from tests.helpers.variants import PAPERS, variant
 
-RECURRENT, WINDOWED = PAPERS["block_recurrent"].small, PAPERS["pretrained_recurrence"].small
+WINDOWED = PAPERS["pretrained_recurrence"].small
 KINDS = {
-    "block-recurrent": (BlockRecurrent, RECURRENT),
+    "block-recurrent": (BlockRecurrent, PAPERS["block_recurrent"].small),
     "overlapping": (PretrainedRecurrence, WINDOWED),
-    "plain": (PretrainedRecurrence, dataclasses.replace(WINDOWED, vectors=0, overlap=0)),
     "compressive": (Compressive, variant("compressive", "conv-attention_reconstruction")),
 }
 RATE = 0.3
@@ -38,40 +37,25 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=RATE)
 
 
-def windows_of(document, config):
-    """Yield (tokens of a document's window, padded to a segment, {place in it: target} of what it scores)."""
-    for window in cut(len(document.inputs) + 1, config.segment, overlap_of(config)):
-        own = range(window.first - 1, window.stop)
-        tokens = [int(token) for token in document.inputs[window.start : window.stop]]
-        scored = {place - window.start: int(document.targets[place]) for place in own if document.scored[place]}
-        yield [*tokens, *[0] * (config.segment - len(tokens))], scored
-
-
-def step_by_hand(model, objective, clip):
-    """One step of gradient descent; parameters that only an auxiliary loss trains are clipped separately."""
-    model.zero_grad()
-    objective.backward()
-    apart = {id(p) for p in model.auxiliary_parameters()}
-    for is_apart in (False, True):
-        group = [p for p in model.parameters() if (id(p) in apart) is is_apart]
-        torch.nn.utils.clip_grad_norm_(group, clip or math.inf)
-    sgd(model).step()
-
-
 def by_hand(model, documents, clip):
     """Return (summed -log p, right predictions): the longest document first, each window scored, then trained on."""
-    model, total, right = model.eval(), 0.0, 0
+    model, segment, total, right = model.eval(), model.config.segment, 0.0, 0
     for document in sorted(documents, key=lambda document: -len(document.inputs)):
         state = model.initial_state(1)
-        for number, (tokens, scored) in enumerate(windows_of(document, model.config)):
-            state = type(state)(*(field.detach() for field in state)) if number else model.initial_state(1)
-            logits, state, auxiliary = model(torch.tensor([tokens]), state)
-            places, targets = [*scored], torch.tensor([*scored.values()], dtype=torch.long)
-            losses = functional.cross_entropy(logits[0, places], targets, reduction="none")
+        for window in cut(len(document.inputs) + 1, segment, overlap_of(model.config)):
+            state = type(state)(*(field.detach() for field in state)) if window.start else model.initial_state(1)
+            tokens = torch.tensor([int(token) for token in document.inputs[window.start : window.stop]])
+            logits, state, auxiliary = model(functional.pad(tokens, (0, segment - len(tokens)))[None], state)
+            scored = [place for place in range(window.first - 1, window.stop) if document.scored[place]]
+            logits, targets = logits[0, [place - window.start for place in scored]], torch.tensor(document.targets[scored]).long()
+            losses = functional.cross_entropy(logits, targets, reduction="none")
             total += losses.sum().item()
-            right += (logits[0, places].argmax(-1) == targets).sum().item()
+            right += (logits.argmax(-1) == targets).sum().item()
             if scored:
-                step_by_hand(model, losses.mean() + sum(auxiliary.values()), clip)
+                model.zero_grad()
+                (losses.mean() + sum(auxiliary.values())).backward()
+                average_and_clip(model, 1, clip)
+                sgd(model).step()
     return total, right
 
 
@@ -96,11 +80,10 @@ def test_one_lane_is_scored_and_trained_as_by_hand(kind, tokenizer, clip):
     assert_agree(dict(own.named_parameters()), dict(model.named_parameters()), 1e-9)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped(training):
-    model, documents = model_of("block-recurrent", dropout=0.5).train(training), [document_from(TEXT, BYTES)]
+def test_dropout_is_off_the_mode_is_restored_and_old_gradients_are_dropped():
+    model, documents = model_of("block-recurrent", dropout=0.5).train(), [document_from(TEXT, BYTES)]
     expected = evaluate_dynamically(fresh := copy.deepcopy(model), documents, BYTES, 2, sgd(fresh))
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e3)
     assert evaluate_dynamically(model, documents, BYTES, 2, sgd(model)) == expected
-    assert model.training is training and all(parameter.grad is None for parameter in model.parameters())
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())

@@ -1,7 +1,6 @@
 """Topics: pieces are drawn evenly, divergences are those of the definition, and a context's own words are near it."""
 
 import math
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +10,9 @@ import torch
 from accelerated.evaluation.generation import read_prompt
 from accelerated.lab.reports import topics
 from accelerated.pretrained_recurrence import PretrainedRecurrence
-from accelerated.program.errors import InputError
-from tests.helpers.programs import BRIEF, WINDOWED, as_json, printed, refused, train
+from tests.helpers.programs import BRIEF, WINDOWED, as_json, refusal, refused, train
 from tests.helpers.texts import documents_of
 from tests.helpers.variants import PAPERS
-
-GARDEN, SEA = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "
 
 
 def test_pieces_come_from_single_documents_and_every_place_is_as_likely():
@@ -26,8 +22,7 @@ def test_pieces_come_from_single_documents_and_every_place_is_as_likely():
     starts, counts = np.unique(pieces[:, 0], return_counts=True)
     assert starts.tolist() == [*range(1, 14), 31] and (np.abs(counts - 6000 / 14) < 90).all()
     assert topics.drawn_pieces(documents, 1, 12, np.random.default_rng(0)).tolist() == [[*range(1, 13)]]
-    with pytest.raises(InputError, match="no document has 13 tokens"):
-        topics.drawn_pieces(documents, 1, 13, np.random.default_rng(0))
+    assert "no document has 13 tokens" in refusal(topics.drawn_pieces, documents, 1, 13, np.random.default_rng(0))
 
 
 def test_divergence_is_that_of_the_definition():
@@ -35,18 +30,6 @@ def test_divergence_is_that_of_the_definition():
     middle = [0.4, 0.3, 0.3]
     third = sum(0.5 * a * math.log2(a / m) for own in (p[2], q[2]) for a, m in zip(own, middle, strict=True))
     assert np.allclose(topics.jensen_shannon(p, q), [1, 0, third], atol=1e-12)
-
-
-def test_texts_of_a_topic_are_near_each_other():
-    rng = np.random.default_rng(0)
-    texts = [" ".join(rng.permutation((GARDEN if n % 2 else SEA).split())) for n in range(100)]
-    found = topics.topic_model(texts).transform([GARDEN, SEA, "soil seed", "harbour wind", "unknown"])
-    assert found.shape == (5, topics.TOPICS) and np.allclose(found.sum(1), 1) and np.allclose(found[4], 1 / topics.TOPICS)
-    same, other = topics.jensen_shannon(found[:2], found[2:4]), topics.jensen_shannon(found[:2], found[3:1:-1])
-    assert (same + 0.2 < other).all()
-    few = ["rose ship"] * 4 + ["wave wind"] * 4  # a word stands in at least five texts, and in at most half of them
-    with pytest.raises(InputError, match="the training split has too few words for a topic model"):
-        topics.topic_model(few)
 
 
 def test_continuations_are_greedy_and_in_a_new_window():
@@ -65,7 +48,8 @@ def test_continuations_are_greedy_and_in_a_new_window():
 def run(tmp_path_factory):
     """A run that has learned nothing, of a text about gardens and the sea."""
     folder = tmp_path_factory.mktemp("topics")
-    (folder / "text.txt").write_text((GARDEN * 40 + SEA * 40) * 8)
+    garden, sea = "rose tulip soil seed rain garden ", "ship sail wave salt harbour wind "
+    (folder / "text.txt").write_text((garden * 40 + sea * 40) * 8)
     train("--data", folder / "text.txt", *WINDOWED, *BRIEF, "--out", folder / "run")
     return folder / "run"
 
@@ -78,14 +62,11 @@ def test_the_report_says_how_near_topics_are(run, capsys, monkeypatch):
     assert len(divergences) == 20 and record["divergences"] == divergences
     assert record["mean"] == pytest.approx(np.mean(divergences), abs=1e-3) and record["mean"] > 0.01
     assert record["standard_error"] == pytest.approx(np.std(divergences, ddof=1) / 20**0.5, rel=5e-3)
-    assert f"{record['mean']:.4f} bits, standard error {record['standard_error']:.4f}" in printed(capsys, *argv)
     monkeypatch.setattr(topics, "continuations", lambda run, contexts, count: contexts)
-    record = as_json(capsys, *argv[:3], 2)
-    assert record["mean"] < 1e-9 and len(record["divergences"]) == 2, "the fewest contexts that have a standard error"
+    assert as_json(capsys, *argv[:3], 2)["mean"] < 1e-9
 
 
-def test_too_few_contexts_or_no_scikit_learn_are_refused_before_anything_is_read(run, capsys, monkeypatch):
+def test_what_has_no_mean_or_no_topics_is_refused(run, capsys):
     assert "--contexts: 1 was given; it must be at least 2" in refused(capsys, "topics", run, "--contexts", 1)
-    monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
-    monkeypatch.delattr(topics, "load_corpus")
-    assert "topics needs the package scikit-learn; install the extra" in refused(capsys, "topics", run)
+    few = ["rose ship"] * 4 + ["wave wind"] * 4  # a word stands in at least five texts, and in at most half of them
+    assert "the training split has too few words for a topic model" in refusal(topics.topic_model, few)

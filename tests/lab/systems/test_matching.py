@@ -1,11 +1,14 @@
 """Object matching: it is the game that its page describes, and whoever does not remember is right by chance."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accelerated.lab.systems import matching
-from accelerated.lab.systems.matching import ENTRANCE, HALL, LENGTH, SIDE, STEPS
+from accelerated.lab.systems.matching import CELLS, ENTRANCE, HALL, LENGTH, NOTHING, OBJECT, STEPS
+
+UP, DOWN, LEFT, RIGHT, TAKE = range(5)
 
 
 def play(worlds, choose):
@@ -18,44 +21,17 @@ def play(worlds, choose):
     return np.array(seen), np.array(rewards)
 
 
-def told(objects, places, actions):
-    """What is seen and earned in one lane, by the rules in words; the cell is (row, column)."""
-    (first, other), (room_one, own, right) = objects, (divmod(place, SIDE) for place in places)
-    (row, column), over, seen, earned = divmod(ENTRANCE, SIDE), False, [], []
-    for clock, action in enumerate(actions):
-        room = ("first", "hall", "second")[clock // STEPS]
-        if clock % STEPS == 0:
-            row, column = divmod(ENTRANCE, SIDE)
-        here = {("first", room_one): first, ("second", own): first, ("second", right): other}.get((room, (row, column)))
-        seen.append("over" if over else (room, row, column) if here is None else here)
-        takes = action == 4 and room == "second" and here is not None and not over
-        earned.append((1 if here == other else -1) if takes else 0)
-        over = over or takes
-        if action < 4:
-            down, along = [(-1, 0), (1, 0), (0, -1), (0, 1)][action]
-            row, column = min(max(row + down, 0), SIDE - 1), min(max(column + along, 0), SIDE - 1)
-    return seen, earned
-
-
-@given(st.integers(0, 10**6))
-def test_each_lane_is_the_game_that_its_rules_tell(seed):
-    rng = np.random.default_rng(seed)
-    world, actions, meanings = matching.begin(3, rng), rng.integers(5, size=(LENGTH, 3)), {}
-    found, rewards = play(world, lambda clock, _: actions[clock])
-    for lane in range(3):
-        seen, earned = told(world.objects[lane], world.places[lane], actions[:, lane])
-        assert rewards[:, lane].tolist() == earned
-        assert all(meanings.setdefault(token, what) == what for token, what in zip(found[:, lane].tolist(), seen, strict=True))
-    assert len({*meanings.values()}) == len(meanings) and {*meanings} <= {*range(matching.OBSERVATIONS)}
-
-
-def test_nothing_is_drawn_more_often_than_it_should_be():
-    world, free = matching.begin(20_000, np.random.default_rng(0)), [1, 2, 3]
-    assert (world.objects[:, 0] != world.objects[:, 1]).all() and (world.places[:, 1] != world.places[:, 2]).all()
-    for values, kinds in ((world.objects, range(matching.OBJECTS)), (world.places, free)):
-        for column in values.T:
-            counts = np.bincount(column, minlength=len(kinds))[list(kinds)]
-            assert counts.sum() == 20_000 and np.abs(counts / 20_000 - 1 / len(kinds)).max() < 0.015
+@pytest.mark.parametrize("way, reward", [([DOWN], -1), ([DOWN, RIGHT], 1)], ids=["the first object", "the other one"])
+def test_an_episode_is_the_game_that_its_page_describes(way, reward):
+    """Object 3 is right of the entrance in the first room; in the second one it is below it, and object 1 beside it."""
+    world = matching.World(0, np.array([ENTRANCE]), np.array([[3, 1]]), np.array([[1, 2, 3]]), np.array([False]))
+    rooms = [UP, RIGHT, RIGHT, TAKE], [DOWN], [*way, TAKE]  # walls stop the agent; only objects of the second room are taken
+    actions = [action for room in rooms for action in [*room, *[TAKE] * (STEPS - len(room))]]
+    seen, rewards = play(world, lambda clock, _: np.array([actions[clock]]))
+    first, hall, second = seen[:, 0].reshape(3, STEPS).tolist()
+    assert first == [0, 0, *[OBJECT + 3] * (STEPS - 2)] and hall == [CELLS, *[CELLS + 2] * (STEPS - 1)]
+    assert second == [2 * CELLS, *[OBJECT + 3, OBJECT + 1][: len(way)], *[NOTHING] * (STEPS - 1 - len(way))]
+    assert rewards[:, 0].tolist() == [*[0] * (2 * STEPS + len(way)), reward, *[0] * (STEPS - 1 - len(way))]
 
 
 @given(st.integers(0, 10**6))

@@ -16,29 +16,21 @@ from tests.helpers.variants import ROBERTA, roberta_example, roberta_params
 
 
 def drawn(config, seed):
-    """(rng, the reference's parameters, a model with them in evaluation mode, an example's windows, its Answer)."""
+    """(rng, the reference's parameters, a model with them in evaluation mode, an example, what answer_loss takes of it)."""
     rng = np.random.default_rng(seed)
     params, (windows, answer) = roberta_params(config, rng), roberta_example(config, rng)
     model = Roberta(config)
     model.load_state_dict({name: torch.tensor(value) for name, value in params.items()})
-    return rng, params, model.eval(), windows, answer
-
-
-def asked(windows, answer):
-    """What `answer_loss` takes of a reference's windows and Answer."""
-    return (
-        [tuple(map(torch.tensor, window)) for window in windows],
-        torch.tensor(answer.kind),
-        torch.tensor(np.stack([answer.start, answer.end], 1)),
-    )
+    places = torch.tensor(np.stack([answer.start, answer.end], 1))
+    asked = [tuple(map(torch.tensor, window)) for window in windows], torch.tensor(answer.kind), places
+    return rng, params, model.eval(), (windows, answer), asked
 
 
 def compare(model, loss, expected, grads):
-    """The loss and the gradients of all parameters that it reaches; the reference's others are zero."""
-    own = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
-    found = {name: grad for (name, _), grad in zip(model.named_parameters(), own, strict=True) if grad is not None}
-    assert {name for name, grad in grads.items() if grad.any()} <= found.keys()
-    assert_agree({"loss": expected} | {name: grads[name] for name in found}, {"loss": loss} | found, 1e-9)
+    """The loss and the gradients of all parameters; of those that it does not reach they are zero."""
+    parameters = dict(model.named_parameters())
+    found = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
+    assert_agree({"loss": expected} | grads, {"loss": loss} | dict(zip(parameters, found, strict=True)), 1e-9)
 
 
 @examples(12)
@@ -47,14 +39,14 @@ def test_it_is_the_reference(recurrent, layers, insertion, module_layers, length
     """Outputs and states, of shorter windows too, losses and all gradients, of answering over windows and of the pretraining."""
     sizes = {"recurrent": recurrent, "layers": layers, "insertion_layer": min(insertion, layers), "module_layers": module_layers}
     config = dataclasses.replace(ROBERTA, **sizes)
-    rng, params, model, windows, answer = drawn(config, seed)
+    rng, params, model, (windows, answer), asked = drawn(config, seed)
     state, own = ref.initial_state(params, config, 3), model.initial_state(3)
     for tokens, readable, _ in windows:
         shorter = tokens[:, :length], readable[:, :length]
         expected, state, _ = ref.forward(params, config, *shorter, state)
         x, own = model(*map(torch.tensor, shorter), own)
         assert_agree({"x": expected} | named("state", state), {"x": x} | named("state", own), 1e-9)
-    compare(model, model.answer_loss(*asked(windows, answer)), *ref.loss_and_gradients(params, config, windows, answer))
+    compare(model, model.answer_loss(*asked), *ref.loss_and_gradients(params, config, windows, answer))
     targets, scored = rng.integers(config.vocabulary, size=(3, config.segment)), rng.random((3, config.segment)) < 0.5
     scored[0, 0] = True
     given_ = windows[0][0], targets, scored
@@ -67,8 +59,8 @@ def test_a_seed_gives_the_references_weights():
 
 
 def test_dropout_acts_in_training_alone_and_on_the_embedding(monkeypatch):
-    _, _, model, windows, answer = drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
-    losses = [model.train(training).answer_loss(*asked(windows, answer)) for training in (False, False, True)]
+    _, _, model, _, asked = drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
+    losses = [model.train(training).answer_loss(*asked) for training in (False, False, True)]
     assert losses[0] == losses[1] != losses[2]
     for layer in model.layers:
         monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)

@@ -6,16 +6,16 @@ import importlib.util
 import json
 import logging
 import re
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from filelock import FileLock
 
 from accelerated.data import named_sets
 from accelerated.data.config import DataConfig, check_data
-from accelerated.data.corpus import load_corpus, open_source
-from accelerated.data.named_sets import fetch, table_source
-from accelerated.data.recall import RecallConfig
+from accelerated.data.corpus import cache_folder, open_source
+from accelerated.data.named_sets import table_source
 from accelerated.data.sources import split_of
 from accelerated.data.tokenizers import ByteTokenizer
 from accelerated.data.windows import SPLITS
@@ -30,6 +30,7 @@ ARTICLES = {
     "valid": b" \n = Three = \n \n = not a heading = \n words = \n = Nor this = \n \n",
     "test": b" \n = Four = \n \n",
 }
+NAMES = {"train": "train", "valid": "validation", "test": "test"}
 COUNTS = {"train": 5, "validation": 3, "test": 2}
 BOOKS = {f"/{folder}/{i}.txt": f"{folder} {i}".encode() for folder, count in COUNTS.items() for i in range(count)}
 BOOKS |= {"/train/notes.md": b"no book"}
@@ -63,22 +64,16 @@ def read(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["enwik8", "pg19"])
-def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, monkeypatch, capsys, name):
-    """The second one waits, and finds what the first has fetched."""
-    began, second = threading.Event(), threading.Thread(target=lambda: read(name, tmp_path))
-
-    def slow(*given, **copy):
-        if not began.is_set():
-            began.set()
-            second.start()
-            time.sleep(0.3)
-        fetch(*given, **copy)
-
-    monkeypatch.setattr(named_sets, "fetch", slow)
-    first = read(name, tmp_path)
-    second.join(20)
-    assert not second.is_alive() and read(name, tmp_path) == first
-    assert "another process is fetching " in capsys.readouterr().err
+def test_processes_that_fetch_the_same_set_take_turns(server, tmp_path, capsys, name):
+    """Two wait while another holds the lock; the second finds what the first has fetched."""
+    (folder := tmp_path / "data" / name).mkdir(parents=True)
+    with ThreadPoolExecutor() as pool:
+        with FileLock(folder / ".lock"):
+            reading = [pool.submit(read, name, tmp_path) for _ in range(2)]
+            time.sleep(0.2)
+            assert not server.asked
+        first, second = (one.result() for one in reading)
+    assert first == second and "another process is fetching " in capsys.readouterr().err
     paths = [path for path in server.asked if path != "/list"]
     assert len(paths) == len({*paths}), "nothing is asked for twice"
 
@@ -91,8 +86,7 @@ def test_enwik8_is_cut_by_bytes_and_pg19s_books_are_documents(server, tmp_path):
     assert read("enwik8", tmp_path) == {"train": [ENWIK8[:900]], "valid": [ENWIK8[900:950]], "test": [ENWIK8[950:]]}
     assert {path.name for path in (tmp_path / "data" / "enwik8").iterdir()} <= {"enwik8.zip", ".lock"}
     by_split = read("pg19", tmp_path)
-    names = {"train": "train", "valid": "validation", "test": "test"}
-    assert by_split == {split: [f"{name} {i}".encode() for i in range(COUNTS[name])] for split, name in names.items()}
+    assert by_split == {split: [f"{name} {i}".encode() for i in range(COUNTS[name])] for split, name in NAMES.items()}
     (tmp_path / "data" / "pg19" / "train" / "3.txt").unlink()
     server.asked.clear()
     assert read("pg19", tmp_path) == by_split
@@ -112,10 +106,13 @@ def test_what_is_wrong_with_pg19_is_one_line(server, tmp_path, monkeypatch):
 
 def test_what_is_wrong_with_enwik8_is_one_line(server, tmp_path, monkeypatch):
     folder = tmp_path / "data" / "enwik8"
+    server.break_after = 10
     with monkeypatch.context() as patch:
-        patch.setattr(named_sets, "ENWIK8", "http://127.0.0.1:9/enwik8.zip")
-        words = f"refused.*; put a copy .* at {folder}/enwik8.zip"
-        assert re.search(words, refusal(read, "enwik8", tmp_path))
+        for address in (named_sets.ENWIK8, "http://127.0.0.1:9/enwik8.zip"):  # breaks off; is refused
+            patch.setattr(named_sets, "ENWIK8", address)
+            words = f"cannot fetch {address} .*; put a copy .sha256 {named_sets.ENWIK8_SHA256}. at {folder}/enwik8.zip$"
+            assert re.search(words, refusal(read, "enwik8", tmp_path))
+    assert [path.name for path in folder.iterdir()] == [".lock"] and len(server.asked) == 1, "it is asked for once"
     (folder / "enwik8.zip").write_bytes(b"another")
     assert re.search("does not have sha256 .*; remove it to fetch it again", refusal(read, "enwik8", tmp_path))
 
@@ -127,30 +124,6 @@ def test_official_sizes():
     assert score.OFFICIAL_WORDS["pg19"] == {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
     wikitext = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
     assert [score.OFFICIAL_WORDS[f"wikitext-103{form}"] for form in ("", "-raw")] == [wikitext] * 2
-
-
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("breaks off", "cannot fetch ADDRESS .*put a copy .sha256 CHECKSUM. at FOLDER/file$"),
-        ("wrong checksum", "the file from ADDRESS has another sha256 than CHECKSUM; try again, or put a copy"),
-        ("missing", "Not Found.; put a copy .sha256 CHECKSUM. at FOLDER/file$"),
-        ("no folder", "cannot write FOLDER.*; give another --data-dir"),
-    ],
-)
-def test_a_file_is_fetched_whole_or_not_at_all(tmp_path, case, words):
-    content, folder = bytes(i % 251 for i in range(100_000)), tmp_path / "deep"
-    checksum = "0" * 64 if case == "wrong checksum" else hashlib.sha256(content).hexdigest()
-    if case == "no folder":
-        folder.write_text("a file")
-    with serving({"/file": content}) as server:
-        server.break_after = 10_000 if case == "breaks off" else None
-        address = server.address + "/file" + "s" * (case == "missing")
-        for name, value in (("ADDRESS", address), ("CHECKSUM", checksum), ("FOLDER", str(folder))):
-            words = words.replace(name, value)
-        assert re.search(words, refusal(fetch, address, folder / "file", checksum))
-        assert len(server.asked) <= 1, "what is refused is asked for once"
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == ([folder] if case == "no folder" else [])
 
 
 @pytest.fixture
@@ -171,15 +144,6 @@ def hub(tmp_path, monkeypatch):
     return write
 
 
-def rows_of(data, tmp_path):
-    """Return {split: [bytes]} of a set, read back from the cache of tokens."""
-    corpus = load_corpus(DataConfig(data), ByteTokenizer(), RecallConfig(), tmp_path / "data")
-    return {
-        split: [bytes([*document.inputs[:1], *document.targets]) for document in documents]
-        for split, documents in corpus.splits.items()
-    }
-
-
 def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path):
     """The set's own splits are used, under each usual name; an empty or null text is a document too. A change is seen."""
     train = ["one é", "", {"text": None}, "two\n"]
@@ -187,32 +151,26 @@ def test_a_row_of_a_hub_set_is_a_document(hub, tmp_path):
     names = [text.name for split, text in table_source(data).texts() if split == "train"]
     assert names == [f"train:{number}" for number in range(1, 5)]
     expected = {"train": ["one é".encode(), b"", b"", b"two\n"], "valid": [b"three"], "test": [b"four", b"five"]}
-    assert rows_of(data, tmp_path) == expected
+    assert texts_of(table_source(data)) == expected
+    before = cache_folder(table_source(data), ByteTokenizer(), tmp_path)
     (tmp_path / "set" / "train.jsonl").write_text(json.dumps({"text": "other"}))
-    assert rows_of(data, tmp_path)["train"] == [b"other"]
+    assert cache_folder(table_source(data), ByteTokenizer(), tmp_path) != before
 
 
 def test_wikitexts_articles_are_documents(hub, tmp_path, monkeypatch):
     """The hub's rows are the lines of the set's files, but a blank line's row is empty."""
-    names, files, described = {"train": "train", "valid": "validation", "test": "test"}, {}, "---\nconfigs:\n"
-    raw = {split: text.replace(b"words", "wörter".encode()) for split, text in ARTICLES.items()}
-    for config, texts in (("wikitext-103-v1", ARTICLES), ("wikitext-103-raw-v1", raw)):
-        described += f"- config_name: {config}\n  data_files:\n"
-        for split, name in names.items():
-            lines = texts[split].decode().splitlines(keepends=True)
-            files[f"{config}-{name}.parquet"] = ["" if line == " \n" else line for line in lines]
-            described += f"  - split: {name}\n    path: {config}-{name}.parquet\n"
+    described = "---\nconfigs:\n- config_name: wikitext-103-raw-v1\n  data_files:\n"
+    files, second = {}, ARTICLES["train"].index(b" = Two")
+    for split, name in NAMES.items():
+        lines = ARTICLES[split].decode().splitlines(keepends=True)
+        files[f"{name}.parquet"] = ["" if line == " \n" else line for line in lines]
+        described += f"  - split: {name}\n    path: {name}.parquet\n"
     data = hub(files, "wikitext")
     (tmp_path / "wikitext" / "README.md").write_text(described + "---\n")
     monkeypatch.setattr(named_sets, "WIKITEXT", data.removeprefix("hf:"))
-    for name, texts in (("wikitext-103", ARTICLES), ("wikitext-103-raw", raw)):
-        second = texts["train"].index(b" = Two")
-        expected = {split: [text] for split, text in texts.items()}
-        assert read(name, tmp_path) == expected | {"train": [texts["train"][:second], texts["train"][second:]]}
-    monkeypatch.setitem(score.OFFICIAL_WORDS["wikitext-103"], "train", len(ARTICLES["train"].split()) + 14)
-    splits = load_corpus(DataConfig("wikitext-103"), ByteTokenizer(), RecallConfig(), tmp_path / "data").splits
-    run = score.TrainedRun("", None, None, {}, None, 1, "wikitext-103", splits)
-    assert run.words("train")[1] == "official count"
+    expected = {split: [text] for split, text in ARTICLES.items()}
+    expected["train"] = [ARTICLES["train"][:second], ARTICLES["train"][second:]]
+    assert read("wikitext-103-raw", tmp_path) == expected
 
 
 def test_a_hub_set_that_cannot_be_opened_is_refused(hub, tmp_path, monkeypatch):
@@ -256,23 +214,18 @@ def test_a_packed_text_is_a_document(hub, tmp_path):
     assert all(by_split.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "written", "words"),
-    [
-        ("a.jsonl", b"{no json", "datasets cannot open it"),
-        ("a.jsonl", b"", r"datasets cannot open it \(\w+\)"),
-        ("a.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; use another set"),
-        ("a.csv", b"text\n3\n", "needs a string column `text`, has text"),
-        ("a.zip", b"PK\x03\x04broken", "datasets cannot open it"),
-        ("a.parquet", b"no", "datasets cannot open it"),
-        ("a.txt.gz", gzip.compress(b"caf\xe9", mtime=0), "datasets cannot open it .*utf-8"),
-        ("a.txt.gz", gzip.compress(b"a text " * 999, mtime=0)[:-40], "datasets cannot open it"),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path, name, written, words):
-    (tmp_path / name).write_bytes(written)
-    message = refusal(table_source, str(tmp_path / name))
-    assert message.startswith(f"--data {tmp_path / name}") and re.search(words, message)
+UNREADABLE = [
+    ("a.jsonl", b"", r"datasets cannot open it \(\w+\)"),
+    ("b.jsonl", b'{"txt": "x"}', "needs a string column `text`, has txt; use another set"),
+    ("c.csv", b"text\n3\n", "needs a string column `text`, has text"),
+    ("d.txt.gz", gzip.compress(b"caf\xe9", mtime=0), "datasets cannot open it .*utf-8"),
+]
+
+
+def test_a_table_that_cannot_be_read_is_refused_in_one_line(hub, tmp_path):
+    for name, written, words in UNREADABLE:
+        (tmp_path / name).write_bytes(written)
+        assert re.match(f"--data {tmp_path / name} ?.*{words}", refusal(table_source, str(tmp_path / name)))
 
 
 def test_what_the_package_opens_is_refused_without_it(monkeypatch, tmp_path):

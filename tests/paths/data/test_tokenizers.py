@@ -3,7 +3,6 @@
 import functools
 import json
 import random
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -38,18 +37,9 @@ def folder_of(path, **texts):
     return source_of_path(DataConfig(str(path)))
 
 
-@functools.cache
-def learned_bpe():
-    """A BPE learned from a few words."""
-    pytest.importorskip("tokenizers", reason="learning needs the extra bpe: pip install -e '.[bpe]'")
-    ranks = tokenizer.learn_ranks(["the anthem of the hour, thé; " * 9, "\x00\x01é" * 9], 270)
-    return tokenizer.tokenizer_of_ranks("bpe", ranks)
-
-
-@pytest.mark.parametrize("made", [ByteTokenizer, lambda: SMALL, learned_bpe], ids=["bytes", "bpe", "learned"])
+@pytest.mark.parametrize("tokens", [ByteTokenizer(), SMALL], ids=["bytes", "bpe"])
 @given(text=st.binary(max_size=60) | st.text(max_size=30).map(str.encode))
-def test_any_text_survives_and_as_bytes_anything(made, text):
-    tokens = made()
+def test_any_text_survives_and_as_bytes_anything(tokens, text):
     ids, kept = tokens.encode(text), text if tokens.name == "bytes" else text.decode(errors="replace").encode()
     assert tokens.decode(ids) == kept and tokens.token_bytes[ids].sum() == len(kept)
 
@@ -83,7 +73,7 @@ def test_encodings_have_as_many_ids_as_our_table_says(monkeypatch):
 def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path):
     path, lines = tmp_path / "small.tiktoken", show_ranks(RANKS).splitlines(keepends=True)
     whole, expected = b"".join(lines), tokenizer.tokenizer_of_ranks("other name", RANKS)
-    for content in (whole, b"".join(reversed(lines)), whole + b"\n", whole[:-1], whole.replace(b" ", b"  ")):
+    for content in (b"".join(reversed(lines)), whole[:-1], whole.replace(b" ", b"  ")):
         path.write_bytes(content)
         tokens = open_tokenizer(str(path))
         assert tokens.fingerprint == expected.fingerprint and tokens.encode(TEXT).tolist() == SMALL.encode(TEXT).tolist()
@@ -91,20 +81,18 @@ def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path):
     assert tokens.fingerprint != tokenizer.tokenizer_of_ranks("small", RANKS | {b"th": 258, b" the": 256}).fingerprint
 
 
-NO_RANKS = [b"<html>", b"eHl6 2 3", b"eHl6 five", b"!! 261", b"eHl6 300", b"eHl6 5", b"dGg= 261"]  # lines after good ones
+NO_RANKS = [b"<html>", b"!! 261", b"eHl6 five", b"eHl6 5", b"dGg= 261"]  # lines after good ones
 
 
-def test_other_files_than_ranks_are_refused(tmp_path):
-    """Or none, or a folder."""
-    path = tmp_path / "ranks"
-    for content in (*(show_ranks(RANKS) + line for line in NO_RANKS), show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")):
-        path.write_bytes(content)
+def test_other_files_than_tokenizers_are_refused(tmp_path):
+    pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
+    files = [("ranks", show_ranks(RANKS) + line) for line in NO_RANKS]
+    files += [("ranks", show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")), ("a.json", b"{"), ("a.json", b'{"model": 3}')]
+    for name, content in files:
+        (path := tmp_path / name).write_bytes(content)
         words = refusal(open_tokenizer, str(path))
-        assert words.startswith(f"{path} cannot be used: it is no list of tokens in base64, all 256 bytes") and ADVICE in words
+        assert words.startswith(f"{path} cannot be used: ") and ADVICE in words, content[-20:]
     assert f"cannot read cl100k: No such file or directory; {ADVICE}" in refusal(open_tokenizer, "cl100k")
-    assert f": Is a directory; {ADVICE}" in refusal(open_tokenizer, "")
-    missing = refusal(run_tokenizer, tmp_path / "nowhere", DataConfig(train_bpe=261))
-    assert missing == f"cannot read {tmp_path}/nowhere/tokenizer.tiktoken: No such file or directory; {DAMAGED}"
 
 
 # What a run keeps
@@ -125,17 +113,15 @@ def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
     """By the file's form; or by the fingerprint, which a checkpoint keeps; or it is the same tokenizer written otherwise."""
     opened, data = kept(kind, tmp_path)
     assert opened.vocabulary == vocabulary_of(data)
-    opened.save(tmp_path / data.tokenizer_file)
     path, rng, noticed = tmp_path / data.tokenizer_file, random.Random(0), 0
+    opened.save(path)
     right = path.read_bytes()
     for same in (run_tokenizer(tmp_path, data), open_tokenizer(str(path))):
         assert (same.fingerprint, same.spellings) == (opened.fingerprint, opened.spellings)
         assert same.encode(TEXT).tolist() == opened.encode(TEXT).tolist()
     assert DataConfig(tokenizer=str(path)).tokenizer_file == path.name
     for bit in (0, 8 * len(right) - 1, *(rng.randrange(8 * len(right)) for _ in range(60))):
-        content = bytearray(right)
-        content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
+        path.write_bytes(right[: bit // 8] + bytes([right[bit // 8] ^ 1 << bit % 8]) + right[bit // 8 + 1 :])
         try:
             changed = run_tokenizer(tmp_path, data)
             noticed += changed.fingerprint != opened.fingerprint
@@ -144,8 +130,6 @@ def test_a_run_keeps_its_tokenizer_and_notices_a_flipped_bit(tmp_path, kind):
             noticed += 1
             assert str(error).startswith(str(path)) and str(error).endswith(DAMAGED)
     assert noticed > 50
-    assert run_tokenizer(tmp_path, DataConfig()).name == "bytes"
-    assert "; give another --out" in refusal(opened.save, tmp_path / "nowhere" / "file")
 
 
 # Learned tokens
@@ -159,14 +143,6 @@ def test_a_bpe_is_learned_from_the_training_split_alone(tmp_path):
     assert learned.spellings == [*single, b"ab", b" ab", b"th", b" th", b"\xc3\xa9", b"\x00\x00", b" \x00\x00"]
     words = "--train-bpe 300: the training split has only 266 different tokens; give at most that"
     assert refusal(tokenizer.train_bpe, source, 300) == words
-
-
-def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    for name in ("some.json", "vocab.json", "merges.txt"):
-        (tmp_path / name).write_text("{}")
-    for call in ((tokenizer.tokenizers_package,), *((open_tokenizer, str(tmp_path / n)) for n in ("some.json", "vocab.json"))):
-        assert "needs the package tokenizers; install the extra" in refusal(*call)
 
 
 WIKITEXT = " \n = The Title = \n \n The cat <unk> the é cat . \n The dog @-@ sat . \n"
@@ -215,22 +191,23 @@ def test_a_large_vocabulary_has_32_bit_ids():
 # The package tokenizers
 
 
+BYTES_OF_LLAMA = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
 @functools.cache
 def packaged(kind):
     """The contents of a tokenizer.json of each kind, learned from a source file of ours."""
     package = pytest.importorskip("tokenizers", reason="needs the extra bpe: tokenizers")
     models, before, trainers = package.models, package.pre_tokenizers, package.trainers
-    bytes_of_llama, unknown = [f"<0x{byte:02X}>" for byte in range(256)], {"unk_token": "[UNK]"}
     model, splitter, trainer, special = {
         "bytes": (models.BPE(), before.ByteLevel(add_prefix_space=False), trainers.BpeTrainer, ["<|end|>"]),
-        "like T5": (models.Unigram(), before.Metaspace(), trainers.UnigramTrainer, ["[UNK]"]),
-        "like Llama": (models.BPE(byte_fallback=True), before.Metaspace(), trainers.BpeTrainer, bytes_of_llama),
-        "like BERT": (models.WordPiece(**unknown), before.BertPreTokenizer(), trainers.WordPieceTrainer, ["[UNK]", "[CLS]"]),
+        "like Llama": (models.BPE(byte_fallback=True), before.Metaspace(), trainers.BpeTrainer, BYTES_OF_LLAMA),
+        "like BERT": (models.WordPiece(unk_token="[UNK]"), before.BertPreTokenizer(), trainers.WordPieceTrainer, ["[UNK]"]),
     }[kind]
-    options = {"bytes": {"initial_alphabet": before.ByteLevel.alphabet()}, "like T5": unknown}.get(kind, {})
     made = package.Tokenizer(model)
     made.pre_tokenizer = splitter
-    trained = trainer(vocab_size=700, special_tokens=special, show_progress=False, **options)
+    alphabet = before.ByteLevel.alphabet() if kind == "bytes" else []
+    trained = trainer(vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     made.train_from_iterator(TEXT.decode().splitlines(keepends=True), trained)
     if kind == "bytes":
         made.decoder = package.decoders.ByteLevel()
@@ -251,21 +228,17 @@ def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
 @pytest.mark.parametrize(
     ("kind", "text", "expected"),
     [
-        ("like T5", "def f(x): return x", " def f(x): return x"),
-        ("like BERT", "def f(x):\n return  x", " def f ( x ) : return x"),
+        ("like BERT", "def f(x):\n returns  x", " def f ( x ) : returns x"),
         ("like Llama", "def f(x):\n return  é漢", " def f(x):\n return  é漢"),
     ],
 )
 def test_other_tokenizers_spell_the_text_as_they_normalise_it(kind, text, expected):
-    """Also bytes that have no token of their own; and if the file leaves the model's type out, as BERT's."""
-    described = json.loads(packaged(kind))
-    if kind == "like BERT":
-        del described["model"]["type"]
-    model = tokenizer.PackagedTokenizer("some.json", json.dumps(described).encode())
+    """Also bytes that have no token of their own."""
+    model = tokenizer.PackagedTokenizer("some.json", packaged(kind))
     assert model.decode(model.encode(text)).decode() == expected and model.vocabulary == len(model.spellings)
 
 
-def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path, monkeypatch):
+def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path):
     """As GPT-2 and RoBERTa are published."""
     described = json.loads(packaged("bytes"))["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(described["vocab"]))
@@ -276,22 +249,3 @@ def test_a_folder_with_vocabulary_and_merges_is_a_tokenizer(tmp_path, monkeypatc
     assert opened.encode(TEXT).tolist() == tokenizer.PackagedTokenizer("some.json", packaged("bytes")).encode(TEXT).tolist()
     opened.save(tmp_path / data.tokenizer_file)
     assert run_tokenizer(tmp_path, data).fingerprint == opened.fingerprint
-    monkeypatch.chdir(tmp_path.parent)
-    monkeypatch.setitem(ENCODINGS, tmp_path.name, 9)
-    assert DataConfig(tokenizer=tmp_path.name).tokenizer == tmp_path.name, "it may be named as an encoding"
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        *({"a.json": text} for text in ("", "{", "[]", '{"model": 3}', "\xff", '{"version": "1.0", "model": {"type": "x"}}')),
-        *({"vocab.json": v, "merges.txt": m} for v, m in (('{"a": 0}', "a b c d"), ("[]", "a b"), ("{", ""))),
-    ],
-)
-def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path, files):
-    pytest.importorskip("tokenizers", reason="needs the extra bpe")
-    for name, text in files.items():
-        (tmp_path / name).write_bytes(text.encode("latin1"))
-    path = tmp_path / next(iter(files))
-    words = refusal(open_tokenizer, str(path))
-    assert words.startswith(f"{path} cannot be used: ") and ADVICE in words

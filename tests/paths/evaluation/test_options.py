@@ -25,11 +25,9 @@ ANSWERED = {
     "eval.py positions . --typo": (2, "eval.py positions: unknown option --typo; did you mean --pool?"),
     "eval.py nonsense": (2, "eval.py: this is no run's folder, and the report is 'nonsense'"),
     "eval.py sample . --seed 12345678901234567890": (2, "it must be at least 0 and below 2^32"),
-    "eval.py score . --data nowhere": (2, "eval.py: --data nowhere: no such file or folder"),
     "eval.py sample . --prompt-file nowhere": (2, "eval.py: cannot use nowhere: No such file or directory; give another"),
     "train.py --help": (0, "--learning-rate"),
     "train.py --typo 3": (2, "train.py: unknown option --typo; did you mean"),
-    "train.py --model memformer --layers 1": (2, "train.py: --layers is an option of --model"),
 }
 
 

@@ -14,8 +14,7 @@ from accelerated.models import NAMES
 from accelerated.training import opening
 from accelerated.training.options import parse
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
-from tests.helpers.programs import MEMFORMER, TINY, WINDOWED, refusal, saved, train
-from tests.helpers.texts import documents_of
+from tests.helpers.programs import TINY, WINDOWED, refusal, saved, train
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
@@ -36,27 +35,15 @@ def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, mod
         assert (parameters[name] - value).abs().max() <= 1e-5 * value.abs().max(), name
 
 
-def test_it_is_said_how_much_a_run_reads():
-    """Predictions of each split, and passes through those of training: 4 steps of 2 lanes of 3 segments of 8 tokens."""
-    settings = parse([str(option) for option in [*MEMFORMER, "--batch", 2, "--horizon", 3, "--segment", 8, "--steps", 4]])[0]
-    splits = {"train": documents_of([41, 41, 1]), "valid": documents_of([11]), "test": documents_of([6, 6])}
-    said = opening.how_much_is_read(SimpleNamespace(settings=settings, corpus=SimpleNamespace(splits=splits)))
-    assert said == "tokens: train 80, valid 10, test 10; 4 steps read 192, 2.4 passes"
-
-
 IMPOSSIBLE = [  # (options, what this machine is like besides, words of the refusal)
     (["--out", "file/deep"], {}, "cannot write file/deep: Not a directory; give another --out"),
     (["--compile", "inductor", "--device", "cpu"], {"PATH": "", "CXX": "no"}, "needs a C++ compiler on a CPU, and there is none"),
     (["--compile", "cudagraphs", "--device", "cpu"], {}, "--compile cudagraphs needs --device cuda, and this is cpu"),
     (["--horizon", 10**12], {}, "or a step of 48,000,000,000,000 tokens, does not fit into memory; give smaller ones"),
-    (["--batch", 3, "--accumulate", 2], {}, "--accumulate 2 does not divide each process's 3 lanes"),
     (["--batch", 4, "--accumulate", 4], {"WORLD_SIZE": "2"}, "--accumulate 4 does not divide each process's 2 lanes"),
     (["--batch", 3], {"WORLD_SIZE": "2"}, "--batch 3 cannot be divided by 2 processes"),
     (["--width", 10**9], {}, "a model of these sizes, or a step of 48 tokens, does not fit into memory; give smaller ones"),
-    *(
-        ([option, 300], {"tokenizers": None}, f"{option} needs the package tokenizers; ")
-        for option in ("--train-bpe", "--train-words")
-    ),
+    (["--train-words", 300], {"tokenizers": None}, "--train-words needs the package tokenizers; "),
 ]
 
 
@@ -75,8 +62,8 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
     documents = [SimpleNamespace(inputs=range(predictions)) for predictions in (25, 8, 0)]
     resumed = SimpleNamespace(resumed={"step": 4}, folder="run")
     for overlap, epochs, steps in ((0, 2.0, 3), (0, 1.3, 2), (0, 0.1, 1), (3, 2.0, 3), (3, 2.4, 4)):  # 5 or 6 windows of 8
-        settings = parse([str(option) for option in [*WINDOWED, "--overlap", overlap, "--epochs", epochs, "--batch", 2]])[0]
-        settings = settings._replace(training=dataclasses.replace(settings.training, horizon=2))
+        options = [*WINDOWED, "--horizon", 2, "--batch", 2, "--overlap", overlap, "--epochs", epochs]
+        settings, _ = parse([str(option) for option in options])
         found = opening.with_steps(settings, documents, SimpleNamespace(resumed=None)).training
         assert (found.steps, found.epochs) == (steps, 0.0), (overlap, epochs)
         said = f"--epochs {epochs:g} of {6 if overlap else 5} segments in 2 x 2 a step"
