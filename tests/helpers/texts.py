@@ -8,7 +8,7 @@ import numpy as np
 import tiktoken
 from hypothesis import strategies as st
 
-from accelerated.data.tokenizers import ByteTokenizer
+from accelerated.data.tokenizers import BpeTokenizer, ByteTokenizer
 from accelerated.data.windows import Document
 
 BYTES = ByteTokenizer()
@@ -49,24 +49,9 @@ def show_ranks(tokens):
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 
-class MergedTokenizer:
-    """A tiktoken encoding with tokens that hold white space, only white space, or several words."""
-
-    ranks = (*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b")
-    encoding = tiktoken.Encoding(
-        "merged", pat_str=r"(?s).+", mergeable_ranks={token: rank for rank, token in enumerate(ranks)}, special_tokens={}
-    )
-    vocabulary = len(ranks)
-    token_bytes = np.array([len(token) for token in ranks])
-
-    def encode(self, text):
-        return np.array(self.encoding.encode_ordinary(text), np.uint16)
-
-    def decode(self, ids):
-        return self.encoding.decode_bytes([int(token) for token in ids])
-
-
-MERGED = MergedTokenizer()
+RANKS = (*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the", b"\n\n", b"a ", b"a b", b"\xc3\xa9", b" a b")
+ENCODING = {"pat_str": r"(?s).+", "mergeable_ranks": {token: rank for rank, token in enumerate(RANKS)}, "special_tokens": {}}
+MERGED = BpeTokenizer("merged", tiktoken.Encoding("merged", **ENCODING))  # tokens hold white space, only that, or several words
 
 
 def document_from(text, tokenizer, scored=None):

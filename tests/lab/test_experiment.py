@@ -49,7 +49,6 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
 
 
 REFUSED = {  # what: (words, fields of the experiment, an earlier record, the message)
-    "a row": ("--rows d", {}, None, "--rows is 'd'; it must be one of a, b, c"),
     "other settings": ("", {}, '{"settings": 5}', "toy.json has runs of other settings, 5 and not {'updates': 50}"),
     "half a record": ("", {}, '{"settings": ', r"toy\.json cannot be read .*; remove it, or give another --out"),
     "no matplotlib": ("", {"draw": print}, None, "plots need the package matplotlib"),

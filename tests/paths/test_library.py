@@ -15,9 +15,6 @@ def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
     first, other = accelerated.load(run), accelerated.load(tmp_path / "export")
     assert first.settings == other.settings and not first.model.training
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
-    continuations = [accelerated.generate(model, tokenizer, "def ", tokens=9) for model, tokenizer, _ in (first, other)]
-    printed = as_json(capsys, "sample", run, "--prompt", "def ", "--tokens", 9)["continuation"]
-    assert continuations == [printed, printed]
     ours, theirs = (as_json(capsys, "score", folder) for folder in (run, tmp_path / "export"))
     assert ours == theirs | {"run": str(run)}
 

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import re
 from fnmatch import fnmatch
+from pathlib import Path
 
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence
 
@@ -92,94 +93,7 @@ def config_of(paper: str, name: str) -> object:
 # Values inside a layer, in the order of computation. Below a paper and its cases that have them (more would not fit) stand
 # forward functions, each called by the one before it or further down, [1] in its second call, and VARIABLE=NAME, or a variable
 # that keeps its name. They are of the first such call in the first segment; "return" is what a function returns.
-INNER = """
-block_recurrent fixed-skip lstm-dual
-  layer[0] token_projection: normed=normed_input, projected.query=query
-  layer[0]: keys, values
-  layer[0] sliding_attention: bias=position_bias
-  layer[0] attention: similarity, weights, return.0=attended
-  state_projection: identified=identified_states, projected.key=state_key, projected.value=state_value
-  state_projection: projected.query=state_query, projected.cross_query=state_cross_query
-  layer[0] token_projection: projected.cross_query=cross_query
-  recurrence attention[0]: weights=read_weights, return.0=read
-  state_update attention[0]: return.0=states_from_states
-  state_update attention[1]: return.0=states_from_tokens
-block_recurrent fixed-skip lstm-dual fixed-dual
-  state_update: attended=gate_input
-  fixed_gate: z=gate_candidate, g=gate
-  lstm_gate: z=gate_candidate, i=input_gate, f=forget_gate
-  state_update: return.0=states_after_a_block
-block_recurrent fixed-skip lstm-dual
-  layer[0]: out=attention_output
-  layer[0] token_mlp: hidden=mlp_hidden
-  layer[0]: return.0=layer_output
-block_recurrent feedback*
-  state_projection: projected.key=state_key
-  layer[0]: cross=read
-  state_update: return.0=states_after_a_block
-compressive conv-attention_reconstruction transformer-xl-short
-  layer: h=layer_input
-  distance_keys: sinusoids
-  relative_attention: query, key, value, distance_key, by_distance=scores_by_distance
-  relative_shift: return.0=scores_by_distance_shifted
-  relative_attention: scores, weights, return.0=attended
-  attend: return.0=attention_output
-  layer: a=after_attention_norm
-  mlp: hidden=mlp_hidden, return.0=mlp_output
-  layer: return.0=layer_output
-compressive *
-  remember: evicted
-compressive *most_used*
-  remember: usage
-compressive *
-  remember: new
-  attention_reconstruction: target=attention_over_evicted, out=attention_over_new
-  auto_encoding: flat=decoded
-memformer all-tasks transformer-xl decoder-only
-  encoder_layer[0] self_attention: normal=normed_input, query, key, value
-  encoder_layer[0] self_attention transformer_xl_attention: distance_key
-  encoder_layer[0] self_attention relative_weights: by_distance=scores_by_distance, by_key=scores_by_key, scores, return.0=weights
-  encoder_layer[0] self_attention simplified_attention: by_distance=weights_by_distance
-  encoder_layer[0] simplified_attention: return.0=attended
-  encoder_layer[0] transformer_xl_attention: return.0=attended
-  encoder_layer[0] cross_attention: query=read_query, key=read_key
-  encoder_layer[0] cross_attention masked_attention: weights=read_weights
-  encoder_layer[0]: return.0=encoder_layer_output
-  encoder: encoded
-  slot_attention: normal=normed_slots, source=normed_encodings, query=slot_query, self_key=slot_self_key, key=slot_key
-  slot_attention: value=slot_value, scores=slot_scores
-  slot_mean: weights=slot_weights
-  slot_attention: return.0=new_slots
-  decoder_layer[0] self_attention: normal=decoder_normed_input
-  decoder_layer[0] self_attention relative_weights: return.0=decoder_weights
-  decoder_layer[0] masked_attention: weights=cross_weights
-  decoder_layer[0]: return.0=decoder_layer_output
-  memory_layer[0] self_attention: normal=normed_input, source=attention_source
-  memory_layer[0] relative_weights: return.0=weights
-  memory_layer[0]: return.0=layer_output
-memorizing retrieval
-  layer[0] projection: normed=normed_input, projected.query=query
-  layer[0]: keys, values
-  layer[0] local_attention: bias=position_bias
-  layer[0] attention: similarity, weights, return.0=attended
-  layer[0]: return.0=layer_output
-  layer[1] attention: return.0=local
-  layer[1] retrieval: return.0=found
-  layer[1] memory_gate: g=gate, return.0=mixed
-  layer[1]: out=attention_output
-  layer[1] token_mlp: hidden=mlp_hidden
-pretrained_recurrence mean
-  layer[0] window_projections: normal=normed_input
-  layer[0] window_attention: query, key, value
-  layer[0] masked_attention: scores, weights, return.0=attended
-  layer[0] window_attention: return.0=after_attention
-  layer[0] gelu_mlp: normal=normed_mlp_input, before=before_gelu, hidden=mlp_hidden
-  layer[0]: return.0=layer_output
-pretrained_recurrence *
-  module: return.0=inserted
-  mix: shares=layer_shares
-  pool: mixed, return.0=pooled
-"""
+INNER = Path(__file__).with_name("inner_values.txt").read_text()
 
 
 def inner_values(paper: str, name: str) -> list[tuple[list, dict]]:

@@ -14,7 +14,6 @@ from accelerated.lab.speed.variants import Variant
 from accelerated.models import NAMES, presets_of
 from accelerated.replay import BACKPROP
 from accelerated.training.settings import COMPILERS
-from tests.helpers.programs import refusal
 from tests.helpers.variants import PAPERS
 
 CPU = torch.device("cpu")
@@ -63,11 +62,6 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
     [(_, rows)] = tables(capsys, "compile", "--model", "compressive", "--repeats", "2")
     assert [row[0] for row in rows] == list(COMPILERS) and horizons == [1] * len(rows)
-
-
-@pytest.mark.parametrize("words", ["steps --repeats 0", "horizons --horizons 0"])
-def test_impossible_numbers_are_refused(words):
-    assert "0: it must be at least 1" in refusal(bench.parse_options, words.split())
 
 
 def options(**changes):

@@ -58,16 +58,10 @@ def test_a_seed_gives_the_references_weights():
     assert all(torch.equal(value, torch.tensor(params[name])) for name, value in Roberta(ROBERTA, seed=7).state_dict().items())
 
 
-def test_dropout_acts_in_training_alone_and_on_the_embedding(monkeypatch):
+def test_dropout_acts_in_training_alone():
     _, _, model, _, asked = drawn(dataclasses.replace(ROBERTA, dropout=0.4), 2)
     losses = [model.train(training).answer_loss(*asked) for training in (False, False, True)]
     assert losses[0] == losses[1] != losses[2]
-    for layer in model.layers:
-        monkeypatch.setattr(layer, "forward", lambda x, hidden, inserted: x)
-    tokens = torch.arange(88).reshape(11, 8) % ROBERTA.vocabulary
-    plain, dropped = (model.train(training)(tokens, tokens >= 0, model.initial_state(11))[0] for training in (False, True))
-    kept = dropped != 0
-    assert 0.5 < kept.double().mean() < 0.7 and torch.allclose(dropped[kept], plain[kept] / 0.6)
 
 
 OF_A_LAYER = {"query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value"}

@@ -1,6 +1,5 @@
-"""The command lines of eval.py and train.py are answered at once: without torch, and in a fraction of a second."""
+"""The command lines of eval.py and train.py are answered at once: without torch and other packages that are slow to import."""
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -32,15 +31,9 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("argv", ANSWERED)
-def test_the_command_line_is_read_without_torch_in_a_fraction_of_a_second(argv):
-    """Of computing, so that a busy machine does not matter: 0.2 s measured. Importing torch takes longer than the limit."""
-    (code, words), seconds = ANSWERED[argv], []
-    while not seconds or (min(seconds) >= 1.0 and len(seconds) < 5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", SCRIPT, *argv.split()], cwd=ROOT, capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+def test_the_command_line_is_read_without_torch(argv):
+    code, words = ANSWERED[argv]
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *argv.split()], cwd=ROOT, capture_output=True, text=True)
     *shown, imported, ended = done.stdout.splitlines()
     assert (imported, ended) == ("imported:", f"exit code: {code}"), done.stderr
     assert words in (done.stderr if code == 2 else "\n".join(shown)) and done.stderr.count("\n") == (code == 2)
-    assert min(seconds) < 1.0, seconds

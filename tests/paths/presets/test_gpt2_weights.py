@@ -151,7 +151,6 @@ TENSORS = {  # what: (tensors that are changed, added or, if None, removed; the 
     "one more": ({"h.1.attn.rotary.weight": torch.zeros(4)}, "h.1.attn.rotary.weight should be absent, is (4,)"),
     "untied head": ({"lm_head.weight": torch.zeros(300, 32)}, "lm_head.weight differs from wte.weight"),
     "embedding of one axis": ({"wte.weight": torch.zeros(300)}, "is not a GPT-2: it holds h.0.attn.c_attn.bias"),
-    "odd bias": ({"h.1.attn.c_attn.bias": torch.zeros(95)}, "is not a GPT-2: h.1.attn.c_attn.bias should be (96,), is (95,)"),
     "quantised": ({"h.1.mlp.c_fc.weight": torch.zeros(32, 128, dtype=torch.int8)}, "h.1.mlp.c_fc.weight is stored as I8; give"),
 }
 
@@ -165,23 +164,12 @@ def test_other_tensors_are_refused(file, what):
 
 
 def test_other_files_and_a_missing_package_are_named(file, monkeypatch):
-    for content, words in (
-        (file.read_bytes()[:-1], "is not a whole safetensors file (Error while deserializing header"),
-        (safetensors.save({"bert.weight": torch.zeros(1)}), "is not a GPT-2: it holds bert.weight ..."),
-    ):
-        file.write_bytes(content)
-        message = refusal(load_gpt2, file)
-        assert str(file) in message and words in message and "expected GPT-2 in safetensors" in message
+    file.write_bytes(file.read_bytes()[:-1])
+    message = refusal(load_gpt2, file)
+    assert f"{file} is not a whole safetensors file (Error while" in message and "expected GPT-2 in safetensors" in message
     assert "No such file" in refusal(load_gpt2, file.with_name("absent.safetensors"))
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert "needs the package safetensors; install the extra: pip install -e '.[gpt2]'" in refusal(load_gpt2, file)
-
-
-@pytest.mark.parametrize("described", ["no json", "[" * 10**5, '{"n_head": []}', '{"n_head": 5}'], ids=lambda text: text[:14])
-def test_a_config_json_without_a_possible_number_of_heads_is_refused(file, described):
-    """Without it heads would be 64 wide, so there is none of 32."""
-    (file.parent / "config.json").write_text(described)
-    assert "is not a GPT-2 that fits our model: " in refusal(load_gpt2, file)
 
 
 USUAL = {"n_head": 4, "activation_function": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-05, "scale_attn_weights": True}
@@ -194,8 +182,12 @@ OTHER = {  # {field of config.json: a value with which GPT-2 computes something 
 }
 
 
-def test_a_config_json_says_whether_another_function_is_computed(file):
+def test_a_config_json_says_the_heads_and_whether_another_function_is_computed(file):
+    """Without it heads would be 64 wide, so there is none of 32."""
     described = file.parent / "config.json"
+    for content in ("no json", "[" * 10**5, '{"n_head": []}', '{"n_head": 5}'):
+        described.write_text(content)
+        assert "is not a GPT-2 that fits our model: " in refusal(load_gpt2, file), content[:14]
     described.write_text(json.dumps(USUAL))
     model_of(file)
     for field, value in OTHER.items():

@@ -94,15 +94,6 @@ def test_a_reader_that_has_gone_is_no_error():
         assert (code, errors) == (1, ""), size
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a full output needs /dev/full; run it on Linux")
-def test_a_full_output_is_one_line():
-    """Of what is written at once, and of what is written at the end."""
-    for unbuffered in ("1", ""):
-        with open("/dev/full", "w") as full:
-            code, _, errors = program("run_program('eval.py', lambda: print('x'))", full, PYTHONUNBUFFERED=unbuffered)
-        assert (code, errors) == (2, "eval.py: cannot write the output: No space left on device; send it elsewhere\n")
-
-
 def test_one_of_several_processes_leaves_without_what_may_abort_it(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     body = "import atexit\natexit.register(print, 'ended')\nrun_program('train.py', lambda: print('done'))"

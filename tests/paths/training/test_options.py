@@ -25,7 +25,6 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--initial-fraction 1.5": "--initial-fraction is 1.5; it must lie in 0..1",
     "--epochs nan": "--epochs is nan; it must be at least 0",
     "--learning-rate inf": "must be positive and finite",
-    "--weight-decay inf": "--weight-decay is inf",
     f"--seed {2**63}": "it must be below 2^63",
     "--data recall --recall-pairs 99": "--recall-pairs is 99",
     "--model pretrained_recurrence --insertion-layers 5": "--insertion-layers (5,) must lie in 1..4",
@@ -44,11 +43,8 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     **{f"--{name.replace('_', '-')} -1": "; it must be at least 0" for name in NOT_NEGATIVE},
     # An option of another model, or of other data, and what argparse refuses
     "--memory 64": "--memory is an option of --model compressive or memorizing",
-    "--task-recall 0.1": "--task-recall is an option of --model memformer",
     "--recall-pairs 3": "--recall-pairs is an option of --data recall; leave it out or choose that",
     **{f"--data recall {name} 9": f"{name} is an option of --data with texts" for name in ("--tokenizer", "--train-bpe")},
-    "--data recall --recall-distence 5": "unknown option --recall-distence; did you mean --recall-distance",
-    "--steps many": "invalid int value",
     "--recurrent-layers x": "numbers joined by commas",
 }
 
