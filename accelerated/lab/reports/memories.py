@@ -86,8 +86,8 @@ def compression_by_layer(model: Module, documents: Sequence, lanes: int, sequenc
     for layer in blank.layers:  # compresses to zeros, of which attention makes zeros: the difference is the target
         layer.compression.register_forward_hook(lambda compression, given, new: torch.zeros_like(new))
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        losses = [[*each.read(tokens, state).auxiliary.values()] for each in (model, blank)]
-        total, count = total + torch.tensor(losses) * len(tokens), count + len(tokens)
+        losses = [torch.stack([*each.read(tokens, state).auxiliary.values()]) for each in (model, blank)]
+        total, count = total + torch.stack(losses) * len(tokens), count + len(tokens)
     return total / count
 
 

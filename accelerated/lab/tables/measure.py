@@ -19,6 +19,7 @@ from accelerated.lab.tables.table import Table
 from accelerated.lab.trials import HEADLINE_SEEDS, LOG, LOG_NUMBERS, SEEDS, Trial, Workshop, join, machine
 from accelerated.models import model_class
 from accelerated.program.files import written_whole
+from accelerated.protocol import overlap_of
 from accelerated.training.options import parse
 from accelerated.training.process import choose_device, keep_freed_memory
 from accelerated.training.settings import Settings
@@ -105,6 +106,6 @@ def step_times(settings: Sequence[Settings]) -> list[list[float]]:
         options = Namespace(batch=training.batch, device=device, dtype=training.dtype)
         model = model_class(row.model)(row.model_config).to(device)
         steps[row] = rollout(model, training.backprop, training.horizon, options).step
-        tokens[row] = training.batch * training.horizon * (row.model_config.segment - getattr(row.model_config, "overlap", 0))
+        tokens[row] = training.batch * training.horizon * (row.model_config.segment - overlap_of(row.model_config))
     times = time_in_turn(steps, ROUNDS, device)
     return [[1000 * seconds / tokens[row] for seconds in times[row]] for row in settings]
