@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -122,7 +121,7 @@ class Workshop:
         with subprocess.Popen(command, env=self.environment, start_new_session=True, **pipes) as child:
             self.children.add(child)
             if self.stopping:  # since it was asked above
-                child.send_signal(signal.SIGINT)
+                child.terminate()  # Python, while it starts, can lose a Ctrl-C
             output, errors = child.communicate()
         self.children.discard(child)
         return child.returncode, output, ((errors.strip() or output.strip()).splitlines() or ["no output"])[-1]
@@ -140,7 +139,7 @@ class Workshop:
             except BaseException:
                 self.stopping = True
                 for child in tuple(self.children):
-                    child.send_signal(signal.SIGINT)
+                    child.terminate()
                 raise
 
 
