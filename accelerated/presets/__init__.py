@@ -8,3 +8,6 @@ FAR = {
 # The sizes that lab/speed measures on a CPU, and those that it compares with a CPU; each model's SPEED has the rest
 MEASURED = {"width": 256, "heads": 4, "feed_forward": 1024}
 COMPARED = {"width": 128, "heads": 2, "feed_forward": 256}
+# Of each model's SMALL, which tests and gradients use: all sizes differ. Some models have buckets of distances
+TESTED = {"vocabulary": 11, "heads": 2, "feed_forward": 7}
+BUCKETED = {"buckets": 6, "max_distance": 5, "attention_scale": 3.0, "dropout": 0.0}

@@ -1,7 +1,7 @@
 """What others must know of the Block-Recurrent Transformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU
-from reference.block_recurrent import Config  # noqa: F401  for models.py
+from accelerated.presets import BUCKETED, COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from reference.block_recurrent import Config
 
 # Block-Recurrent Transformer, section 4; no weight decay. torch's Adafactor limits the rate to 1/sqrt(step), which is the
 # paper's rate from step 1000 on, so a learning_rate above 1.0 changes nothing there
@@ -59,6 +59,7 @@ PRESETS = {
     },
 }  # fmt: skip
 
+SMALL = Config(**TESTED, layers=3, **BUCKETED, width=6, head_width=5, window=4, segment=12, recurrent_layers=(2,), states=3)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
     | {"layers": 6, "head_width": 64, "window": 128, "segment": 1024, "states": 128, "recurrent_layers": (4,), "dropout": 0.0},

@@ -1,7 +1,7 @@
 """What others must know of the Compressive Transformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, MEASURED, ON_A_GPU
-from reference.compressive import Config  # noqa: F401  for models.py
+from accelerated.presets import COMPARED, MEASURED, ON_A_GPU, TESTED
+from reference.compressive import Config
 
 EVALUATION_SIZES = ("memory", "compressed_memory")  # eval.py can change them after training
 
@@ -78,6 +78,7 @@ PRESETS |= {
 }
 PRESETS["enwik8-xl"]["memory"] = 2304
 
+SMALL = Config(**TESTED, layers=3, width=6, head_width=5, segment=8, memory=12, compressed_memory=5, compression_rate=4)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
     | {"layers": 6, "head_width": 64, "segment": 256, "memory": 256, "compressed_memory": 64, "compression_rate": 4},

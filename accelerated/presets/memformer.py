@@ -1,7 +1,7 @@
 """What others must know of Memformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU
-from reference.memformer import Config  # noqa: F401  for models.py
+from accelerated.presets import COMPARED, FAR, MEASURED, ON_A_GPU, TESTED
+from reference.memformer import Config
 
 # Memformer, section 3.1: segments of 64, the widths and heads of all its models, no dropout. The paper gives no optimiser, rates,
 # batch or number of steps: those are ours
@@ -52,6 +52,7 @@ PRESETS = {
     },
 }  # fmt: skip
 
+SMALL = Config(**TESTED, width=10, encoder_layers=2, decoder_layers=3, head_width=3, segment=6, slots=4, max_distance=9)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED | {"encoder_layers": 3, "decoder_layers": 3, "head_width": 64, "segment": 64, "slots": 32},
     "small": COMPARED | {"encoder_layers": 1, "decoder_layers": 2},

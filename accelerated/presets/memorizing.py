@@ -1,8 +1,8 @@
 """What others must know of the Memorizing Transformer without loading it: its presets."""
 
-from accelerated.presets import COMPARED, FAR, MEASURED
+from accelerated.presets import BUCKETED, COMPARED, FAR, MEASURED, TESTED
 from accelerated.presets.block_recurrent import BLOCK_RECURRENT
-from reference.memorizing import Config  # noqa: F401  for models.py
+from reference.memorizing import Config
 
 EVALUATION_SIZES = ("memory",)  # eval.py can change them after training
 
@@ -30,6 +30,7 @@ PRESETS = {
     for name, task in {"recall": {"recall_vary_distance": True}, "recall-16": FAR}.items()
 }  # fmt: skip
 
+SMALL = Config(**TESTED, layers=3, **BUCKETED, width=6, head_width=5, segment=4, memory_layer=2, memory=13, retrieved=10)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED
     | {"layers": 6, "head_width": 64, "segment": 128, "memory_layer": 4, "memory": 2048, "retrieved": 32, "dropout": 0.0},

@@ -1,7 +1,7 @@
 """What others must know of Adding Recurrence to Pretrained Transformers without loading it: its presets."""
 
-from accelerated.presets import COMPARED, MEASURED
-from reference.pretrained_recurrence import Config  # noqa: F401  for models.py
+from accelerated.presets import COMPARED, MEASURED, TESTED
+from reference.pretrained_recurrence import Config
 
 EVALUATION_SIZES = ("segment", "pool")  # eval.py can change them after training
 
@@ -50,6 +50,7 @@ PRESETS |= {
     "pg19": FINE_TUNING | {"data": "pg19", "training_documents": 1250},
 }
 
+SMALL = Config(**TESTED, layers=3, width=10, max_positions=9, segment=6, overlap=2, module_width=5)
 SPEED = {  # lab/speed/variants.py says what these are
     "sizes": MEASURED | {"layers": 6, "max_positions": 256, "segment": 128},
     "small": COMPARED | {"layers": 3},

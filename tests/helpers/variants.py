@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from accelerated.data.tasks import Task
-from accelerated.models import model_class
+from accelerated.models import model_class, presets_of
 from reference import block_recurrent, compressive, memformer, memorizing, pretrained_recurrence, roberta
 
 
@@ -22,7 +22,7 @@ class Paper(NamedTuple):
     reference: ModuleType
     module: ModuleType  # the accelerated module
     model: type  # the accelerated model's class
-    small: object  # the Config that the variants change; no two of its sizes are equal
+    small: object  # SMALL of its presets, which the variants change
     variants: dict  # {name: the fields that it changes}
     random_state: Callable  # (config, rng, batch) -> a state of arrays, not the initial one
     wrong_lengths: dict  # {segment length that `small` does not read: part of the error message}
@@ -170,32 +170,26 @@ PRETRAINED_RECURRENCE_VARIANTS = {
 }
 
 
-def paper(name, small, variants, random_state, wrong_lengths, **forms):
+def paper(name, variants, random_state, wrong_lengths, **forms):
     modules = (importlib.import_module(f"{side}.{name}") for side in ("reference", "accelerated"))
-    return Paper(*modules, model_class(name), small, variants, random_state, wrong_lengths, **forms)
+    return Paper(*modules, model_class(name), presets_of(name).SMALL, variants, random_state, wrong_lengths, **forms)
 
 
-SIZES = {"vocabulary": 11, "heads": 2, "feed_forward": 7}
-SMALL = SIZES | {"layers": 3}
-BIASED = {"buckets": 6, "max_distance": 5, "attention_scale": 3.0, "dropout": 0.0}  # attention with position biases
 PAPERS = {
     "block_recurrent": paper(
         "block_recurrent",
-        block_recurrent.Config(**SMALL, **BIASED, width=6, head_width=5, window=4, segment=12, recurrent_layers=(2,), states=3),
         BLOCK_RECURRENT_VARIANTS,
         block_recurrent_state,
         {length: f"{length} tokens is not a positive multiple of window 4" for length in (0, 3, 13)},
     ),
     "compressive": paper(
         "compressive",
-        compressive.Config(**SMALL, width=6, head_width=5, segment=8, memory=12, compressed_memory=5, compression_rate=4),
         COMPRESSIVE_VARIANTS,
         compressive_state,
         {length: f"{length} tokens is not one of 8" for length in (0, 4, 9)},
     ),
     "memformer": paper(
         "memformer",
-        memformer.Config(**SIZES, width=10, encoder_layers=2, decoder_layers=3, head_width=3, segment=6, slots=4, max_distance=9),
         MEMFORMER_VARIANTS,
         memformer_state,
         {length: f"{length} tokens is not one of 6" for length in (0, 5, 7)},
@@ -203,14 +197,12 @@ PAPERS = {
     ),
     "memorizing": paper(
         "memorizing",
-        memorizing.Config(**SMALL, **BIASED, width=6, head_width=5, segment=4, memory_layer=2, memory=13, retrieved=10),
         MEMORIZING_VARIANTS,
         memorizing_state,
         {length: f"{length} tokens is not one of 4" for length in (0, 3, 8)},
     ),
     "pretrained_recurrence": paper(
         "pretrained_recurrence",
-        pretrained_recurrence.Config(**SMALL, width=10, max_positions=9, segment=6, overlap=2, module_width=5),
         PRETRAINED_RECURRENCE_VARIANTS,
         pretrained_recurrence_state,
         {length: f"a window of {length} tokens; it must have 1 to 6" for length in (0, 7)},
@@ -266,7 +258,7 @@ def random_task(config, rng, kinds):
     return memformer.Task(np.array(kinds), reading, readable, prompt)
 
 
-ROBERTA = roberta.Config(**SMALL, width=6, segment=8, module_width=5, dropout=0.0)
+ROBERTA = roberta.Config(vocabulary=11, width=6, layers=3, heads=2, feed_forward=7, segment=8, module_width=5, dropout=0.0)
 
 
 def roberta_params(config, rng):
