@@ -96,9 +96,9 @@ class Rollout(NamedTuple):
 
 
 @torch.no_grad()
-def play(core: nn.Module, lanes: int, rng: np.random.Generator, generator: torch.Generator) -> Rollout:
+def play(core: nn.Module, lanes: int, rng: np.random.Generator, generator: torch.Generator, hall: int = matching.STEPS) -> Rollout:
     """Play an episode in each lane by the model's `step`; rng draws the episodes, generator the actions."""
-    world, state, steps = matching.begin(lanes, rng), core.initial_state(lanes), []
+    world, state, steps = matching.begin(lanes, rng, hall), core.initial_state(lanes), []
     for _ in range(matching.LENGTH):
         tokens, acted = torch.from_numpy(OUTPUTS + matching.observe(world)), torch.from_numpy(~world.ended)
         logits, state = core.step(tokens, state)

@@ -4,7 +4,8 @@
     S .          S .          S b              S: where the agent enters
     . a    ->    . .    ->    a .              a: an object of the first room; b: one of the second room alone
 
-A clock moves the agent on after STEPS steps. It sees only the cell that it is in. agent.py learns it.
+A clock moves the agent on after STEPS steps, in the hall after as many or fewer. It sees only the cell that it is in. agent.py
+learns it.
 """
 
 from typing import NamedTuple
@@ -15,8 +16,8 @@ SIDE = 2  # cells in a row of a room
 CELLS = SIDE * SIDE
 ENTRANCE = 0
 OBJECTS = 4
-STEPS = 12  # in the first room, in the hall and in the second room
-LENGTH = 3 * STEPS  # of an episode
+STEPS = 12  # in the first room and in the second, and at most in the hall
+LENGTH = 3 * STEPS  # of the longest episode
 MOVES = np.array([(-1, 0), (1, 0), (0, -1), (0, 1), (0, 0)])  # (actions, 2), by rows and columns
 TAKE = len(MOVES) - 1  # the action that does not move
 FIRST, HALL, SECOND = range(3)
@@ -28,6 +29,7 @@ OBSERVATIONS = NOTHING + 1
 class World(NamedTuple):
     """An episode in each of B lanes, all at the same step."""
 
+    hall: int  # steps in the hall, 0 .. STEPS
     clock: int  # steps since the beginning
     cell: np.ndarray  # (B,), where the agent is
     objects: np.ndarray  # (B, 2): the one in the first room, and the one that is right to take
@@ -35,18 +37,23 @@ class World(NamedTuple):
     ended: np.ndarray  # (B,)
 
 
-def begin(lanes: int, rng: np.random.Generator) -> World:
+def room_at(world: World, clock: int) -> int:
+    """FIRST, HALL or SECOND."""
+    return FIRST if clock < STEPS else HALL if clock < STEPS + world.hall else SECOND
+
+
+def begin(lanes: int, rng: np.random.Generator, hall: int = STEPS) -> World:
     """Episodes at their first step; objects stand anywhere except where the agent enters."""
     free = np.delete(np.arange(CELLS), ENTRANCE)
     objects = rng.permuted(np.tile(np.arange(OBJECTS), (lanes, 1)), axis=1)[:, :2]
     second = rng.permuted(np.tile(free, (lanes, 1)), axis=1)[:, :2]
     places = np.column_stack([rng.choice(free, lanes), second])
-    return World(0, np.full(lanes, ENTRANCE), objects, places, np.zeros(lanes, bool))
+    return World(hall, 0, np.full(lanes, ENTRANCE), objects, places, np.zeros(lanes, bool))
 
 
 def observe(world: World) -> np.ndarray:
     """What the agent sees (B,), 0 .. OBSERVATIONS - 1: the empty cell that it is in, the object there, or NOTHING."""
-    room = world.clock // STEPS
+    room = room_at(world, world.clock)
     seen = room * CELLS + world.cell
     for place, number in {FIRST: [(0, 0)], SECOND: [(1, 0), (2, 1)]}.get(room, []):  # columns of places and of objects
         seen = np.where(world.cell == world.places[:, place], OBJECT + world.objects[:, number], seen)
@@ -58,9 +65,11 @@ def act(world: World, actions: np.ndarray) -> tuple[World, np.ndarray]:
 
     Walls stop the agent. Only objects of the second room can be taken; that ends an episode, and there are no more rewards.
     """
-    taking = (actions == TAKE) & ~world.ended & (world.clock // STEPS == SECOND)
+    taking = (actions == TAKE) & ~world.ended & (room_at(world, world.clock) == SECOND)
     wrong, right = (taking & (world.cell == world.places[:, place]) for place in (1, 2))
     clock = world.clock + 1
     row, column = (np.stack(np.divmod(world.cell, SIDE), 1) + MOVES[actions]).clip(0, SIDE - 1).T
-    cell = row * SIDE + column if clock % STEPS else np.full_like(world.cell, ENTRANCE)
-    return world._replace(clock=clock, cell=cell, ended=world.ended | right | wrong), right * 1.0 - wrong
+    stays = room_at(world, clock) == room_at(world, world.clock)
+    cell = row * SIDE + column if stays else np.full_like(world.cell, ENTRANCE)
+    ended = world.ended | right | wrong | (clock >= 2 * STEPS + world.hall)
+    return world._replace(clock=clock, cell=cell, ended=ended), right * 1.0 - wrong
