@@ -21,8 +21,6 @@ from accelerated.lab.tables.page import laid_out, mean_and_spread
 from accelerated.models import model_class, presets_of
 from accelerated.program.errors import run_program
 from accelerated.program.progress import Progress
-from accelerated.protocol import Model, Reading
-from accelerated.replay import seeded
 from accelerated.training.optimization import average_and_clip, check_finite
 
 ACTIONS = len(matching.MOVES)
@@ -38,48 +36,16 @@ ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1,
     "memformer": SIZES | {"encoder_layers": 1, "decoder_layers": 1, "head_width": 16, "slots": 8, "retention": 4.0},
     "pretrained_recurrence": SIZES | {"layers": 3, "max_positions": SEGMENT, "module_width": 32},
     "memorizing": DECODER | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
-    "lstm": {"width": 32, "layers": 1},
 }
 SETTINGS = {"lanes": 128, "learning_rate": 0.002, "discount": 0.9, "entropy": 0.0005, "clip": 1.0, "updates": 500}
+SETTINGS |= {"hall": 0.5}  # the part of the updates in which the hall lengthens
 POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
-
-
-class LSTM(Model):
-    """torch's LSTM with as much of a model as an agent needs; its state is (hidden, cell), (L, B, D) each."""
-
-    def __init__(self, width: int, layers: int):
-        super().__init__()
-        self.config = presets_of("memorizing").Config(vocabulary=VOCABULARY)
-        self.embedding = nn.Parameter(torch.randn(VOCABULARY, width))  # (V, D)
-        self.lstm = nn.LSTM(width, width, layers, batch_first=True)
-        self.output = nn.Parameter(torch.randn(VOCABULARY, width) * width**-0.5)  # (V, D)
-
-    def output_matrix(self) -> Tensor:
-        return self.output
-
-    def initial_state(self, batch: int) -> tuple[Tensor, Tensor]:
-        """Zeros."""
-        return tuple(self.embedding.new_zeros(2, self.lstm.num_layers, batch, self.lstm.hidden_size))
-
-    def read(self, tokens: Tensor, state: tuple[Tensor, Tensor]) -> Reading:
-        """Read tokens (B, N), any number of them."""
-        return Reading(*self.lstm(functional.embedding(tokens, self.embedding), state), {})
-
-    @torch.no_grad()
-    def step(self, token: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple]:
-        """Logits (B, V) after token (B,), and the next state."""
-        output = self(token[:, None], state)
-        return output.logits[:, 0], output.state
 
 
 def make_core(row: str, seed: int = 0) -> nn.Module:
     """The model of a row; at first all actions are equal and values are 0."""
-    if row == "lstm":
-        with seeded(seed, torch.device("cpu")):
-            core = LSTM(**ROWS[row])
-    else:
-        name = "compressive" if row.startswith("rate") else row
-        core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **ROWS[row]), seed)
+    name = "compressive" if row.startswith("rate") else row
+    core = model_class(name)(presets_of(name).Config(vocabulary=VOCABULARY, **ROWS[row]), seed)
     with torch.no_grad():
         core.output_matrix()[:OUTPUTS] = 0
     return core
@@ -96,9 +62,9 @@ class Rollout(NamedTuple):
 
 
 @torch.no_grad()
-def play(core: nn.Module, lanes: int, rng: np.random.Generator, generator: torch.Generator, hall: int = matching.STEPS) -> Rollout:
-    """Play an episode in each lane by the model's `step`; rng draws the episodes, generator the actions."""
-    world, state, steps = matching.begin(lanes, rng, hall), core.initial_state(lanes), []
+def play(core: nn.Module, lanes: int, hall: int, rng: np.random.Generator, generator: torch.Generator) -> Rollout:
+    """Play an episode in each lane by the model's `step`, with a hall of so many steps; rng draws episodes, generator actions."""
+    world, state, steps = matching.begin(lanes, hall, rng), core.initial_state(lanes), []
     for _ in range(matching.LENGTH):
         tokens, acted = torch.from_numpy(OUTPUTS + matching.observe(world)), torch.from_numpy(~world.ended)
         logits, state = core.step(tokens, state)
@@ -160,17 +126,22 @@ def objective(logits: Tensor, rollout: Rollout, discount: float, entropy_weight:
     return policy + 0.5 * value - entropy_weight * entropy
 
 
+def hall_at(update: int, settings: dict) -> int:
+    """The steps in the hall of the episodes that are played during an update: none at first, then one more at a time."""
+    return min(matching.STEPS, int((matching.STEPS + 1) * update / (settings["hall"] * settings["updates"])))
+
+
 def train(core: nn.Module, seed: int, settings: dict, title: str) -> list[float]:
     """Train the core; return of each update the share of its episodes in which the right object was taken.
 
     Actors are one update behind the learner, as if both worked at once; V-trace corrects for it. Raises InputError if the
     gradient becomes NaN or infinite.
     """
-    lanes, rng, generator = settings["lanes"], np.random.default_rng(seed), torch.Generator().manual_seed(seed)
+    lanes, draws = settings["lanes"], (np.random.default_rng(seed), torch.Generator().manual_seed(seed))
     optimizer = torch.optim.Adam(core.parameters(), lr=settings["learning_rate"])
-    rollout, successes = play(core, lanes, rng, generator), []
+    rollout, successes = play(core, lanes, hall_at(0, settings), *draws), []
     for update in Progress(title, settings["updates"], "update", over=range(1, settings["updates"] + 1)):
-        upcoming = play(core, lanes, rng, generator)
+        upcoming = play(core, lanes, hall_at(update, settings), *draws)
         logits, auxiliary = read_episode(core, rollout.tokens)
         optimizer.zero_grad()
         (objective(logits, rollout, settings["discount"], settings["entropy"]) + auxiliary).backward()

@@ -42,7 +42,7 @@ def room_at(world: World, clock: int) -> int:
     return FIRST if clock < STEPS else HALL if clock < STEPS + world.hall else SECOND
 
 
-def begin(lanes: int, rng: np.random.Generator, hall: int = STEPS) -> World:
+def begin(lanes: int, hall: int, rng: np.random.Generator) -> World:
     """Episodes at their first step; objects stand anywhere except where the agent enters."""
     free = np.delete(np.arange(CELLS), ENTRANCE)
     objects = rng.permuted(np.tile(np.arange(OBJECTS), (lanes, 1)), axis=1)[:, :2]

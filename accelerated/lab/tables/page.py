@@ -40,7 +40,7 @@ def page(table: Table, record: dict) -> str:
     how = f", {record['jobs']} runs at a time. Mean (least .. most) of seeds {seeds}. {onward(name)}"
     parts = [f"![{table.title}]({name}.svg)" if table.picture else "", numbers(table, record)]
     if table.gap and not share_of_gap(record, table.gap):
-        told = f"{table.gap[1]} cannot be told from {table.gap[0]}: there is no gap that a memory could close here."
+        told = f"{table.gap[1]} is not clearly better than {table.gap[0]}, so no share of a gap can be given."
         parts.append(wrapped(told))
     parts += [NOTES[table.notes](record) if table.notes else "", verdicts(table, record), cost(record), settings_part(record)]
     return laid_out(record, table.title, f"tables {name}", table.about, how, *parts)

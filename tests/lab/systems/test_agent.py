@@ -60,7 +60,7 @@ def test_what_is_learned_from_is_what_acted(row):
     core = agent.make_core(row, 1).double()
     with torch.no_grad():
         core.output_matrix()[:OUTPUTS] = torch.tensor(np.random.default_rng(0).normal(size=(OUTPUTS, 32)))
-    rollout = agent.play(core, 3, np.random.default_rng(1), torch.Generator().manual_seed(1))
+    rollout = agent.play(core, 3, 7, np.random.default_rng(1), torch.Generator().manual_seed(1))
     logits, auxiliary = agent.read_episode(core, rollout.tokens)
     log_probs = logits[..., :ACTIONS].log_softmax(-1).gather(2, rollout.actions[..., None])[..., 0]
     assert (log_probs - rollout.log_probs).abs().max() < 1e-9 and rollout.log_probs.std() > 0.1
@@ -68,8 +68,8 @@ def test_what_is_learned_from_is_what_acted(row):
 
 
 def test_a_rollout_is_whole_episodes():
-    rollout = agent.play(agent.make_core("lstm"), 40, np.random.default_rng(4), torch.Generator().manual_seed(4))
-    world = matching.begin(40, np.random.default_rng(4))
+    rollout = agent.play(agent.make_core("memformer"), 40, 2, np.random.default_rng(4), torch.Generator().manual_seed(4))
+    world = matching.begin(40, 2, np.random.default_rng(4))
     for step in range(matching.LENGTH):
         assert (rollout.tokens[:, step].numpy() == OUTPUTS + matching.observe(world)).all()
         assert (rollout.acted[:, step].numpy() == ~world.ended).all()
@@ -80,9 +80,9 @@ def test_a_rollout_is_whole_episodes():
 
 def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss_one_rollout_behind(monkeypatch):
     """Nothing is left of the gradient before; it is clipped as the settings say; a seed gives the same agent again."""
-    settings, rollouts, updates = agent.SETTINGS | {"lanes": 3, "updates": 3, "clip": 0.5}, [], []
-    play, clip = agent.play, agent.average_and_clip
-    monkeypatch.setattr(agent, "play", lambda *given_: rollouts.append(play(*given_)) or rollouts[-1])
+    settings, rollouts, updates = agent.SETTINGS | {"lanes": 3, "updates": 3, "clip": 0.5, "hall": 2 / 3}, [], []
+    play, clip, halls = agent.play, agent.average_and_clip, []
+    monkeypatch.setattr(agent, "play", lambda *given_: halls.append(given_[2]) or rollouts.append(play(*given_)) or rollouts[-1])
 
     def checked(model, iterations, limit):
         assert (iterations, limit, len(rollouts)) == (1, 0.5, len(updates) + 2), "actors have played the next one already"
@@ -101,4 +101,5 @@ def test_an_update_is_adams_of_the_objective_and_the_auxiliary_loss_one_rollout_
     assert successes == pytest.approx([(rollout.rewards > 0).any(1).double().mean().item() for rollout in rollouts[:3]])
     (before, grad), (after, _), _ = updates
     torch.testing.assert_close(after, before - settings["learning_rate"] * grad / (grad.abs() + 1e-8))
+    assert halls == [0, 6, 12, 12], "of 13 lengths, in two updates of three"
     assert agent.train(agent.make_core("rate-4", 0), 0, settings, "") == successes
