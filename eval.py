@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from accelerated.data.config import CORPORA, DataConfig
+from accelerated.data.config import DataConfig
 from accelerated.data.corpus import load_corpus
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.options import REPORTS, models_by_size
-from accelerated.evaluation.score import TrainedRun, carries_nothing
+from accelerated.evaluation.score import NAN, TrainedRun, carries_nothing
 from accelerated.program.errors import InputError, option_name
 from accelerated.protocol import computing_in
 from accelerated.training.checkpoint import load_weights, open_model
@@ -59,12 +59,8 @@ def open_trained_run(path: str, name: str, options: argparse.Namespace) -> Train
 
 
 def data_config(trained: DataConfig, data: str) -> DataConfig:
-    """The DataConfig to read data with: the run's own, as far as it can apply to other data."""
-    if data == trained.data:
-        return trained
-    if data in CORPORA or not Path(data).exists():
-        return DataConfig(data)
-    return dataclasses.replace(trained, data=data, training_documents=0)
+    """The DataConfig to read data with: the run's own, or that of other data, which is read whole."""
+    return trained if data == trained.data else dataclasses.replace(trained, data=data, training_documents=0)
 
 
 def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[str, ...]) -> TrainedRun:
@@ -94,10 +90,9 @@ def heading(run: TrainedRun, cleared: bool) -> tuple[dict, list[str]]:
     config, trained, whole = run.model.config, run.settings.model_config, run.splits[run.split].whole
     differing = [size for size in models_by_size() if getattr(config, size, 0) != getattr(trained, size, 0)]
     lines = [f"trained with {', '.join(f'{size} {getattr(trained, size)}' for size in differing)}"] if differing else []
-    step, carried = run.checkpoint["step"], f"carried {'over documents' if run.carry_over else 'through each document'}"
-    memory = "memory cleared at every segment" if cleared else f"memory {carried}"
-    memory = "no memory" if carries_nothing(run.model) else memory
-    memory += ", documents joined" if run.carry_over and carried not in memory else ""
+    step, carried = run.checkpoint["step"], f"memory carried {'over documents' if run.carry_over else 'through each document'}"
+    memory = "no memory" if carries_nothing(run.model) else "memory cleared at every segment" if cleared else carried
+    memory += ", documents joined" if run.carry_over and memory != carried else ""
     read = f"{'' if whole else 'a part of '}{run.split} split of {run.data}"
     title = f"{run.settings.model} from {Path(run.path)}, step {step:,}, {read}, {memory}"
     record = {"run": run.path, "model": run.settings.model, "step": step, "config": dataclasses.asdict(config)}
@@ -128,7 +123,7 @@ def main(name: str, options: argparse.Namespace) -> None:
             stack.enter_context(computing_in(run.model, getattr(torch, run.settings.training.dtype)))
         record, lines = function(runs if report.several else runs[0], options)
     if has_nan(record):
-        raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
+        raise InputError(NAN)
     if report.splits and not report.several:
         about, title = heading(runs[0], getattr(options, "clear_memory", False))
         record, lines = about | record, title + lines

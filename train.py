@@ -84,8 +84,9 @@ def forward_and_backward(run: opening.Run, segments: list, scored: int) -> dict[
         for first in range(0, len(segments[0].tokens), group_size):
             rows = slice(first, first + group_size)
             group, state = [each.keep_lanes(rows).to(run.device) for each in segments], protocol.keep_lanes(run.state, rows)
-            shares = {"scored": per_process, "share": 1 / training.accumulate, "rank": process.rank()}
-            loss, auxiliary, state = replay.BACKPROP[training.backprop](run.trained, group, state, **shares)
+            loss, auxiliary, state = replay.BACKPROP[training.backprop](
+                run.trained, group, state, scored=per_process, share=1 / training.accumulate, rank=process.rank()
+            )
             run.state = protocol.put_lanes(run.state, rows, state)
             for name, value in ({"loss": loss} | auxiliary).items():
                 measured[name] = measured.get(name, 0.0) + value
@@ -132,8 +133,9 @@ def validate_and_save(run: opening.Run, steps: Progress, interruption: Interrupt
 
 def validation_score(run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None) -> score.Score:
     """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
-    with run.computing():
-        return score.evaluate(model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
+    model = model or run.model
+    with protocol.computing_in(model, getattr(torch, run.settings.training.dtype)):
+        return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
 def report(run: opening.Run) -> None:
@@ -154,7 +156,7 @@ def sample(run: opening.Run) -> None:
         tokens = generation.continue_text(
             run.model, prompt.to(run.device), training.sample, generation.Sampling(temperature=0.8), generator
         )
-        continuation = generation.show_text(run.tokenizer, [token.item() for token in tokens])
+        continuation = generation.show_text(run.tokenizer, tokens)
     given = generation.show_text(run.tokenizer, prompt[0].tolist())
     print(f"a sample: the opening of a validation document, and after {END} how the model continues it:")
     print(f"{given}{END}{continuation}")
@@ -166,7 +168,9 @@ def main(settings: opening.Settings, start: opening.Start) -> None:
         if run.plain and process.rank() == 0:
             bits = [validation_score(run, model=model).bits_per_byte for model in (run.model, run.plain)]
             print("before training, bits per byte: {:.3f} with the added recurrence, {:.3f} without".format(*bits))
-        run.plain, resume, stopped = None, run.command("train.py --resume"), train(run)
+        run.plain = None  # frees it
+        stopped = train(run)
+        resume = run.command("train.py --resume")
         if process.rank() > 0:
             return
         if stopped:

@@ -187,7 +187,7 @@ class Layer(Recomputable):
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, offset: Tensor, memory_only: bool = False
+        self, x: Tensor, previous: tuple, states: Tensor | None, shared: tuple | None, offset: Tensor, no_output: bool = False
     ) -> tuple[Tensor, tuple, Tensor | None]:
         """Read x (B, N, D); return the output, the last block's (keys, values) and the next states.
 
@@ -195,7 +195,7 @@ class Layer(Recomputable):
         states: the layer's own, (B, S, D), if it is recurrent
         shared: under feedback the K_s and V_s (B, H, 1, S, E) that all layers except the recurrent one read
         offset: what is added to the scores of a tile, (H, W, 2W)
-        memory_only: return x unchanged as the output
+        no_output: its output is not needed; x is returned unchanged
         """
         window, dropout = self.config.window, self.config.dropout if self.training else 0.0
         key, query, cross_query, value = self.project(x)
@@ -203,7 +203,7 @@ class Layer(Recomputable):
         last = (keys[:, :, -window:], values[:, :, -window:])
         if self.state is not None:
             *shared, states = self.state(keys, values, states)
-        if memory_only:
+        if no_output:
             return x, last, states
         attended = merge_heads(sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout))
         if shared is not None:
@@ -282,7 +282,7 @@ class BlockRecurrent(Model):
             return self._stack(x, state, offsets, memory_only)
         outs = []
         for block in x.split(c.window, dim=1):
-            # not memory_only: dropout must draw the same numbers as in forward
+            # not memory_only: dropout must draw the same numbers as in read
             out, state = self._stack(block, state, offsets, memory_only=False)
             outs.append(out)
         return torch.cat(outs, dim=1), state
@@ -296,8 +296,8 @@ class BlockRecurrent(Model):
         for number, (layer, offset) in enumerate(zip(self.layers, offsets.unbind(0), strict=True), start=1):
             layer_states = None if layer.state is None else state.states[:, c.recurrent_layers.index(number)]  # (B, S, D)
             previous = (state.keys[:, number - 1], state.values[:, number - 1])
-            last = memory_only and number == c.layers
-            x, (key, value), layer_states = layer(x, previous, layer_states, shared, offset, last)
+            no_output = memory_only and number == c.layers
+            x, (key, value), layer_states = layer(x, previous, layer_states, shared, offset, no_output)
             keys.append(key)
             values.append(value)
             if layer_states is not None:
@@ -328,19 +328,19 @@ class BlockRecurrent(Model):
         """Logits (B, V) after token (B,) at position (1,) of its block; writes its keys and values into rows."""
         offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2W)
         x, place = functional.embedding(token, self.embedding), position + self.config.window
-        for number, offset in enumerate(offsets.unbind(0)):
-            x = self._read_layer(number, x, place, offset, rows)
+        for index, offset in enumerate(offsets.unbind(0)):
+            x = self._read_layer(index, x, place, offset, rows)
         return logits_of(self, self._output_rows(x))
 
-    def _read_layer(self, number, x, place, offset, rows):
+    def _read_layer(self, index, x, place, offset, rows):
         """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2W) is added to its scores."""
-        c, layer = self.config, self.layers[number]
-        parts = functional.linear(layer.norm(x), rows.weights[number]).view(len(x), -1, c.heads, 1, c.head_width)
-        key, query, *cross_query = (unit_norm(parts[:, :-1]) * rows.scales[number][..., None]).unbind(1)  # (B, H, 1, E)
-        keys, values = rows.keys[number].index_copy_(2, place, key), rows.values[number].index_copy_(2, place, parts[:, -1])
+        c, layer = self.config, self.layers[index]
+        parts = functional.linear(layer.norm(x), rows.weights[index]).view(len(x), -1, c.heads, 1, c.head_width)
+        key, query, *cross_query = (unit_norm(parts[:, :-1]) * rows.scales[index][..., None]).unbind(1)  # (B, H, 1, E)
+        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, parts[:, -1])
         attended = sdpa(query, keys, values, offset, scale=1.0)
         if cross_query:
-            cell = 0 if c.feedback else c.recurrent_layers.index(number + 1)
+            cell = 0 if c.feedback else c.recurrent_layers.index(index + 1)
             cross = sdpa(*cross_query, rows.state_keys[cell], rows.state_values[cell], scale=1.0)
             attended = torch.cat([attended, cross], 1)  # (B, 2H, 1, E)
         return layer.mlp(x + functional.linear(attended.flatten(1), layer.output))

@@ -135,21 +135,21 @@ class Layer(Recomputable):
         sinusoids: Tensor | None,
         memory_only: bool = False,
         measure: bool = False,
-        last: bool = False,
+        no_output: bool = False,
     ) -> tuple:
         """Read h (B, N, D) with memory (B, M, D) and compressed (B, C, D).
 
         Returns the next layer's input, the next memory and compressed memory, the compression's loss or None, and the usage
-        (B, K) or None. memory_only: no loss; last: the layer's output is not needed, h is returned.
+        (B, K) or None. memory_only: no loss; no_output: the layer's output is not needed, h is returned unchanged.
         """
         measure = measure or isinstance(self.compression, MostUsed)
         projected, attended, usage = None, None, None
-        if measure or not last:
+        if measure or not no_output:
             projected = self.project(h, torch.cat([compressed, memory], 1))
             attended, usage = self.attend(*projected, self.project_distances(sinusoids), measure)
         memory, compressed, evicted, new = self.remember(h, memory, compressed, usage)
         loss = None if memory_only or new is None else self.compression_loss(projected, evicted, new)
-        return h if last else self.mix(h, attended), memory, compressed, loss, usage
+        return h if no_output else self.mix(h, attended), memory, compressed, loss, usage
 
     def project(self, h: Tensor, remembered: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query (B, H, N, E) of h (B, N, D), key and value (B, H, K, E) of [remembered | h]."""
@@ -313,9 +313,9 @@ class Compressive(Model):
         h = self.output_matrix().look_up(tokens) if c.cutoffs else look_up(tokens, self.embedding)
         memories, compresseds, auxiliary, usages = [], [], {}, []
         for index, layer in enumerate(self.layers):
-            last = memory_only and index + 1 == c.layers
+            no_output = memory_only and index + 1 == c.layers
             remembered = (state.memory[:, index], state.compressed[:, index])
-            h, memory, compressed, loss, usage = layer(h, *remembered, self.sinusoids, memory_only, measure, last)
+            h, memory, compressed, loss, usage = layer(h, *remembered, self.sinusoids, memory_only, measure, no_output)
             memories.append(memory)
             compresseds.append(compressed)
             usages.append(usage)

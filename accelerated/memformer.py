@@ -66,7 +66,7 @@ class Attention(Declared):
     def output_rows(self, attended: Tensor) -> Tensor:
         """(B, n, D) of what the heads attended to (B, H, n, E)."""
         out = functional.linear(merge_heads(attended), self.output, self.output_bias)
-        return functional.dropout(out, self.dropout, self.training)
+        return functional.dropout(out, self.dropout_rate, self.training)
 
 
 class SelfAttention(Attention):
@@ -78,7 +78,7 @@ class SelfAttention(Attention):
     def __init__(self, config: Config, causal: bool):
         super().__init__()
         simplified, inner = config.positions == "simplified", config.heads * config.head_width
-        self.heads, self.dropout = config.heads, config.dropout
+        self.heads, self.dropout_rate = config.heads, config.dropout
         self.norm = LayerNorm(config.width)
         self.memory_norm = None if config.encoder_layers else LayerNorm(config.width)
         self.declare_projections(config, biases=simplified)
@@ -106,7 +106,7 @@ class SelfAttention(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, rows: Tensor, count: int, mask: Tensor | None) -> Tensor:
         """Attention (B, H, n, E), the last `count` keys with positions; query i and key j take row n - 1 - i + j of rows."""
-        rate = self.dropout if self.training else 0.0
+        rate = self.dropout_rate if self.training else 0.0
         if self.distance_key is None:
             return simplified_attention(query, key, value, rows, mask, rate)
         biases = (self.content_bias, self.distance_bias)
@@ -119,7 +119,7 @@ class CrossAttention(Attention):
     def __init__(self, config: Config, of_memory: bool):
         super().__init__()
         inner = config.heads * config.head_width
-        self.heads, self.dropout = config.heads, config.dropout
+        self.heads, self.dropout_rate = config.heads, config.dropout
         self.norm = LayerNorm(config.width)
         self.memory_norm = LayerNorm(config.width) if of_memory else None  # the encoder's output is already normalised
         self.declare_projections(config, biases=True)
@@ -137,7 +137,7 @@ class CrossAttention(Attention):
     def attend(self, x: Tensor, key: Tensor, value: Tensor, readable: Tensor | None = None) -> Tensor:
         """The same as forward, from the source's key and value (B, H, K, E)."""
         mask = None if readable is None else ~readable[:, None, None]  # (B, 1, 1, K)
-        [query], rate = self.project(self.norm(x), "query"), self.dropout if self.training else 0.0
+        [query], rate = self.project(self.norm(x), "query"), self.dropout_rate if self.training else 0.0
         return self.output_rows(content_attention(query, key, value, mask, rate))
 
 
@@ -145,7 +145,7 @@ class FeedForward(Recomputable):
     """The last part of every layer. Layers inherit it, because its parameters have the layer's names, and declare it last."""
 
     def declare_feed_forward(self, config: Config) -> None:
-        self.dropout = config.dropout
+        self.dropout_rate = config.dropout
         self.mlp_norm = LayerNorm(config.width)
         self.mlp_hidden = parameter(config.feed_forward, config.width)  # (F, D)
         self.mlp_hidden_bias = parameter(config.feed_forward)  # (F,)
@@ -155,7 +155,8 @@ class FeedForward(Recomputable):
     def feed_forward(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
         hidden = torch.relu(functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
-        return functional.dropout(functional.linear(hidden, self.mlp_output, self.mlp_output_bias), self.dropout, self.training)
+        out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
+        return functional.dropout(out, self.dropout_rate, self.training)
 
 
 class EncoderLayer(FeedForward):
@@ -291,7 +292,7 @@ class Memformer(Model):
         return self.embedding[: self.config.vocabulary]
 
     def advance(self, tokens: Tensor, state: State, task: tuple | None = None) -> State:
-        """The state after tokens (B, N), without decoder and logits; raises ValueError as forward does."""
+        """The state after tokens (B, N), without decoder and logits; raises ValueError as read does."""
         self._check(tokens, state, task)
         if self.encoder is None:
             return State(self.decoder(look_up(tokens, self.embedding), state.memory)[1], state.previous)
@@ -354,22 +355,22 @@ class Memformer(Model):
         unread = distances.mask.index_select(0, place)  # (1, N')
         columns = columns_of_query(place, distances.length, distances.length)  # (N',)
         x = functional.embedding(token[:, None], self.embedding)
-        for number, layer in enumerate(self.decoder.layers):
-            x = x + self._attend(number, x, place, columns, unread, rows)
+        for index, layer in enumerate(self.decoder.layers):
+            x = x + self._attend(index, x, place, columns, unread, rows)
             if self.encoder is not None:
-                x = x + layer.cross.attend(x, rows.cross_keys[number], rows.cross_values[number])
+                x = x + layer.cross.attend(x, rows.cross_keys[index], rows.cross_values[index])
             x = x + layer.feed_forward(x)
             if self.encoder is None:
-                rows.hidden[number].index_copy_(1, place, x)
+                rows.hidden[index].index_copy_(1, place, x)
         return self.decoder.norm(x)
 
-    def _attend(self, number, x, place, columns, unread, rows):
+    def _attend(self, index, x, place, columns, unread, rows):
         """A layer's self-attention (B, 1, D) of a token x (B, 1, D); columns and unread (1, N') are for keys with positions."""
-        attention, by_distance = self.decoder.layers[number].attention, rows.distance_rows[number]
+        attention, by_distance = self.decoder.layers[index].attention, rows.distance_rows[index]
         by_key = by_distance.index_select(-2, columns.clamp(max=by_distance.shape[-2] - 1))  # (..., N', E); later keys are unread
-        slots = rows.keys[number].shape[2] - len(columns)
+        slots = rows.keys[index].shape[2] - len(columns)
         query, *new = attention.project(attention.norm(x), "query", "key", "value")
-        pairs = zip((rows.keys[number], rows.values[number]), new, strict=True)
+        pairs = zip((rows.keys[index], rows.values[index]), new, strict=True)
         keys, values = (seen.index_copy_(2, place + slots, row) for seen, row in pairs)
         return attention.output_rows(attention.attend(query, keys, values, by_key, len(columns), unread))
 

@@ -73,18 +73,18 @@ class Layer(Recomputable):
         return x + self.dropout(functional.linear(hidden, self.mlp_output))
 
     def forward(
-        self, x: Tensor, previous: tuple, memory: Memory, offset: Tensor, memory_only: bool = False
+        self, x: Tensor, previous: tuple, memory: Memory, offset: Tensor, no_output: bool = False
     ) -> tuple[Tensor, tuple]:
         """Read x (B, N, D); return the output and the segment's (keys, values).
 
         previous: the previous segment's (keys, values), (B, H, N, E) each
         memory: read only in the memory layer
         offset: what is added to the scores of local attention, (H, N, 2N)
-        memory_only: return x unchanged as the output
+        no_output: its output is not needed; x is returned unchanged
         """
         dropout = self.config.dropout if self.training else 0.0
         key, query, value = self.project(x)
-        if memory_only:
+        if no_output:
             return x, (key, value)
         keys, values = torch.cat([previous[0], key], 2), torch.cat([previous[1], value], 2)  # (B, H, 2N, E)
         attended = sliding_attention(query * self.scale[:, None, None], keys, values, offset, dropout)
@@ -183,16 +183,16 @@ class Memorizing(Model):
         """Logits (B, V) after token (B,) at position (1,) of its segment; writes its keys and values into rows."""
         offsets = of_query(rows.offsets, position)[:, None]  # (L, 1, H, 1, 2N)
         x, place = functional.embedding(token, self.embedding), position + self.config.segment
-        for number, offset in enumerate(offsets.unbind(0)):
-            x = self._read_layer(number, x, place, offset, rows)
+        for index, offset in enumerate(offsets.unbind(0)):
+            x = self._read_layer(index, x, place, offset, rows)
         return logits_of(self, self._output_rows(x))
 
-    def _read_layer(self, number, x, place, offset, rows):
+    def _read_layer(self, index, x, place, offset, rows):
         """A layer's output (B, D) for a token x (B, D); place (1,) is its row, offset (1, H, 1, 2N) is added to its scores."""
-        layer = self.layers[number]
-        parts = functional.linear(layer.norm(x), rows.weights[number]).view(len(x), 3, self.config.heads, 1, -1)
+        layer = self.layers[index]
+        parts = functional.linear(layer.norm(x), rows.weights[index]).view(len(x), 3, self.config.heads, 1, -1)
         key, query = unit_norm(parts[:, :2]).unbind(1)  # (B, H, 1, E)
-        keys, values = rows.keys[number].index_copy_(2, place, key), rows.values[number].index_copy_(2, place, parts[:, 2])
+        keys, values = rows.keys[index].index_copy_(2, place, key), rows.values[index].index_copy_(2, place, parts[:, 2])
         attended = sdpa(query * layer.scale[:, None, None], keys, values, offset, scale=1.0)
         if layer.memory_gate is not None:
             attended = layer.retrieve(query, attended, rows.memory)

@@ -37,7 +37,7 @@ class Layer(Recomputable):
     def __init__(self, config: Config):
         super().__init__()
         d, f = config.width, config.feed_forward
-        self.heads, self.dropout = config.heads, config.dropout
+        self.heads, self.dropout_rate = config.heads, config.dropout
         self.norm = LayerNorm(d, NORM_EPSILON)
         self.query = parameter(d, d)  # (D, D)
         self.query_bias = parameter(d)  # (D,)
@@ -76,15 +76,15 @@ class Layer(Recomputable):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """Attention, causal if there is no mask, then the output matrix; (B, N, D)."""
-        out = content_attention(query, key, value, mask, self.dropout if self.training else 0.0, causal=mask is None)
+        out = content_attention(query, key, value, mask, self.dropout_rate if self.training else 0.0, causal=mask is None)
         out = functional.linear(merge_heads(out), self.output, self.output_bias)
-        return functional.dropout(out, self.dropout, self.training)
+        return functional.dropout(out, self.dropout_rate, self.training)
 
     def mlp(self, x: Tensor) -> Tensor:
         """(B, N, D) from x (B, N, D)."""
         hidden = functional.linear(self.mlp_norm(x), self.mlp_hidden, self.mlp_hidden_bias)  # (B, N, F)
         out = functional.linear(functional.gelu(hidden, approximate="tanh"), self.mlp_output, self.mlp_output_bias)
-        return functional.dropout(out, self.dropout, self.training)
+        return functional.dropout(out, self.dropout_rate, self.training)
 
 
 class Recurrence(Declared):
@@ -178,7 +178,7 @@ class PretrainedRecurrence(Model):
         return Reading(hidden, self._next_state(state, outputs, hidden), {})
 
     def advance(self, tokens: Tensor, state: State) -> State:
-        """The state after a window of tokens (B, N), without logits; raises ValueError as forward does."""
+        """The state after a window of tokens (B, N), without logits; raises ValueError as read does."""
         self._check(tokens, state)
         if self.module is None:
             return state
@@ -192,7 +192,8 @@ class PretrainedRecurrence(Model):
     def _read(self, tokens, state):
         """The outputs of all layers for tokens (B, N), and the last output after the final norm."""
         c, length = self.config, tokens.shape[1]
-        x, outputs, inserted = self._embed(tokens), [], self._inserted(state)
+        x = look_up(tokens, self.embedding) + self.positions[:length]
+        x, outputs, inserted = functional.dropout(x, c.dropout, self.training), [], self._inserted(state)
         future = self.future_keys[:length, :length]
         beside_slots = None if inserted is None else with_slots(future, c.vectors, state.present)
         for number, layer in enumerate(self.layers, start=1):
@@ -201,24 +202,15 @@ class PretrainedRecurrence(Model):
             outputs.append(x)
         return outputs, self.final_norm(x)
 
-    def _embed(self, tokens):
-        """Embeddings of a window's tokens (B, N)."""
-        x = look_up(tokens, self.embedding) + self.positions[: tokens.shape[1]]
-        return functional.dropout(x, self.config.dropout, self.training)
-
     def _inserted(self, state):
         """The vectors to insert, h_prev (B, S, D); None for plain GPT-2."""
         return None if self.module is None else self.module(state.pooled)
 
     def _next_state(self, state, outputs, hidden):
-        return state if self.module is None else self._pool(self._mix(outputs, hidden))
-
-    def _mix(self, outputs, hidden):
-        """The weighted sum of the layers' outputs (B, N, D), the last one after the final norm if pool_final_norm."""
-        return self.module.mix([*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]])
-
-    def _pool(self, mixed):
-        """The State after a window with mixed outputs (B, N, D)."""
+        """The State after a window: its pooled layers' outputs (B, N, D); `hidden` is the last one after the final norm."""
+        if self.module is None:
+            return state
+        mixed = self.module.mix([*outputs[:-1], hidden if self.config.pool_final_norm else outputs[-1]])
         rows = mixed[:, : pooled_rows(self.config, mixed.shape[1])]
         return State(self.module.pool(rows), torch.ones(len(rows), dtype=torch.bool, device=rows.device))
 
@@ -253,30 +245,32 @@ class PretrainedRecurrence(Model):
         if self.module is not None:
             mask = with_slots(unread, c.vectors, rows.present)
             beside_slots = x.new_zeros(mask.shape).masked_fill(mask, -math.inf)  # (B, 1, m, S + T)
-        for number, layer in enumerate(self.layers):
-            projected = functional.linear(layer.norm(x), rows.weights[number], rows.biases[number])
+        for index, layer in enumerate(self.layers):
+            projected = functional.linear(layer.norm(x), rows.weights[index], rows.biases[index])
             query, *key_and_value = split_heads(projected, c.heads, 3)
-            slots = rows.keys[number].shape[2] - c.segment
-            pairs = zip((rows.keys[number], rows.values[number]), key_and_value, strict=True)
+            slots = rows.keys[index].shape[2] - c.segment
+            pairs = zip((rows.keys[index], rows.values[index]), key_and_value, strict=True)
             seen = (field.index_copy_(2, positions + slots, row) for field, row in pairs)
             attended = merge_heads(sdpa(query, *seen, beside_slots if slots else offset))
             x = x + functional.linear(attended, layer.output, layer.output_bias)
             x = x + layer.mlp(x)
             if rows.outputs:
-                rows.outputs[number].index_copy_(1, positions, x)
+                rows.outputs[index].index_copy_(1, positions, x)
         return self.final_norm(x)
 
+    def close(self, stream: Stream) -> State:
+        """The State after a full window."""
+        outputs = stream.rows.outputs
+        return self._next_state(stream.state, outputs, self.final_norm(outputs[-1]) if outputs else None)
+
     def next_stream(self, stream: Stream) -> Stream:
-        """The Stream after one more token. After a window's last token the next window begins."""
-        c, outputs = self.config, stream.rows.outputs
-        if stream.read + 1 < c.segment:
-            return stream._replace(read=stream.read + 1)
-        hidden = self.final_norm(outputs[-1]) if outputs else None
-        opened = self.stream(self._next_state(stream.state, outputs, hidden))
-        if c.overlap:
-            shared = stream.rows.tokens[:, c.stride :]
-            self._extend(shared, torch.arange(c.overlap, device=shared.device), opened.rows)
-        return opened._replace(read=c.overlap)
+        """As Model's; a new window begins with the tokens that it shares with the previous one."""
+        following, c = super().next_stream(stream), self.config
+        if following.position or not c.overlap:
+            return following
+        shared = stream.rows.tokens[:, c.stride :]
+        self._extend(shared, torch.arange(c.overlap, device=shared.device), following.rows)
+        return following._replace(position=c.overlap)
 
 
 class Rows(NamedTuple):

@@ -59,13 +59,13 @@ class Stream(NamedTuple):
     """A state in the middle of a segment. Only `step` returns and takes it.
 
     `step` writes the token's keys, values and other rows in place, so that the streams of one segment share their rows.
-    Continue only the latest stream. One may return to an earlier one of the same segment, which overwrites what came after
-    it; using both in turn gives wrong logits.
+    Continue only the latest stream. You may go back to an earlier one of the same segment, but not from it to a later one:
+    its rows are overwritten by then, and its logits would be wrong.
     """
 
     state: tuple  # the model's State at the segment's start; never changed
     rows: tuple  # what the segment's tokens read and write: tensors of fixed shapes, and tuples of tensors, one for each layer
-    read: int  # how many tokens of the segment have been read
+    position: int  # the next token's in the segment, from 0
 
 
 def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def logits_by(hidden: Tensor, matrix: Tensor | AdaptiveSoftmax) -> Tensor:
 class Recomputable(Declared):
     """A layer of a model. If it is `recomputed`, it keeps only its inputs, and the backward pass computes it again.
 
-    If it `drops`, the random state is restored for that, so that the same entries are dropped; reading a GPU's takes time.
+    If it `drops`, the random state is kept too, so that the same entries are dropped again. Reading a GPU's takes time.
     """
 
     recomputed, drops = False, False
@@ -121,16 +121,16 @@ class Model(Declared):
         """Read one token (B,) in evaluation mode; return logits (B, V) and the Stream for the next step.
 
         state is the previous step's Stream, or a State at the start of a segment; a segment of Block-Recurrent is a block here,
-        one of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts the tokens of a
-        segment, so it waits for the device only if the model itself does.
+        one of GPT-2 a window. Raises ValueError if it does not fit the model and B lanes. The host counts a segment's tokens,
+        so no step waits for the device, unless the model does.
         """
         stream = open_stream(self, token, state)
-        return self.read_token(token, token.new_full((1,), stream.read), stream.rows), self.next_stream(stream)
+        return self.read_token(token, token.new_full((1,), stream.position), stream.rows), self.next_stream(stream)
 
     def next_stream(self, stream: Stream) -> Stream:
         """The Stream after one more token. After a segment's last token the next segment begins."""
-        if stream.read + 1 < self.tokens_of_stream:
-            return stream._replace(read=stream.read + 1)
+        if stream.position + 1 < self.tokens_of_stream:
+            return stream._replace(position=stream.position + 1)
         return self.stream(self.close(stream))
 
     @property
@@ -244,8 +244,8 @@ def keep_lanes(state: tuple, rows: Tensor | list[int] | slice) -> tuple:
 def put_lanes(state: tuple, rows: slice, part: tuple) -> tuple:
     """The state with the lanes at `rows` replaced by those of `part`.
 
-    It is changed in place, unless `part` has all lanes: a long memory of many lanes may take more than all else. So its fields
-    must share no memory with each other or with parameters, as those of an initial state may (`repeat_lane`).
+    It is changed in place, unless `part` has all lanes: there may be no room for a second long memory. So its fields must share
+    no memory with each other or with parameters. An initial state's may; `repeat_lane` makes one whose fields do not.
     """
     if len(part[0]) == len(state[0]):
         return part

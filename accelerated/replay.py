@@ -83,7 +83,8 @@ def logits_in_chunks(
 def summed_nats(hidden: torch.Tensor, matrix: torch.Tensor | AdaptiveSoftmax, targets: torch.Tensor) -> torch.Tensor:
     """Summed -log p, in float32 or better, of targets (B, N) from a Reading's hidden (B, N, D) and the output matrix (V, D).
 
-    Targets that are IGNORED do not count. If the logits are more than CHUNK, only a chunk of them exists at a time.
+    Targets that are IGNORED do not count. Of more than CHUNK logits by a matrix only a chunk exists at a time; an AdaptiveSoftmax
+    makes all of its head's.
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     if on_host(hidden):

@@ -79,7 +79,7 @@ def test_a_greedy_continuation_in_a_new_window_is_the_references(name):
     for length in (1, 2, 6, 11):
         prompt = rng.integers(11, size=(2, length))
         expected = ref.greedy_continuation(params, config, prompt, count)
-        found = torch.stack([*continue_text(model, torch.tensor(prompt), count, Sampling(0.0), new_window=True)], 1)
+        found = torch.stack([*continue_text(model, torch.tensor(prompt), count, Sampling(0.0), None, new_window=True)], 1)
         assert expected.shape == (2, count) and (found.numpy() == expected).all()
         if length <= config.overlap:  # nothing comes before the new window: it is a first window
             logits, _, _ = ref.forward(params, config, prompt, ref.initial_state(params, config, 2))

@@ -13,7 +13,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 def takes_sdpa(query: Tensor, key: Tensor) -> bool:
-    """Whether attention goes through SDPA: off the CPU, where its kernels save no scores. On a CPU it is no faster.
+    """Whether attention of any kind goes through SDPA: not on a CPU, where only content_attention gains, and decides for itself.
 
     A query that has only one key takes the plain path: its gradient is exactly zero, and SDPA would leave rounding errors.
     """
@@ -98,7 +98,7 @@ def content_attention(
 ) -> Tensor:
     """The same as content_attention_plain, by the fastest path: SDPA on a GPU, one of the two on a CPU.
 
-    There SDPA is slower in bfloat16, and if only keys need gradients: it computes the query's all the same.
+    On a CPU SDPA is slower in bfloat16, and if only keys need gradients: it computes the query's all the same.
     """
     only_keys = torch.is_grad_enabled() and key.requires_grad and not query.requires_grad
     faster_on_a_cpu = key.shape[-2] > 1 and query.dtype != torch.bfloat16 and dropout == 0 and not only_keys

@@ -1,4 +1,4 @@
-"""The operations whose backward pass is written by hand, because autograd's own is slower on a CPU. Each equals a plain path.
+"""The operations whose backward pass is written by hand. Each equals a plain path.
 
     ProjectHeads        heads.project_heads_plain
     SlidingAttention    sliding_window.sliding_attention_plain
@@ -6,6 +6,7 @@
     Copies              a copy of each tensor by `to`
     ChunkedNats         replay.summed_nats in one chunk
 
+The first three are for a CPU, where autograd's own are slower. The last two run everywhere: they save operations and memory.
 Sums over many rows or tiles are made in float32 or better. B lanes, H heads, E width of a head, N queries, K keys.
 """
 
@@ -16,7 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-TILE = 128  # queries in a tile, which the fast path computes at a time
+TILE = 128  # queries that RelativeAttention computes at a time
 
 
 class ProjectHeads(torch.autograd.Function):
@@ -109,12 +110,11 @@ class SlidingAttention(torch.autograd.Function):
 
 
 class RelativeAttention(torch.autograd.Function):
-    """The same without dropout, one tile of queries at a time: scores stay in the CPU cache, and keys after the tile are skipped.
+    """relative_attention_plain without dropout, a tile of queries at a time: scores stay in the cache, later keys are skipped.
 
-    Distances that share a row of the distance keys are multiplied by it once.
-
-    The relative shift is a view. In the flat array of scores by distance, for T queries and K keys, the score of query i and
-    key j is at i K + (T - 1 - i) + j = (T - 1) + i (K - 1) + j: the view's rows are K - 1 apart.
+    Distances that share a row of the distance keys are multiplied by it once. The relative shift is a view: in the flat array of
+    scores by distance, for T queries and K keys, the score of query i and key j is at i K + (T - 1 - i) + j = (T - 1) +
+    i (K - 1) + j, so the view's rows are K - 1 apart.
     """
 
     @staticmethod

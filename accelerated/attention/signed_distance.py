@@ -1,6 +1,6 @@
 """Memformer's self-attention by signed distances, with simplified positions (Eqs. 2-4) or Transformer-XL's (Eq. 1).
 
-Simplified positions stay as they are on a GPU: they add positions to the values, by weights that SDPA does not return.
+Simplified positions take the plain path on a GPU too: SDPA does not return the weights by which they are added to values.
 """
 
 import math

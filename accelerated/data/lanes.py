@@ -101,7 +101,7 @@ class Segment(NamedTuple):
     scored: torch.Tensor  # (B, N) bool, false on padding
     starts: torch.Tensor  # (B,) bool, true if a document or a part of one begins
     task: tuple | None = None  # a tasks.Task, unless every lane continues its text
-    place: np.ndarray | None = None  # (B, 2) int64: document's number, position of its first token here; -1, 0 on padding
+    place: np.ndarray | None = None  # (B, 2) int64: the document's number, and where in it this begins; -1, 0 on padding
     begins: bool | None = None  # any_starts of a segment that `to` has moved, so that its device need not be asked
 
     def to(self, device: torch.device) -> "Segment":

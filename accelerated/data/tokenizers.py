@@ -32,7 +32,7 @@ from accelerated.data.sources import Source, Text
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.files import written_whole
 
-WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # GPT-2's; no token crosses them
+GPT2_PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""  # no token crosses them
 LINE_END, UNKNOWN = "\n", "<unk>"  # in every closed vocabulary; <unk> stands for all other words
 WORD = r"\n|\S+"
 LEARNING_PIECE = 1 << 16  # bytes; the package tokenizers takes 256 pieces at a time
@@ -55,8 +55,8 @@ class Tokenizer:
     def __repr__(self):
         return f"{type(self).__name__}({self.name}, {self.vocabulary:,} tokens)"
 
-    def decode(self, ids: np.ndarray) -> bytes:
-        """Convert ids to bytes."""
+    def decode(self, ids: Iterable) -> bytes:
+        """Convert ids, numbers or one-element tensors, to bytes."""
         return b"".join(self.spellings[int(token)] for token in ids)
 
     def save(self, path: Path) -> None:
@@ -108,7 +108,7 @@ class PackagedTokenizer(Tokenizer):
         self.model.no_padding()
         self.model.no_truncation()
         symbols = byte_of_symbol() if "ByteLevel(" in f"{self.model.pre_tokenizer} {self.model.decoder}" else {}
-        self.kind, tokens = type(self.model.model).__name__, dict(map(reversed, self.model.get_vocab().items()))
+        self.kind, tokens = type(self.model.model).__name__, {number: token for token, number in self.model.get_vocab().items()}
         spellings = [spelling_of(tokens[i], symbols, self.kind) if i in tokens else b"" for i in range(1 + max(tokens))]
         super().__init__(name, spellings, hashlib.sha256(content).hexdigest(), content)
 
@@ -148,7 +148,7 @@ def read_ranks(content: bytes) -> dict[bytes, int]:
 
 def tokenizer_of_ranks(name: str, ranks: dict[bytes, int]) -> BpeTokenizer:
     """The tokenizer of {token: rank}; it cuts text into words as GPT-2 does."""
-    return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=WORDS, mergeable_ranks=ranks, special_tokens={}))
+    return BpeTokenizer(name, tiktoken.Encoding("ranks", pat_str=GPT2_PIECES, mergeable_ranks=ranks, special_tokens={}))
 
 
 def tokenizer_of_file(path: str | Path, advice: str = ADVICE) -> Tokenizer:

@@ -18,9 +18,6 @@ from accelerated.program.errors import InputError
 from accelerated.program.progress import Progress
 from accelerated.protocol import Stream, open_stream, overlap_of
 
-Random = torch.Generator | None  # None for torch's own
-Step = Callable | None  # (token, state) -> (logits, Stream), such as model.step
-
 
 class Sampling(NamedTuple):
     """How the next token is drawn: from softmax(logits / temperature), limited to its nucleus."""
@@ -49,13 +46,13 @@ class GraphedStep:
         if stream.rows is not self.rows:
             torch._foreach_copy_(tree_leaves(self.rows), tree_leaves(stream.rows))
         self.token.copy_(token)
-        self.position.fill_(stream.read)
+        self.position.fill_(stream.position)
         self.graph.replay()
         return self.logits.clone(), self.model.next_stream(stream._replace(rows=self.rows))
 
     def capture(self, token: Tensor, stream: Stream) -> None:
         """Record the kernels of a token; a first run, outside the recording, lets libraries prepare themselves."""
-        self.token, self.position = token.clone(), token.new_full((1,), stream.read)
+        self.token, self.position = token.clone(), token.new_full((1,), stream.position)
         self.rows = tree_map(torch.clone, stream.rows)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -73,7 +70,7 @@ def step_of(model: Module) -> Callable:
 
 
 @torch.no_grad()
-def read_prompt(model: Module, prompt: Tensor, new_window: bool = False, step: Step = None) -> tuple[Tensor, tuple]:
+def read_prompt(model: Module, prompt: Tensor, new_window: bool = False, step: Callable | None = None) -> tuple[Tensor, tuple]:
     """Read prompt (B, n), n >= 1, from a document's start; returns the logits after it (B, V) and the state.
 
     Whole segments go through `advance`, the rest token by token through step, which is model.step if it is None. If there is
@@ -108,7 +105,7 @@ def nucleus(probabilities: Tensor, mass: float) -> Tensor:
     return torch.zeros_like(probabilities).scatter_(-1, tokens, ordered.masked_fill(left_out, 0))
 
 
-def draw(logits: Tensor, sampling: Sampling, generator: Random) -> Tensor:
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
     """The next token (B,) of each row of logits (B, V), drawn as `sampling` says."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -118,14 +115,13 @@ def draw(logits: Tensor, sampling: Sampling, generator: Random) -> Tensor:
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(1)
 
 
-def generate(
-    model: Module, logits: Tensor, state: tuple, count: int, sampling: Sampling, generator: Random = None, step: Step = None
+def drawn_tokens(
+    logits: Tensor, state: tuple, count: int, sampling: Sampling, generator: torch.Generator | None, step: Callable
 ) -> Iterator[Tensor]:
-    """Yield `count` tokens (B,); the first is drawn from logits (B, V). step is the model's fastest if it is None.
+    """Yield `count` tokens (B,), the first drawn from logits (B, V), the others by `step`, such as model.step.
 
     Raises InputError if logits are NaN or infinite: nothing can be drawn from them.
     """
-    step = step or step_of(model)
     for number in range(1, count + 1):
         if not torch.isfinite(logits).all():
             wrong = f"the model's prediction of token {number:,} of the continuation is NaN or infinite"
@@ -138,29 +134,30 @@ def generate(
 
 @torch.no_grad()
 def continue_text(
-    model: Module, prompt: Tensor, count: int, sampling: Sampling, generator: Random = None, new_window: bool = False
+    model: Module, prompt: Tensor, count: int, sampling: Sampling, generator: torch.Generator | None, new_window: bool = False
 ) -> Iterator[Tensor]:
     """Yield `count` next tokens (B,) after prompt (B, n), n >= 1, each as soon as it is known; new_window as for read_prompt."""
     with evaluating(model):
         step = step_of(model)
-        yield from generate(model, *read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
+        yield from drawn_tokens(*read_prompt(model, prompt, new_window, step), count, sampling, generator, step)
 
 
-def show_text(tokenizer: object, ids: Iterable[int]) -> str:
-    """Decode ids for a terminal; bytes that are not UTF-8 become replacement characters."""
+def show_text(tokenizer: object, ids: Iterable) -> str:
+    """Decode ids (numbers or one-element tensors) for a terminal; bytes that are not UTF-8 become replacement characters."""
     return tokenizer.decode(ids).decode("utf-8", errors="replace")
 
 
 def stream_text(tokenizer: object, tokens: Iterable) -> Iterator[str]:
     """Yield the text of tokens (ids or one-element tensors), each UTF-8 character once complete; joined, it equals show_text."""
-    return codecs.iterdecode((tokenizer.decode([int(token)]) for token in tokens), "utf-8", errors="replace")
+    return codecs.iterdecode((tokenizer.decode([token]) for token in tokens), "utf-8", errors="replace")
 
 
 def write_continuation(tokenizer: object, prompt: list[int], tokens: Iterator) -> None:
     """Write a prompt and its continuation token by token: text, or the bytes of a recording."""
     text = tokenizer.spells_text
-    pieces = stream_text(tokenizer, tokens) if text else (tokenizer.decode([int(token)]) for token in tokens)
-    out, first = (sys.stdout if text else sys.stdout.buffer), next(pieces)  # the prompt was read before its first token is known
+    pieces = stream_text(tokenizer, tokens) if text else (tokenizer.decode([token]) for token in tokens)
+    out = sys.stdout if text else sys.stdout.buffer
+    first = next(pieces, "" if text else b"")  # reads the prompt, so an error there comes before any output; no token may be text
     out.write(show_text(tokenizer, prompt) if text else tokenizer.decode(prompt))
     try:
         for piece in itertools.chain([first], pieces):
@@ -193,7 +190,7 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     given = torch.tensor([prompt], device=device)
     tokens = continue_text(run.model, given, options.tokens, sampling, generator, options.new_window)
     if options.json:
-        continuation = show_text(run.tokenizer, [int(token) for token in tokens])
+        continuation = show_text(run.tokenizer, tokens)
         return {"prompt": show_text(run.tokenizer, prompt), "continuation": continuation}, []
     write_continuation(run.tokenizer, prompt, tokens)
     return {}, []  # everything is already written

@@ -16,7 +16,7 @@ from accelerated.evaluation.figures import check_figure
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError, check_choice, option_name
 from accelerated.program.files import check_writable
-from accelerated.training.options import OptionParser, add_data_dir, field_help, layer_numbers, make_absolute
+from accelerated.training.options import OptionParser, add_data_dir, field_help, make_absolute, whole_numbers
 from accelerated.training.settings import DEVICES
 
 HELP = """Evaluate a trained model on documents, with its state carried through each of them; or continue a text.
@@ -105,7 +105,7 @@ PAGE = (
     option("--from", "the first segment to show", at_least(1), "S", dest="first", default=1),
     option("--segments", "how many segments to show (default those of about 16,384 tokens)", at_least(1), "K"),
 )
-OVERLAPS = option("--overlaps", "tokens that a window shares with the previous one (default each run's)", layer_numbers, "O,...")
+OVERLAPS = option("--overlaps", "tokens that a window shares with the previous one (default each run's)", whole_numbers, "O,...")
 REACH = option("--segments", "how many segments back to follow gradients (default 8)", at_least(2), "K", default=8)
 SEGMENTS = option("--segments", "clear it every K segments (required)", at_least(2), "K", required=True)
 CONSTANT = option("--learning-rate", "constant (required); first try a tenth of the run's own", RATE, "RATE", required=True)
@@ -164,7 +164,8 @@ def report_parser(name: str) -> OptionParser:
     usage = f"{example.partition(' -')[0].replace('RUN RUN', 'RUN [RUN ...]')} [options]"
     about = {"description": f"{text.strip().capitalize()}.", "epilog": f"example: {example}"}
     parser = OptionParser(prog=f"eval.py {name}", allow_abbrev=False, usage=usage, **about)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folder that train.py wrote")
+    opened = "a folder that train.py or eval.py export wrote, or a published GPT-2"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=opened if report.opens else "a folder that train.py wrote")
     for word, how in (*report.options, *(READING if report.splits else ()), *(OPENING if report.opens else ())):
         parser.add_argument(word, **how)
     for size, models in models_by_size().items() if report.sizes else ():

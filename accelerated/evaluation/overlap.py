@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 
 from accelerated.data.windows import cut
-from accelerated.evaluation.score import TrainedRun, check_score, evaluate
+from accelerated.evaluation.score import TrainedRun, evaluate
 from accelerated.training.options import changed
 from reference.pretrained_recurrence import Config, pooled_rows
 
@@ -82,7 +82,7 @@ def row_of(run: TrainedRun, config: Config, options: argparse.Namespace) -> dict
     """The row of a run that is evaluated with a config; `notes` say how evaluation differs from training."""
     run.model.config, splits = config, {}
     for split in run.splits:
-        score = check_score(evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory))
+        score = evaluate(run.model, run.to_read(split), run.tokenizer, run.lane_count, options.clear_memory)
         words = run.words(split)[0]
         splits[split] = {"word_perplexity": score.perplexity(words) if words else None, "words": words}
         splits[split] |= {"bits_per_byte": score.bits_per_byte, "nats": score.nats, "tokens": score.tokens}

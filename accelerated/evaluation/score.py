@@ -26,6 +26,7 @@ WIKITEXT_WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
 OFFICIAL_WORDS = {"pg19": {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}} | dict.fromkeys(
     WIKITEXTS, WIKITEXT_WORDS
 )
+NAN = "the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again"
 
 
 class TrainedRun(NamedTuple):
@@ -70,9 +71,9 @@ class TrainedRun(NamedTuple):
         It is the official count if the documents have that many, else their own.
         """
         split = split or self.split
-        counted, line_ends = (int(np.sum(getattr(self.splits[split], name, 0))) for name in ("words", "line_ends"))
+        own, line_ends = (int(np.sum(getattr(self.splits[split], name, 0))) for name in ("words", "line_ends"))
         official, line_ends = OFFICIAL_WORDS.get(self.data, {}).get(split), line_ends if self.data in WIKITEXTS else 0
-        return (official, "official count") if counted + line_ends == official else (counted, "counted between white space")
+        return (official, "official count") if own + line_ends == official else (own, "counted between white space")
 
 
 def ratio(total: float, count: int) -> float:
@@ -192,7 +193,7 @@ def add_segment(
 def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, clear_memory: bool = False) -> Score:
     """The Score of documents; the state is carried through each, or with clear_memory starts anew at every segment."""
     score = Score()
-    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory or carries_nothing(model))):
+    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
         score = add_segment(score, made, segment, tokenizer)
     return score
 
@@ -200,17 +201,16 @@ def evaluate(model: Module, documents: Sequence, tokenizer: object, lanes: int, 
 def check_score(score: Score) -> Score:
     """Return the score; raises InputError if it is NaN."""
     if math.isnan(score.nats):
-        raise InputError("the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again")
+        raise InputError(NAN)
     return score
 
 
 def token_nats(model: Module, documents: Sequence, lanes: int, clear_memory: bool = False) -> list[np.ndarray]:
     """-log p of every target, (n - 1,) float64 for each document, NaN if it is not scored; their sums equal evaluate's Score."""
     nats = [np.full(len(document.inputs), np.nan) for document in documents]
-    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory or carries_nothing(model))):
+    for segment, _, _, made in carried_through(model, documents, lanes, int(clear_memory)):
         for (document, first), losses, scored in zip(segment.place.tolist(), made.nats, segment.scored.numpy(), strict=True):
-            if document >= 0:  # the lane is not padding
-                nats[document][first + np.flatnonzero(scored)] = losses[scored]
+            nats[document][first + np.flatnonzero(scored)] = losses[scored]
     return nats
 
 
@@ -240,7 +240,7 @@ def as_cell(value: float, form: str) -> str:
 
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """The Score of a split."""
-    score = check_score(evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory))
+    score = evaluate(run.model, run.documents, run.tokenizer, run.lane_count, options.clear_memory)
     words, total = run.words(), run.count_predictions()
     lines = score_lines(score, words, total)
     if run.data == "recall":

@@ -40,19 +40,19 @@ def likeliest(model: Module, hidden: torch.Tensor) -> tuple[list, list]:
 
 
 @torch.no_grad()
-def segment_records(run: TrainedRun, document: Document, windows: list[Window], first: int) -> tuple[list[dict], list[Shares]]:
+def segment_records(run: TrainedRun, document: Document, windows: list[Window], first: int) -> tuple[list[dict], Shares | None]:
     """What the page says, besides losses, of each of the document's windows from number `first` on; and the last one's Shares."""
     model, device, records = run.model, next(run.model.parameters()).device, []
     for window, (segment, [number], state, _) in zip(windows, carried_through(model, [document], 1, predict=False), strict=False):
         if number < first:
             continue
         tokens, rows = segment.tokens.to(device), slice(window.first - 1 - window.start, window.stop - window.start)
-        carried, looked = read_watched(model, run.settings.model, tokens, state)
-        groups = [looked] if looked else []
+        carried, shares = read_watched(model, run.settings.model, tokens, state)
         both = carried, model.read(tokens, model.initial_state(1))
-        shares = [(group.values[0, rows] * 1000).round().long().tolist() for group in groups]
-        records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both], "shares": shares})
-    return records, groups
+        records.append({"likely": [likeliest(model, reading.hidden[0, rows]) for reading in both]})
+        if shares:
+            records[-1]["shares"] = (shares.values[0, rows] * 1000).round().long().tolist()
+    return records, shares
 
 
 def overview(windows: list[Window], nats: list[np.ndarray], text_bytes: np.ndarray) -> dict:
@@ -78,7 +78,7 @@ def document_data(run: TrainedRun, document: Document, windows: list[Window], na
     tokenizer, targets, scored = run.tokenizer, np.asarray(document.targets), np.asarray(document.scored)
     text_bytes = tokenizer.token_bytes[targets] * scored
     targets = np.where(scored, targets, np.append(np.asarray(document.inputs)[1:], targets[-1:]))
-    records, groups = segment_records(run, document, windows[: shown.stop], shown.start)
+    records, shares = segment_records(run, document, windows[: shown.stop], shown.start)
     start, stop = windows[shown.start].first - 1, windows[shown.stop - 1].stop
     before = np.asarray(document.inputs[start : start + 1])
     texts = spelled([tokenizer.decode([token]) for token in np.concatenate([before, targets[start:stop]])])
@@ -93,8 +93,8 @@ def document_data(run: TrainedRun, document: Document, windows: list[Window], na
     vocabulary = {token: tokenizer.decode([token]).decode(errors="backslashreplace") for token in sorted(used)}
     scale, strip = shading_scale((nats[1] - nats[0])[start:stop]), overview(windows, nats, text_bytes)
     about = {"count": len(windows), "first": shown.start + 1, "before": texts[0], "scale": scale, "overview": strip}
-    groups = [{"title": group.title, "parts": group.parts} for group in groups]
-    return about | {"groups": groups, "segments": records, "vocabulary": vocabulary}
+    about |= {"looked": shares and {"title": shares.title, "parts": shares.parts}}
+    return about | {"segments": records, "vocabulary": vocabulary}
 
 
 def write_page(path: Path, data: dict) -> int:

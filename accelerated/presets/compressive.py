@@ -19,7 +19,7 @@ WORDS = COMPRESSIVE_TRAINING | ON_A_GPU | {
 
 CHECKS = (  # (condition, message): options that do not work together, as those of training/options.py
     (
-        lambda given: given.config.compression_loss == "bptt" and given.training.horizon == 1,
+        lambda given: given.model_config.compression_loss == "bptt" and given.training.horizon == 1,
         "--compression-loss bptt trains the compression by the losses of later segments, and --horizon 1 has none; "
         "give --horizon 2 or more",
     ),

@@ -13,11 +13,11 @@ MEMFORMER = {
 TAKES_TASKS = True  # the options --task-...
 CHECKS = (  # (condition, message): options that do not work together, as those of training/options.py
     (
-        lambda given: not given.tasks.continuation_alone and given.config.encoder_layers == 0,
+        lambda given: not given.tasks.continuation_alone and given.model_config.encoder_layers == 0,
         "--task-infilling and --task-recall need an encoder, and --encoder-layers 0 is the decoder-only model; leave them out",
     ),
     (
-        lambda given: given.tasks.infilling and given.config.segment == 1,
+        lambda given: given.tasks.infilling and given.model_config.segment == 1,
         "--task-infilling masks a part of every segment, and --segment 1 has no parts; give --segment 2 or more",
     ),
 )

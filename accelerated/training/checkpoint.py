@@ -142,7 +142,7 @@ def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> No
 def open_model(
     path: str | Path, contents: dict, settings: Settings, config: Any = None, device: str | torch.device = "cpu"
 ) -> tuple[torch.nn.Module, object]:
-    """Return (the model of these contents of `path`, in evaluation mode; its tokenizer). config has other sizes than trained.
+    """Return (the model of these contents of `path`, in evaluation mode; its tokenizer). config, if given, may have other sizes.
 
     Parameters are float64 if they were trained so, otherwise float32.
     """

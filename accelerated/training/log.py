@@ -58,10 +58,10 @@ class Log:
             with disk_errors(self.path, ADVICE), open(self.path, "a") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def validation(self, step: int, carried: Any, cleared: Any = None, **others: bool) -> None:
+    def validation(self, step: int, carried: Any, cleared: Any = None, final: bool = False) -> None:
         """Write a validation's Score, and the one with the memory cleared at every segment if that was measured."""
         record = {"validation_bits_per_byte": carried.bits_per_byte, "validation_loss": carried.nats / carried.tokens}
         record |= {"validation_accuracy": carried.accuracy, "validation_tokens": carried.tokens}
         if cleared:
             record |= {"cleared_bits_per_byte": cleared.bits_per_byte, "cleared_accuracy": cleared.accuracy}
-        self.write(step=step, **record, **others)
+        self.write(step=step, **record, **({"final": True} if final else {}))

@@ -52,7 +52,8 @@ def check_machine(settings: Settings, start: Start) -> torch.device:
         raise InputError(f"--accumulate {training.accumulate} does not divide each process's {size} lanes")
     config, tokens = settings.model_config, training.batch * training.horizon * settings.model_config.segment
     layers = getattr(config, "decoder_layers", getattr(config, "layers", 1))
-    least = 16 * tokens + 12 * config.width * (config.vocabulary + 2 * layers * getattr(config, "feed_forward", 0))  # bytes
+    # Bytes at least: int64 inputs and targets; value and two moments of the parameters of the embedding and the feed-forwards
+    least = 16 * tokens + 12 * config.width * (config.vocabulary + 2 * layers * getattr(config, "feed_forward", 0))
     if hasattr(os, "sysconf") and least > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise InputError(f"a model of these sizes, or a step of {tokens:,} tokens, does not fit into memory; give smaller ones")
     if training.compile == "cudagraphs" and device.type != "cuda":

@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from accelerated.data.config import CORPORA, ENCODINGS, MU_LAW, RECORDING, DataConfig, check_data, default_data_dir
@@ -27,7 +26,7 @@ METAVARS = {int: "INT", float: "FLOAT", str: "NAME", tuple: "INT,..."}
 RECALL = "recall"  # the --data that has options of its own, and needs none of a text's
 OF_A_TOKENIZER = ("tokenizer", "train_bpe", "train_words")
 FIXED_IN_A_RUN = ("batch", "optimizer", "weight_decay", "seed", "dtype")  # a checkpoint's tensors depend on them
-OF_THE_WEIGHTS = ("width", "layers", "heads", "head_width", "feed_forward", "max_positions", "cutoffs", "div_value")
+OF_A_GPT2 = ("vocabulary", "width", "layers", "heads", "feed_forward", "max_positions")  # sizes that its weights decide
 
 
 @dataclasses.dataclass
@@ -37,7 +36,7 @@ class Start:
     folder: Path
     data_dir: Path
     resumed: dict | None = None  # contents of the run's own checkpoint
-    written: float = 0.0  # when that checkpoint was
+    written: float = 0.0  # when that checkpoint was written, as its file says; 0 if there is none
     init: str | None = None  # another run, or a GPT-2
     initial: dict | None = None  # contents of that run's checkpoint
 
@@ -72,8 +71,8 @@ def field_help(config_class: type) -> dict[str, str]:
     return {field.name: described[field.name] for field in dataclasses.fields(config_class)}
 
 
-def layer_numbers(text: str) -> tuple[int, ...]:
-    """Convert '4,10' to (4, 10) and 'none' to ()."""
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Convert '4,10' to (4, 10) and 'none' to (): layers, cutoffs, dilations or overlaps."""
     if text == "none":
         return ()
     try:
@@ -95,7 +94,7 @@ def add_options(parser: OptionParser, title: str, config: Any, prefix: str = "",
         if isinstance(default, bool):
             option["action"] = argparse.BooleanOptionalAction
         else:
-            kind = layer_numbers if isinstance(default, tuple) else type(default)
+            kind = whole_numbers if isinstance(default, tuple) else type(default)
             option |= {"type": kind, "metavar": METAVARS[type(default)]}
         group.add_argument(option_name(prefix + field.name), **option)
 
@@ -162,9 +161,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     defaults = preset_settings(model, preset)
     chosen = (held or defaults)._replace(training=defaults.training)
     if published:  # its sizes, with the preset's recurrence
-        sizes = {
-            name: getattr(held.model_config, name) for name in (*OF_THE_WEIGHTS, "vocabulary") if hasattr(held.model_config, name)
-        }
+        sizes = {name: getattr(held.model_config, name) for name in OF_A_GPT2}
         sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
         data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
         chosen = chosen._replace(model_config=dataclasses.replace(defaults.model_config, **sizes), data=data)
@@ -229,7 +226,7 @@ def parse(argv: list[str]) -> tuple[Settings, Start]:
     if first.resume:
         check_resumed(first.resume, settings, options, defaults, saved["step"])
     elif saved:
-        check_begun(first.init, settings.data.data, options, defaults.model_config)
+        check_begun(first.init, settings.data, options, defaults)
     check(settings, options)
     check_data(settings.data)
     if first.resume:
@@ -277,21 +274,24 @@ def check_resumed(run: str, settings: Settings, asked: dict, held: Settings, ste
     if "out" in asked:
         raise InputError(f"--resume {run} continues in its own folder; leave --out out, or begin a new run with --init")
     if asked.keys() - takes:
-        kept = f"--resume keeps the run's model, data, {', '.join(FIXED_IN_A_RUN)}; leave their options out"
-        raise InputError(f"{kept} (except --data, if its files have moved), or start a new run without --resume")
+        wrong = ", ".join(sorted(map(option_name, asked.keys() - takes)))
+        raise InputError(f"--resume keeps what {run} was begun with; leave {wrong} out, or begin a new run with --init")
     if not asked.get("epochs") and step + is_finished(run, step) > training.steps:
         raise InputError(f"--resume {run} is at step {step}; give --steps above that")
 
 
-def check_begun(run: str, data: str, asked: dict, weights: Any) -> None:
-    """Raise InputError if --init's weights, of a model with the config `weights`, do not go with the options or the data."""
+def check_begun(run: str, data: DataConfig, asked: dict, held: Settings) -> None:
+    """Raise InputError if the weights of --init, a run with the settings `held`, do not go with the options or the data."""
+    weights = held.model_config
     if asked.get("heads", weights.heads) != weights.heads:  # no shape shows it
         raise InputError(f"--heads is {asked['heads']}, the weights of --init {run} have {weights.heads}; leave it out")
     if asked.keys() & {*OF_A_TOKENIZER}:
         raise InputError(f"--init {run} keeps the tokenizer of its weights; leave --tokenizer and --train-... out")
-    if data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
+    if data.data == RECALL and weights.vocabulary != ENCODINGS["bytes"]:
         other = f"the weights of --init {run} have another tokenizer; leave one of them out"
         raise InputError(f"--data recall is made of bytes, and {other}")
+    if data.tokenizer != held.data.tokenizer:  # a recording's is mu-law
+        raise InputError(f"--data {data.data} is a recording, and the weights of --init {run} read text; give other --data")
 
 
 def check(settings: Settings, asked: dict) -> None:
@@ -305,7 +305,6 @@ def check(settings: Settings, asked: dict) -> None:
         reads = f"--backprop {training.backprop} reads all {training.horizon} of --horizon first"
         needs = "--compile cudagraphs needs a segment's backward pass before the next is read"
         raise InputError(f"{needs}, and {reads}; give --horizon 1 or --backprop memory_replay")
-    given = SimpleNamespace(config=settings.model_config, training=training, tasks=settings.tasks)
     for condition, message in getattr(presets_of(settings.model), "CHECKS", ()):
-        if condition(given):
-            raise InputError(message.format(**vars(given)))
+        if condition(settings):
+            raise InputError(message)

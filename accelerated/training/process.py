@@ -1,4 +1,4 @@
-"""This process: its device, its rank among several, and its memory. For train.py, run.py, eval.py and bench."""
+"""This process: its device, its rank among several, and its memory. For train.py, run.py, eval.py and lab/speed."""
 
 import contextlib
 import ctypes

@@ -48,7 +48,7 @@ class Run:
     tokens: int = 0  # read since the run was opened, padding and overlaps included
     save_due: bool = False  # after the next update
     validation_due: bool = False  # after this step
-    score: Any = None  # the Score of the validation after this step
+    score: Any = None  # the Score of the last validation
     is_best: bool = False  # whether that is the best so far, and not yet saved
     plain: torch.nn.Module | None = None  # until training begins: the model of --init, to which this run adds recurrence
 

@@ -53,7 +53,7 @@ def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
         other[:, place] = (other[:, place] + 1) % 11
         assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
     text = prompt[:1, : n + 1]
-    for token in continue_text(model, text, n + 1, GREEDY):
+    for token in continue_text(model, text, n + 1, GREEDY, None):
         assert token.item() == logits_after(model, text).argmax().item(), text.shape[1]
         text = torch.cat([text, token[None]], 1)
     assert text.shape[1] == 2 * n + 2
@@ -70,7 +70,7 @@ def test_sampling_has_no_dropout_repeats_with_its_seed_and_keeps_the_training_mo
     draws, greedy = [drawn(Sampling(), seed) for seed in (1, 1, 2)], drawn(GREEDY)
     assert draws[0] == draws[1] != draws[2] and model.training == training
     without = random_model("block_recurrent", "fixed-skip")
-    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY)], "no unit was dropped"
+    assert greedy == [t.item() for t in continue_text(without, prompt, 30, GREEDY, None)], "no unit was dropped"
 
 
 def tensors_in(*fields):
@@ -114,7 +114,7 @@ def test_a_graphed_step_gives_the_same_logits(paper, name, monkeypatch):
         for token in tokens:
             (expected, plain), (logits, state) = model.step(token, plain), graphed(token, state)
             pairs.append((expected, logits))
-            assert state.read == plain.read
+            assert state.position == plain.position
             assert all(map(torch.equal, tensors_in(state), tensors_in(plain)))
     assert all(torch.equal(*pair) for pair in pairs) and len(graph.calls) == 2, "once to prepare, once to record"
     assert all(map(torch.equal, before, tensors_in(given, stream)))
@@ -166,15 +166,17 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
         steps.append(token)
         return torch.tensor([[0.0, value]]), state
 
-    drawn = generation.generate(None, torch.zeros(1, 2), (), 9, GREEDY, step=step)
+    drawn = generation.drawn_tokens(torch.zeros(1, 2), (), 9, GREEDY, None, step)
     assert next(drawn).tolist() == [0]
     with pytest.raises(InputError, match="prediction of token 2 of the continuation is NaN or infinite"):
         next(drawn)
     assert len(steps) == 1
 
 
-def test_text_in_and_out():
+def test_text_in_and_out(capsys):
     """A character that is not complete at the end is shown as one."""
     shown = {b"\xc3\xa9": "é", b"h\xc3": "h\ufffd", b"\xc3h": "\ufffdh", b"\xe2\x82": "\ufffd", b"": "", b"hi\xff": "hi\ufffd"}
     for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected
+    generation.write_continuation(BYTES, [104], iter(()))  # as if no token spelled anything
+    assert capsys.readouterr().out == "h\n"

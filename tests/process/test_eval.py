@@ -149,15 +149,10 @@ def test_what_a_run_was_trained_on_is_read_as_then(runs, tmp_path, capsys):
     assert f"warning: {text} is no longer what the run was trained on" in capsys.readouterr().err
 
 
-def test_other_data_is_read_whole_and_joined_as_in_training(tmp_path, monkeypatch):
-    """A folder that is called like a named set is not read for it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pg19").mkdir()
-    (tmp_path / "book.txt").write_text("a text")
+def test_other_data_is_read_whole_and_joined_as_in_training():
     trained, read_as = DataConfig("other", carry_over_documents=True, training_documents=1), evaluation_script.data_config
     assert read_as(trained, "other") == trained
     assert read_as(trained, "book.txt") == DataConfig("book.txt", carry_over_documents=True)
-    assert read_as(trained, "pg19") == DataConfig("pg19")
 
 
 def test_what_differs_from_training_is_named(runs, tmp_path, capsys):

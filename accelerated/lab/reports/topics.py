@@ -66,7 +66,7 @@ def continuations(run: TrainedRun, contexts: np.ndarray, count: int) -> np.ndarr
     with Progress("continuing contexts", len(contexts), "context") as bar:
         for first in range(0, len(contexts), LANES):
             prompts = torch.as_tensor(contexts[first : first + LANES].astype("int64"), device=device)
-            tokens = continue_text(run.model, prompts, count, Sampling(temperature=0.0), new_window=True)
+            tokens = continue_text(run.model, prompts, count, Sampling(temperature=0.0), None, new_window=True)
             continued.append(torch.stack(list(tokens), 1).cpu().numpy())
             bar.update(len(prompts))
     return np.concatenate(continued)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accelerated.evaluation.generation import Sampling, generate, read_prompt, step_of
+from accelerated.evaluation.generation import Sampling, drawn_tokens, read_prompt, step_of
 from accelerated.lab.speed.counts import counted, meta_step
 from accelerated.lab.speed.timing import COLUMNS, large_product, measured_rows, print_table
 from accelerated.lab.speed.variants import Variant, paper_settings, random_model, rollout
@@ -76,7 +76,7 @@ def continuation(position: int, options: Namespace) -> Variant:
     network = random_model(options.model, config, device).to(getattr(torch, options.dtype)).eval()
     text = torch.randint(config.vocabulary, (1, position), generator=generator, device=device)
     start, step = read_prompt(network, text), step_of(network)
-    return Variant(torch.no_grad()(lambda: list(generate(network, *start, TOKENS, Sampling(0.8), generator, step))))
+    return Variant(torch.no_grad()(lambda: list(drawn_tokens(*start, TOKENS, Sampling(0.8), generator, step))))
 
 
 def report_generation(options: Namespace) -> None:

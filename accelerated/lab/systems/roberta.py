@@ -42,7 +42,7 @@ class Layer(pretrained_recurrence.Layer):
         x = self.norm(x + self.attend(query, key, value, hidden_keys.expand(-1, 1, x.shape[1], -1)))
         hidden = functional.gelu(functional.linear(x, self.mlp_hidden, self.mlp_hidden_bias))  # (B, N, F)
         out = functional.linear(hidden, self.mlp_output, self.mlp_output_bias)
-        return self.mlp_norm(x + functional.dropout(out, self.dropout, self.training))
+        return self.mlp_norm(x + functional.dropout(out, self.dropout_rate, self.training))
 
 
 class MaskedHead(nn.Module):

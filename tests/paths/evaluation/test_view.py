@@ -130,20 +130,20 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
             rows = slice(window.first - 1 - window.start, window.stop - window.start)
             expected, at = logits[0, rows].softmax(-1).topk(5)
             assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
-        for k, group in enumerate(data["groups"]):
-            assert all(abs(sum(row) - 1000) <= len(group["parts"]) for row in segment["shares"][k])
+        for row in segment.get("shares", []):
+            assert abs(sum(row) - 1000) <= len(data["looked"]["parts"])
 
 
 def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
     """In the first segment nothing is inserted; later windows look at the inserted vector. An unknown model has no shares."""
     run = run_of("pretrained_recurrence", "overlapping", [document_from(f"<{TEXT}", BYTES)])
     _, _, data = page_of(run, tmp_path / "page.html")
-    first, *later = ([row[0] for row in shares] for segment in data["segments"] for shares in segment["shares"])
-    assert len(data["groups"]) == 1 and not any(first) and all(map(all, later))
+    first, *later = ([row[0] for row in segment["shares"]] for segment in data["segments"])
+    assert not any(first) and all(map(all, later))
     for paper, name, known_as in (("memformer", "encoder-decoder", "memformer"), ("block_recurrent", "fixed-skip", "toy")):
         run = run_of(paper, name, [document_from(TEXT, BYTES)])._replace(settings=SimpleNamespace(model=known_as))
         _, _, data = page_of(run, tmp_path / f"{known_as}.html")
-        assert data["groups"] == [] and not any(segment["shares"] for segment in data["segments"])
+        assert data["looked"] is None and not any("shares" in segment for segment in data["segments"])
 
 
 def test_an_answer_that_is_never_read_stands_where_it_is_asked_for(tmp_path):
@@ -269,7 +269,7 @@ def test_the_page_works_in_a_browser(tmp_path):
             text = data["vocabulary"][str(token)]
             assert percent == pytest.approx(share / 100, abs=0.051)
             assert name == text or not text.isprintable() or " " in text, "others are shown by signs"
-    [group], [shares] = data["groups"], second["shares"]
-    assert dict(attention) == pytest.approx({part: share / 10 for part, share in zip(group["parts"], shares[3], strict=True)})
+    parts = zip(data["looked"]["parts"], second["shares"][3], strict=True)
+    assert dict(attention) == pytest.approx({part: share / 10 for part, share in parts})
     # Keys, slider and address
     assert seen["over"] == [[3], "2,0"] and seen["four"] == [2, 3, 4, 5] and seen["recalled"] == [[3, 4], "3,3"]

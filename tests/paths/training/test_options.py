@@ -150,7 +150,7 @@ def test_resuming_keeps_model_and_data(tmp_path):
         *("--gate fixed", "--data recall", "--preset tiny", "--carry-over-documents", "--model compressive"),
         *("--batch 2", "--weight-decay 0.5", "--optimizer adafactor", "--seed 1", "--dtype float64"),
     ):
-        assert "--resume keeps" in refused(f"--resume {run} {argv}"), argv
+        assert f"was begun with; leave {argv.split()[0].replace('no-', '')} out" in refused(f"--resume {run} {argv}"), argv
     assert "continues in its own folder; leave --out out" in refused(f"--resume {run} --out elsewhere")
     assert chosen(f"--resume {run} --steps 3").training.steps == 3, "its last report is missing"
     assert chosen(f"--resume {run} --epochs 2").training.epochs == 2
@@ -177,6 +177,7 @@ def test_weights_of_a_run_keep_its_model_and_data(tmp_path):
         (f"{run} --heads 2", "--heads is 2, the weights of --init "),
         (f"{partly} --tokenizer bytes", "keeps the tokenizer of its weights; leave --tokenizer and --train-"),
         (f"{learned} --data recall", "--data recall is made of bytes, and the weights of"),
+        (f"{partly} --data a.ulaw", "--data a.ulaw is a recording, and the weights of"),
         (f"{run} --model compressive", "holds a pretrained_recurrence; leave --model compressive out"),
         (f"{run}/checkpoint.pt", "/checkpoint.pt/checkpoint.pt; give a folder that train.py wrote"),
     ):
