@@ -27,8 +27,7 @@ def test_an_episode_is_the_game_that_its_page_describes(way, reward, hall):
     """Object 3 is right of the entrance in the first room; in the second one it is below it, and object 1 beside it."""
     world = matching.World(hall, 0, np.array([ENTRANCE]), np.array([[3, 1]]), np.array([[1, 2, 3]]), np.array([False]))
     rooms = [UP, RIGHT, RIGHT, TAKE], [DOWN], [*way, TAKE]  # walls stop the agent; only objects of the second room are taken
-    steps = STEPS, hall, STEPS
-    actions = [action for room, n in zip(rooms, steps, strict=True) for action in [*room, *[TAKE] * n][:n]]
+    actions = [act for room, n in zip(rooms, (STEPS, hall, STEPS), strict=True) for act in [*room, *[TAKE] * n][:n]]
     actions += [TAKE] * (STEPS - hall)  # after the end
     seen, rewards = play(world, lambda clock, _: np.array([actions[clock]]))
     first, between, second = np.split(seen[:, 0], [STEPS, STEPS + hall])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import accelerated
+from accelerated.evaluation import score
 from accelerated.presets.gpt2_weights import gpt2_shapes, load_gpt2, renamed
 from accelerated.pretrained_recurrence import Config, PretrainedRecurrence
 from accelerated.training.settings import preset_settings
@@ -100,8 +101,8 @@ def test_the_gradient_of_a_fine_tuning_step_is_that_of_transformers(published):
             assert (expected[name] - parameter.grad).abs().max() <= 1e-4 * expected[name].abs().max(), name
 
 
-def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys):
-    """With the recurrence module the first window still equals GPT-2; both losses are said before the first update."""
+def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, monkeypatch):
+    """With the recurrence module the first window still equals GPT-2; both losses are said before training, in --dtype."""
     model, folder, tokens = published
     (book := tmp_path / "book.txt").write_text(TEXT)
     sizes = ["--segment", 12, "--module-width", 16, "--insertion-layers", 2, "--batch", 2, "--horizon", 1, "--sample", 0]
@@ -111,14 +112,18 @@ def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys):
     usual = preset_settings("pretrained_recurrence", "gpt2")  # the preset, with the folder's sizes
     assert settings.model_config.vectors == usual.model_config.vectors == 1 and settings.model_config.segment == 12
     assert settings.training.learning_rate == usual.training.learning_rate and settings.data.tokenizer.endswith("vocab.json")
-    score = ["score", tmp_path / "run", "--segment", 12]
-    assert float(said[1]) == pytest.approx(as_json(capsys, *score)["bits_per_byte"], abs=6e-4)
-    score = ["score", folder, "--data", book, "--segment", 12]
-    assert float(said[2]) == pytest.approx(as_json(capsys, *score)["bits_per_byte"], abs=6e-4)
+    words = ["score", tmp_path / "run", "--segment", 12]
+    assert float(said[1]) == pytest.approx(as_json(capsys, *words)["bits_per_byte"], abs=6e-4)
+    words = ["score", folder, "--data", book, "--segment", 12]
+    assert float(said[2]) == pytest.approx(as_json(capsys, *words)["bits_per_byte"], abs=6e-4)
     with torch.no_grad():
         first, state, _ = ours(tokens[:, :12], ours.initial_state(2))
         assert (model(tokens[:, :12]).logits - first).abs().max() <= 1e-4
         assert (model(tokens[:, 12:]).logits - ours(tokens[:, 12:], state).logits).abs().max() > 1e-2
+    types, evaluate = [], score.evaluate
+    monkeypatch.setattr(score, "evaluate", lambda model, *given: types.append(model.embedding.dtype) or evaluate(model, *given))
+    train("--init", folder, "--data", book, "--steps", 0, *sizes, "--out", tmp_path / "half", "--dtype", "bfloat16")
+    assert set(types) == {torch.bfloat16}
 
 
 def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys):
