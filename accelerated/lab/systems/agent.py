@@ -37,7 +37,7 @@ ROWS = {f"rate-{rate}": COMPRESSIVE | {"compression_rate": rate} for rate in (1,
     "pretrained_recurrence": SIZES | {"layers": 3, "max_positions": SEGMENT, "module_width": 32},
     "memorizing": DECODER | {"memory_layer": 1, "memory": 3 * SEGMENT, "retrieved": 8, "dropout": 0.0},
 }
-SETTINGS = {"lanes": 128, "learning_rate": 0.002, "discount": 0.9, "entropy": 0.0005, "clip": 1.0, "updates": 500}
+SETTINGS = {"lanes": 128, "learning_rate": 0.002, "discount": 0.9, "entropy": 0.0005, "clip": 1.0, "updates": 1000}
 SETTINGS |= {"hall": 0.5}  # the part of the updates in which the hall lengthens
 POINT, SOLVED = 10, 0.9  # updates in a point of a curve; success that counts as solved
 
