@@ -18,7 +18,7 @@ from accelerated.program.files import written_whole
 from accelerated.training.options import OptionParser
 
 MU, FULL_SCALE = 255, 2**15  # of 16-bit samples
-RECORDINGS, SPOKEN = 60, 400  # characters of a docstring that are read, about 25 seconds
+RECORDINGS, SPOKEN = 30, 400  # characters of a docstring that are read, about 25 seconds
 SLOWER = 5  # samples of espeak-ng that become one, so that 100 ms are a segment of 441
 UNREAD = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}  # folders
 
