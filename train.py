@@ -133,9 +133,8 @@ def validate_and_save(run: opening.Run, steps: Progress, interruption: Interrupt
 
 def validation_score(run: opening.Run, clear_memory: bool = False, model: torch.nn.Module | None = None) -> score.Score:
     """The Score of the validation documents: of the split, or of what --validation-segments allows, from all over it."""
-    model = model or run.model
-    with protocol.computing_in(model, getattr(torch, run.settings.training.dtype)):
-        return score.evaluate(model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
+    with run.computing(model):
+        return score.evaluate(model or run.model, run.validation, run.tokenizer, run.lanes_at_once, clear_memory)
 
 
 def report(run: opening.Run) -> None:

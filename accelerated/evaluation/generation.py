@@ -157,7 +157,7 @@ def write_continuation(tokenizer: object, prompt: list[int], tokens: Iterator) -
     text = tokenizer.spells_text
     pieces = stream_text(tokenizer, tokens) if text else (tokenizer.decode([token]) for token in tokens)
     out = sys.stdout if text else sys.stdout.buffer
-    first = next(pieces, "" if text else b"")  # reads the prompt, so an error there comes before any output; no token may be text
+    first = next(pieces, "" if text else b"")  # reads the prompt: its errors come before any output. Tokens may spell nothing
     out.write(show_text(tokenizer, prompt) if text else tokenizer.decode(prompt))
     try:
         for piece in itertools.chain([first], pieces):

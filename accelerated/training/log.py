@@ -64,4 +64,5 @@ class Log:
         record |= {"validation_accuracy": carried.accuracy, "validation_tokens": carried.tokens}
         if cleared:
             record |= {"cleared_bits_per_byte": cleared.bits_per_byte, "cleared_accuracy": cleared.accuracy}
-        self.write(step=step, **record, **({"final": True} if final else {}))
+        record |= {"final": True} if final else {}
+        self.write(step=step, **record)

@@ -52,9 +52,9 @@ class Run:
     is_best: bool = False  # whether that is the best so far, and not yet saved
     plain: torch.nn.Module | None = None  # until training begins: the model of --init, to which this run adds recurrence
 
-    def computing(self) -> contextlib.AbstractContextManager:
-        """Inside, the model computes in the type of --dtype."""
-        return computing_in(self.model, getattr(torch, self.settings.training.dtype))
+    def computing(self, model: torch.nn.Module | None = None) -> contextlib.AbstractContextManager:
+        """Inside, a model, the run's own if none is given, computes in the type of --dtype."""
+        return computing_in(model or self.model, getattr(torch, self.settings.training.dtype))
 
     @property
     def lanes_at_once(self) -> int:

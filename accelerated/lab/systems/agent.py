@@ -173,10 +173,10 @@ def page(record: dict) -> str:
         steps = ", ".join(f"{point * POINT / updates_of_a_million:.2f}" if point else "not" for point in solved)
         table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), steps])
     title = "Compressive Transformers, Figure 5: memory for an agent"
-    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of {matching.LENGTH} steps. The end is
-    the last tenth. Mean (least .. most) of the seeds; steps by seed. Rows `rate-` are Compressive Transformers. The task and the
-    agent are in the [chapter](../compressive.md#memory-for-an-agent). Settings:
-    {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
+    how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most {matching.LENGTH} steps; hall
+    is the part of the updates in which the hall lengthens. The end is the last tenth. Mean (least .. most) of the seeds; steps by
+    seed. Rows `rate-` are Compressive Transformers. The task and the agent are in the
+    [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
     picture = "![the share of right choices by environment steps](compressive-figure-5.svg)"
     head = ["memory", "seeds", "right at the end, percent", f"million steps until {100 * SOLVED:.0f}% are right"]
     return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))

@@ -130,6 +130,7 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
             rows = slice(window.first - 1 - window.start, window.stop - window.start)
             expected, at = logits[0, rows].softmax(-1).topk(5)
             assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
+        assert all(abs(sum(row) - 1000) <= len(data["looked"]["parts"]) for row in segment.get("shares", []))
 
 
 def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
