@@ -102,8 +102,8 @@ class PackagedTokenizer(Tokenizer):
     """
 
     def __init__(self, name: str, content: bytes):
-        package = tokenizers_package("a tokenizer.json")
-        self.model = package.Tokenizer.from_str(content.decode())
+        self.model = tokenizers_package("a tokenizer.json").Tokenizer.from_str(content.decode())
+        self.model.encode("\ue000")  # raises if the model needs an unknown token and has none
         self.model.encode_special_tokens = True
         self.model.no_padding()
         self.model.no_truncation()

@@ -88,6 +88,7 @@ def test_other_files_than_tokenizers_are_refused(tmp_path):
     pytest.importorskip("tokenizers", reason="a .json needs the extra bpe")
     files = [("ranks", show_ranks(RANKS) + line) for line in NO_RANKS]
     files += [("ranks", show_ranks(RANKS).replace(b"gA== 128", b"eHl6 128")), ("a.json", b"{"), ("a.json", b'{"model": 3}')]
+    files += [("words.json", b'{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, "added_tokens": []}')]
     for name, content in files:
         (path := tmp_path / name).write_bytes(content)
         words = refusal(open_tokenizer, str(path))
@@ -156,10 +157,7 @@ def words_of(text, vocabulary):
 
 @given(st.text(alphabet="ab é<\n\t\xa0", max_size=40), st.integers(2, 9))
 def test_a_text_is_its_words_and_line_ends(text, size):
-    """Each word of the vocabulary is one id, all others are <unk>; nothing else is lost but the kind of white space.
-
-    Ids are in the order of frequency, as adaptive softmax needs them; equally frequent words are in order.
-    """
+    """A word of the vocabulary is one id, by frequency as adaptive softmax needs it; others are <unk>, white space is blanks."""
     expected = [part for line in text.split("\n") for part in (*line.split(), "\n")][:-1]
     learned = words_of(text, min(size, len({*expected, "\n", "<unk>"})))
     words = [spelling[1:].decode() for spelling in learned.spellings]

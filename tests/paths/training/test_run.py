@@ -21,10 +21,7 @@ CHECKPOINTS = Path(__file__).parent / "checkpoints"
 
 @pytest.mark.parametrize("model", NAMES)
 def test_a_checkpoint_of_an_early_release_continues_as_it_did_then(tmp_path, model):
-    """An early release that had the model wrote the checkpoint at step 3, and the expected parameters at step 6.
-
-    Those of memorizing were written when empty rows of the memory began to come last.
-    """
+    """An early release wrote the checkpoint at step 3 and the parameters at step 6; a later one, of memorizing."""
     run = tmp_path / "run"
     shutil.copytree(CHECKPOINTS / model, run)
     expected = torch.load(run / "expected.pt", weights_only=True)
