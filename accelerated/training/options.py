@@ -298,7 +298,7 @@ def check(settings: Settings, asked: dict) -> None:
     """Raise InputError if options do not work together; the last checks are those of the model's presets."""
     training, data = settings.training, settings.data
     if sum(getattr(data, name) != getattr(DataConfig, name) for name in OF_A_TOKENIZER) > 1:
-        raise InputError("--tokenizer names a tokenizer, --train-bpe and --train-words learn one; give one of them")
+        raise InputError("--tokenizer names a tokenizer (a .ulaw does), --train-bpe and --train-words learn it; give one of them")
     if "steps" in asked and asked.get("epochs"):
         raise InputError("--steps and --epochs both say how long to train; give one of them")
     if training.compile == "cudagraphs" and training.horizon > 1 and training.backprop != "memory_replay":

@@ -31,7 +31,7 @@ REFUSED = {  # {options: words of the one line, where ... stands for any}
     "--model memformer --encoder-layers 0 --task-recall 0.1": "decoder-only model; leave them out",
     "--model memformer --segment 1 --task-infilling 0.5": "--segment 1 has no parts; give --segment 2",
     "--model compressive --compression-loss bptt": "--horizon 1 has none; give --horizon 2",
-    "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer, ... learn one; give one of them",
+    "--tokenizer gpt2 --train-bpe 300": "--tokenizer names a tokenizer (a .ulaw does), ... learn it; give one of them",
     "--training-documents -1": "--training-documents is -1; it must be 0 or at least 1",
     "--train-bpe 256": "--train-bpe is 256; it must be 0 or at least 257",
     "--train-words 2": "--train-words is 2; it must be 0 or at least 3",
