@@ -4,15 +4,18 @@ Every model is trained as its paper describes it and with one thing changed, at 
 The same command continues after an interruption; only the model that was being trained begins anew.
 """
 
+import copy
 import functools
 import itertools
 import math
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 
 from accelerated import block_recurrent, compressive, replay
@@ -21,8 +24,10 @@ from accelerated.attention.heads import project
 from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Lanes, cut_for_lanes
 from accelerated.data.tokenizers import open_tokenizer
+from accelerated.evaluation.figures import new_figure, save_figure
 from accelerated.evaluation.score import evaluate
 from accelerated.lab.experiment import Experiment, conduct
+from accelerated.lab.reports.memories import compression_by_layer
 from accelerated.lab.speed.timing import markdown_table
 from accelerated.lab.tables.page import laid_out, mean_and_spread, wrapped
 from accelerated.lab.tables.table import TABLES
@@ -39,12 +44,14 @@ class MixedLoss(compressive.Layer):
     """A layer of the Compressive Transformer whose compression loss reaches query, key, value and their matrices."""
 
     difference = staticmethod(compressive.mean_square)
+    weight = 1.0  # of the loss
 
     def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
         evicted = slice(self.config.compressed_memory, self.config.compressed_memory + self.config.segment)
         target = content_attention(query, key[:, :, evicted], value[:, :, evicted])
-        return self.difference(content_attention(query, *project(new, self.config.heads, [self.key, self.value])), target)
+        found = content_attention(query, *project(new, self.config.heads, [self.key, self.value]))
+        return self.weight * self.difference(found, target)
 
 
 class MixedNorm(MixedLoss):
@@ -65,10 +72,10 @@ class PlainDots(block_recurrent.Layer):
         return key, query * self.config.head_width**-0.5, None, value
 
 
-def mix_losses(model: nn.Module, kind: type = MixedLoss) -> None:
-    """Let the compression loss train the whole model; the layers keep their weights."""
+def mix_losses(model: nn.Module, kind: type = MixedLoss, weight: float = 1.0) -> None:
+    """Let the compression loss, times weight, train the whole model; the layers keep their parameters."""
     for layer in model.layers:
-        layer.__class__ = kind
+        layer.__class__, layer.weight = kind, weight
 
 
 def drop_normalization(model: nn.Module) -> None:
@@ -79,15 +86,12 @@ def drop_normalization(model: nn.Module) -> None:
 
 
 class Ablation(NamedTuple):
-    """One thing changed: what is done to the model before it is trained, or options of train.py that are added."""
+    """A model as published, and with one thing changed in one way or more."""
 
     words: str  # the paper's
-    options: str
-    published: str
-    changed: str
+    options: str  # of train.py
+    ways: dict[str, Callable[[nn.Module], object]]  # {name: what is done to the model before it is trained}
     rates: tuple[float, ...]
-    change: Callable[[nn.Module], object] = id
-    added: str = ""
 
 
 def options_of(table: str, row: str) -> str:
@@ -98,34 +102,25 @@ def options_of(table: str, row: str) -> str:
 ABLATIONS = {
     "compression-loss": Ablation(
         """"We stop compression loss gradients from passing into the main network as this prevents learning" (Compressive
-        Transformers, 3.2)""",
+        Transformers, 3.2). Whole models are trained by our mean square, or by the norm of Algorithm 2, times a weight""",
         options_of("compressive-8-9", "compressive"),
-        *("compression alone", "whole model", (0.006, 0.018), mix_losses),
-    ),
-    "compression-norm": Ablation(
-        "The same with the norm of Algorithm 2 as the loss, not its mean square; beside it stand the rows above",
-        options_of("compressive-8-9", "compressive"),
-        *("compression alone", "whole model", (0.006, 0.018), functools.partial(mix_losses, kind=MixedNorm)),
+        {"alone": id}
+        | {f"mean-square-x{weight:g}": functools.partial(mix_losses, weight=weight) for weight in (1, 10, 100)}
+        | {f"norm-x{weight:g}": functools.partial(mix_losses, kind=MixedNorm, weight=weight) for weight in (0.01, 0.1, 1)},
+        (0.006, 0.018),
     ),
     "normalization": Ablation(
         """"normalization improved the stability of Transformer-XL when used with a relative position bias" (Block-Recurrent
         Transformers, 3.3)""",
         options_of("block_recurrent-1", "XL:W"),
-        *("unit length", "as projected", (0.002, 0.006, 0.018, 0.054), drop_normalization),
-    ),
-    "clipping": Ablation(
-        """"We clipped the gradients to have a norm of at most 0.1, which was crucial to successful optimisation" (Compressive
-        Transformers, 5)""",
-        options_of("compressive-8-9", "compressive") + " --clip 0.1",
-        *("at most 0.1", "any norm", (0.006, 0.018, 0.054)),
-        added="--clip 0",
+        {"unit-length": id, "as-projected": drop_normalization},
+        (0.002, 0.006, 0.018, 0.054),
     ),
 }
-WAYS = ("published", "changed")
-ROWS = {f"{name}-{way}-{rate}": (name, way, rate) for name in ABLATIONS for way in WAYS for rate in ABLATIONS[name].rates}
-ABOUT = """The papers say of some things that they made learning worse, or were needed, without a number. Here a model is trained
-as its paper describes it and with that one thing changed, on the bytes of the standard library, with the options of the papers'
-tables and at several learning rates. Both ways of a seed begin with the same weights and read the same text in the same order."""
+ROWS = {f"{name}-{way}-{rate}": (name, way, rate) for name, it in ABLATIONS.items() for way in it.ways for rate in it.rates}
+EVERY, WATCHED = 20, 32  # updates between target_squares; lanes and segments of each
+ABOUT = """The papers say of some things that they made learning worse, or were needed, without a number. Here models are trained
+with and without, on the bytes of the standard library. All ways of a seed begin alike and read the same text."""
 
 
 def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterator[float]:
@@ -144,22 +139,33 @@ def gradient_norms(model: nn.Module, settings: Settings, lanes: Lanes) -> Iterat
         yield norm
 
 
+def target_square(model: nn.Module, documents: Sequence) -> float:
+    """The mean square of what compression is to reconstruct, the attention to what is evicted, a mean of the layers."""
+    watched = copy.deepcopy(model).eval()
+    for layer in watched.layers:
+        layer.__class__ = compressive.Layer
+    return compression_by_layer(watched, documents, WATCHED, WATCHED)[1].mean().item()
+
+
 def trained(row: str, seed: int) -> dict:
-    """The test score in bits per byte (None if training diverged) and norms of the gradient, of a row."""
+    """The test score in bits per byte (None if training diverged), norms of the gradient and target_squares of a row."""
     name, way, rate = ROWS[row]
     ablation = ABLATIONS[name]
-    added = ablation.added if way == "changed" else ""
-    settings, start = parse(shlex.split(f"{ablation.options} {added} --learning-rate {rate} --seed {seed}"))
+    settings, start = parse(shlex.split(f"{ablation.options} --learning-rate {rate} --seed {seed}"))
     tokenizer, training = open_tokenizer(settings.data.tokenizer), settings.training
     splits = load_corpus(settings.data, tokenizer, settings.recall, start.data_dir).splits
     model = model_class(settings.model)(settings.model_config, seed)
-    if way == "changed":
-        ablation.change(model)
+    ablation.ways[way](model)
     lanes = Lanes(cut_for_lanes(training.batch, splits["train"]), training.batch, settings.model_config.segment, seed)
-    norms = list(Progress(f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)))
+    norms, targets = [], []
+    for norm in Progress(f"{row}, seed {seed}", training.steps, "step", over=gradient_norms(model, settings, lanes)):
+        norms.append(norm)
+        if name == "compression-loss" and not len(norms) % EVERY:
+            targets.append(target_square(model, splits["valid"]))
     score = None if len(norms) < training.steps else evaluate(model, splits["test"], tokenizer, training.batch).bits_per_byte
     later = norms[len(norms) // 2 :] or [math.inf]
-    return {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
+    run = {"bits_per_byte": score, "median_norm": statistics.median(later), "largest_norm": max(later)}
+    return run | ({"targets": targets} if targets else {})
 
 
 def said(run: dict) -> str:
@@ -170,11 +176,11 @@ def said(run: dict) -> str:
 def result(record: dict, name: str) -> str:
     """The table of an ablation: a line for each rate and way."""
     ablation, lines = ABLATIONS[name], []
-    for rate, way in itertools.product(ablation.rates, WAYS):
+    for rate, way in itertools.product(ablation.rates, ablation.ways):
         if runs := record["runs"].get(f"{name}-{way}-{rate}"):
             bits, medians, largest = zip(*([*run.values()][:3] for run in runs.values()), strict=True)
             norms = [f"{statistics.mean(norms):.3g}" for norms in (medians, largest)]
-            lines.append([getattr(ablation, way), rate, ", ".join(runs), mean_and_spread(bits, ".3f"), *norms])
+            lines.append([way, rate, ", ".join(runs), mean_and_spread(bits, ".3f"), *norms])
     head = [name, "learning rate", "seeds", "test, bits per byte", "gradient's norm, median", "largest"]
     return markdown_table(head, *lines)
 
@@ -187,11 +193,23 @@ def page(record: dict) -> str:
     parts = []
     for name in dict.fromkeys(ROWS[row][0] for row in record["runs"]):
         parts += [f"## {name.capitalize().replace('-', ' ')}", wrapped(f"{ABLATIONS[name].words}."), result(record, name)]
-    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, *parts)
+    picture = "![the mean square of what compression is to reconstruct, by updates](ablations.svg)"
+    return laid_out(record, "What the papers tried and left", "ablations", ABOUT, how, picture, *parts)
+
+
+def draw(record: dict, path: Path) -> None:
+    """Draw how what is reconstructed collapses where the compression's loss reaches it: means of the seeds."""
+    figure, [axes] = new_figure()
+    for row, runs in record["runs"].items():
+        if curves := [run["targets"] for run in runs.values() if "targets" in run]:
+            axes.plot(EVERY * np.arange(1, len(curves[0]) + 1), np.mean(curves, 0), label=ROWS[row][1])
+    axes.set(xlabel="updates", ylabel="mean square of the attention that is reconstructed", yscale="log")
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
 
 
 SETTINGS = {name: ablation.options for name, ablation in ABLATIONS.items()}
-EXPERIMENT = Experiment("ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page)
+EXPERIMENT = Experiment("ablations", __doc__, "ablations", list(ROWS), SETTINGS, trained, said, page, draw)
 
 if __name__ == "__main__":
     run_program("ablations", conduct, EXPERIMENT, sys.argv[1:])
