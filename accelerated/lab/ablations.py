@@ -102,7 +102,7 @@ def options_of(table: str, row: str) -> str:
 ABLATIONS = {
     "compression-loss": Ablation(
         """"We stop compression loss gradients from passing into the main network as this prevents learning" (Compressive
-        Transformers, 3.2). Whole models are trained by our mean square, or by the norm of Algorithm 2, times a weight""",
+        Transformers, 3.2). In the others our mean square, or the norm of Algorithm 2, times a weight, trains the whole model""",
         options_of("compressive-8-9", "compressive"),
         {"alone": id}
         | {f"mean-square-x{weight:g}": functools.partial(mix_losses, weight=weight) for weight in (1, 10, 100)}
