@@ -44,7 +44,7 @@ class MixedLoss(compressive.Layer):
     """A layer of the Compressive Transformer whose compression loss reaches query, key, value and their matrices."""
 
     difference = staticmethod(compressive.mean_square)
-    weight = 1.0  # of the loss
+    weight: float  # of the loss
 
     def attention_reconstruction(self, query: Tensor, key: Tensor, value: Tensor, new: Tensor) -> Tensor:
         """Algorithm 2 without its stop of gradients."""
@@ -202,7 +202,7 @@ def draw(record: dict, path: Path) -> None:
     figure, [axes] = new_figure()
     for row, runs in record["runs"].items():
         if curves := [run["targets"] for run in runs.values() if "targets" in run]:
-            axes.plot(EVERY * np.arange(1, len(curves[0]) + 1), np.mean(curves, 0), label=ROWS[row][1])
+            axes.plot(EVERY * np.arange(1, len(curves[0]) + 1), np.mean(curves, 0), label=", ".join(map(str, ROWS[row][1:])))
     axes.set(xlabel="updates", ylabel="mean square of the attention that is reconstructed", yscale="log")
     axes.legend(frameon=False, fontsize=8)
     save_figure(figure, path)
