@@ -66,7 +66,8 @@ def test_the_report_has_a_row_for_each_run_and_overlap_with_the_score_of_its_win
     run = TrainedRun("runs/a", model, SimpleNamespace(model_config=config), {}, BYTES, 2, "data", {"test": documents})
     record, lines = report([run], SimpleNamespace(overlaps=(0, 2, 5, 0), clear_memory=False))
     assert [row["config"]["overlap"] for row in record["rows"]] == [0, 2, 5] and len(lines) == 2 + 3
-    for row in record["rows"]:
+    for row, line in zip(record["rows"], lines[2:], strict=True):
+        assert f"{-row['splits']['test']['nats']:13,.1f}   {row['flops_per_token']:11.2e}" in line
         other = dataclasses.replace(config, overlap=row["config"]["overlap"])
         score = evaluate(paper.random_model(other), documents, BYTES, 1)
         assert row["splits"]["test"]["nats"] == pytest.approx(score.nats, rel=1e-9) and row["splits"]["test"]["tokens"] == 16

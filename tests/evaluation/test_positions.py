@@ -46,6 +46,11 @@ def test_rows_by_position_are_those_of_counting_token_by_token(corpus, first, se
     assert sum(row["tokens"] for row in rows) == sum(int(document.scored.sum()) for document in documents)
 
 
+def test_a_line_says_the_first_and_the_last_position_and_bits_per_byte():
+    row = {"start": 0, "stop": 4, "documents": 2, "tokens": 7, "bits_per_byte": 1.5, "bits_per_token": 3.0}
+    assert positions.position_lines({"memory carried": [row]})[-1].split() == ["0", "to", "3", "2", "7", "1.5000"]
+
+
 @pytest.mark.parametrize("name", ["overlapping", "plain"])
 def test_the_report_has_the_losses_of_both_readings(name):
     """Token by token as scoring has them; a model that carries nothing has one reading."""

@@ -14,7 +14,7 @@ from accelerated.data.corpus import TextDocuments
 from accelerated.data.lanes import joined_for_lanes
 from accelerated.data.windows import Document, cut
 from accelerated.evaluation import score
-from accelerated.evaluation.score import Score, evaluate, token_nats
+from accelerated.evaluation.score import Score, evaluate, score_lines, score_record, token_nats
 from tests.conftest import examples
 from tests.helpers.texts import BYTES, document_from, documents_and_tokenizer, documents_of
 from tests.helpers.variants import ONE_OF_EACH, PAPERS, variant
@@ -84,6 +84,14 @@ def test_a_score_has_its_units():
     score = Score(nats=6 * math.log(2), tokens=3, right=2, text_bytes=12)
     assert (score.bits_per_token, score.bits_per_byte, score.accuracy) == pytest.approx((2, 0.5, 2 / 3))
     assert score.perplexity(3) == pytest.approx(4) and score.perplexity(6) == pytest.approx(2)
+    record, lines = score_record(score, (6, "counted")), score_lines(score, (6, "counted"), 9)
+    expected = {"bits_per_byte": 0.5, "bits_per_token": 2, "perplexity": 4, "word_perplexity": 2, "accuracy": 2 / 3}
+    assert {name: record[name] for name in expected} == pytest.approx(expected)
+    assert [line.split()[-1] for line in lines[:3]] == [
+        "0.5000",
+        "2.0000",
+        "4.000",
+    ] and "per word            2 (6 words" in lines[3]
 
 
 def test_scores_have_no_dropout_the_mode_is_restored_and_clearing_matters():

@@ -5,7 +5,7 @@ import torch
 
 import accelerated
 from accelerated.models import NAMES, model_class, presets_of
-from tests.helpers.programs import MEMFORMER, as_json, evaluate, train
+from tests.helpers.programs import MEMFORMER, as_json, evaluate, refusal, train
 
 
 def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
@@ -15,6 +15,10 @@ def test_a_run_and_its_export_are_the_same_model(text, tmp_path, capsys):
     first, other = accelerated.load(run), accelerated.load(tmp_path / "export")
     assert first.settings == other.settings and not first.model.training
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), other.model.parameters(), strict=True))
+    drawn = [accelerated.generate(*first[:2], "def ", 9, **how) for how in ({}, {"seed": 1}, {"temperature": 0}, {"top_p": 1e-9})]
+    assert drawn[0] != drawn[1] and drawn[0] != drawn[2] == drawn[3]
+    assert "the prompt is empty" in refusal(accelerated.generate, *first[:2], "")
+    assert "--checkpoint none" in refusal(accelerated.load, run, "none")
     ours, theirs = (as_json(capsys, "score", folder) for folder in (run, tmp_path / "export"))
     assert ours == theirs | {"run": str(run)}
 

@@ -123,6 +123,8 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
     before, new = {path: path.read_bytes() for path in run.iterdir()}, old.rename(tmp_path / "new")
     line = refusal(train, "--resume", run, "--steps", 4)
     assert line.startswith(f"--data {old}: no such file or folder")
+    other.write_text("brief " * 10)
+    assert "the valid split has 2 tokens to predict, less" in refusal(train, *SAFE, "--data", other, "--out", tmp_path / "brief")
     other.write_text("another text " * 900)
     assert "does not have the tokens that" in refusal(train, "--resume", run, "--steps", 4, "--data", other)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
@@ -135,10 +137,7 @@ def test_a_run_whose_data_has_moved_continues_with_its_new_place(tmp_path, monke
 # A checkpoint that lies
 LIES = {  # {field: functions from the saved value to one of the right type that does not fit the run}
     "random": [lambda bits: torch.zeros(8, dtype=torch.uint8)],
-    "state": [
-        lambda fields: (*fields[:-1], fields[-1][1:]),
-        lambda fields: tuple(field.long() for field in fields),
-    ],
+    "state": [lambda fields: (*fields[:-1], fields[-1][1:]), lambda fields: tuple(field.long() for field in fields)],
     "lanes": [
         lambda lanes: lanes | {"dealt": 10**9},
         lambda lanes: lanes | {"reading": []},

@@ -12,7 +12,7 @@ import pytest
 
 import eval as evaluation_script
 from accelerated.data.config import DataConfig
-from accelerated.evaluation.options import EXAMPLES, REPORTS
+from accelerated.evaluation.options import EXAMPLES, REPORTS, report_parser
 from accelerated.pretrained_recurrence import PretrainedRecurrence
 from accelerated.program import progress
 from accelerated.training.checkpoint import save_checkpoint
@@ -48,6 +48,13 @@ def test_the_example_runs_and_prints_json_alone(name, runs, capsys, tmp_path, mo
         assert record["bytes"] == files[0].stat().st_size and record["tokens"] == as_json(capsys, run)["tokens"]
 
 
+def test_help_says_the_defaults():
+    for name in REPORTS:
+        for action in report_parser(name)._actions:
+            said = re.search(r"\(default ([\d.]+)[),;]", action.help or "")
+            assert not said or float(said[1]) == action.default, (name, action.dest)
+
+
 # What is refused, in one line, before data is touched
 
 RECURRENT = [
@@ -57,6 +64,7 @@ RECURRENT = [
     ("dynamic RUN --learning-rate nan", "--learning-rate: nan was given; it must be positive and finite"),
     ("positions RUN --plot a.xyz", r"cannot draw a.xyz: give a name that ends in one of .*\.png"),
     ("positions RUN --plot nowhere/a.png", "cannot write nowhere/a.png: No such file or directory; give another path"),
+    ("sample RUN --top-p 0", "--top-p: 0 was given; it must be above 0"),
     ("sample RUN --temperature 0 --top-p 0.5", "--temperature 0 takes the most probable token; leave"),
     (f"sample RUN --prompt a --prompt-file {__file__}", "--prompt and --prompt-file are two prompts; give one of them"),
     ("view RUN --out link.html", "--out link.html exists, and nothing is overwritten; give another --out"),
@@ -208,6 +216,7 @@ def test_the_table_of_overlaps(runs, joined, capsys):
     rows = as_json(capsys, "overlap", *twice, "--overlaps", "0,2", *test, "--clear-memory")["rows"]
     assert [(row["run"], row["config"]["overlap"]) for row in rows] == [(str(run), o) for run in twice[:2] for o in (0, 2)]
     assert rows[2]["notes"] == ["trained with overlap 2", "memory cleared"]
+    assert rows[3]["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *test, "--clear-memory")["nats"]
     zero, two = as_json(capsys, "overlap", runs.windowed, *test, "--overlaps", "0,2", "--pool", "advance")["rows"]
     assert zero["notes"] == ["trained with overlap 2", "trained with pool all"] and two["notes"] == ["trained with pool all"]
     assert two["splits"]["test"]["nats"] == as_json(capsys, runs.windowed, *test, "--pool", "advance")["nats"]

@@ -11,7 +11,7 @@ from accelerated.program.interruption import STOPS, Interruption
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
 from tests.helpers import programs
-from tests.helpers.programs import differences, ended, hanging, killed, measurements, start, train
+from tests.helpers.programs import differences, ended, hanging, killed, measurements, saved, start, train
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--log-every", 1, "--dropout", 0.1]
@@ -59,6 +59,16 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
     assert not is_finished(run, STEPS)
     train("--resume", run)
     assert not differences(tmp_path / "whole", run) and measurements(run)[-1]["final"]
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
+    options = [*programs.COMPRESSIVE, *BRIEF, "--batch", 4, "--data", text, "--steps", 10**6, "--save-every", 1]
+    started = start([*options, "--out", run := tmp_path / "run"], tmp_path / "errors", processes=2)
+    while not checkpoint_path(run).exists():
+        assert started[0].is_alive(), (tmp_path / "errors").read_text()
+        time.sleep(0.02)
+    os.kill(started[1].pid, signal.SIGTERM)
+    assert ended(started) == [0, 0] and saved(run)["step"] < 10**6
 
 
 @pytest.mark.parametrize("processes", [1, 2])

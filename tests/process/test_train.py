@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ MODELS = {  # {model: (options, way of back-propagation, whether documents are j
     "memorizing": (programs.MEMORIZING, "memory_replay", False),
     "pretrained_recurrence": ([*programs.WINDOWED, "--overlap", 3], "through_time", True),
 }
+
+
+SHARED = ("loss", "bits_per_byte", "validation_loss")  # what several processes measure together
 
 
 def losses(run):
@@ -87,9 +91,12 @@ def test_training_saves_reports_and_samples(text, tmp_path, capsys, stop_at, mon
         [words] = re.findall(f"{command} (.*)\n", printed)
         assert shlex.split(words) == [str(run), "--data-dir", str(data)]
     reported = re.search(r"bits per byte: (\d\.\d{3}) with the memory, (\d\.\d{3}) cleared each segment", printed)
-    evaluated = [as_json(capsys, run, *clear)["bits_per_byte"] for clear in ([], ["--clear-memory"])]
+    read = [as_json(capsys, run, *clear, "--data-dir", tmp_path / "other") for clear in ([], ["--clear-memory"])]
+    evaluated = [record["bits_per_byte"] for record in read]
     assert [float(bits) for bits in reported.groups()] == pytest.approx(evaluated, abs=6e-4)
     assert evaluated[0] != evaluated[1] and saved(run)["step"] == 3
+    assert [record["memory_cleared"] for record in read] == [False, True]
+    assert all((folder / "tokens").is_dir() for folder in (data, tmp_path / "other"))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -131,6 +138,7 @@ def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_
     train(*options, "--seed", 1, "--out", tmp_path / "shuffled")
     first, other = (sorted(segment.tokens.tolist()) for segment in (seen[0], seen[17]))
     assert first != other, "the seed decides the documents' order, not only the lanes'"
+    assert not torch.equal(*(saved(tmp_path / run)["random"] for run in ("run", "shuffled"))), "and what dropout draws"
 
 
 def test_segments_and_tasks_reach_the_training(text, tmp_path, seen):
@@ -213,15 +221,32 @@ def test_two_processes_are_one(text, tmp_path, model):
     started = start(["--resume", tmp_path / "two", "--steps", 3], tmp_path / "errors", processes=2)
     assert ended(started) == [0, 0], (tmp_path / "errors").read_text()
     one, two = (
-        {(r["step"], name, "final" in r): r[name] for r in read_metrics(run) for name in ("loss", "validation_loss") if name in r}
-        for run in (tmp_path / "one", tmp_path / "two")
+        {(r["step"], name, "final" in r): r[name] for r in read_metrics(tmp_path / run) for name in SHARED if name in r}
+        for run in ("one", "two")
     )
-    assert len(one) == 6 and {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
+    assert len(one) == 9 and {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
+    assert len(read_metrics(tmp_path / "two")) == 8, "the first process alone writes"
     one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
     assert one["lanes"] == two["lanes"]
     for name, value in one["parameters"].items():
         assert torch.allclose(value, two["parameters"][name], rtol=0, atol=1e-8), name
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(one["state"], two["state"], strict=True))
+
+
+def test_each_process_draws_dropout_of_its_own(text, tmp_path, monkeypatch):
+    ranks, compute = [], training_script.forward_and_backward
+
+    def as_the_second(*given):
+        with monkeypatch.context() as patch:
+            patch.setattr(training_script.process, "rank", lambda: 1)
+            return compute(*given)
+
+    monkeypatch.setattr(training_script, "forward_and_backward", as_the_second)
+    through_time = training_script.replay.BACKPROP["through_time"]
+    watched = {"through_time": lambda *given, rank, **others: ranks.append(rank) or through_time(*given, rank=rank, **others)}
+    monkeypatch.setattr(training_script.replay, "BACKPROP", watched)
+    train(*programs.TINY, "--data", text, "--steps", 1, *BRIEF, "--out", tmp_path / "run")
+    assert ranks == [1]
 
 
 def test_two_processes_begin_a_run_with_a_learned_tokenizer_that_another_run_takes_along(text, tmp_path):
@@ -240,6 +265,8 @@ def test_two_processes_begin_a_run_with_a_learned_tokenizer_that_another_run_tak
 def test_the_best_is_kept(text, tmp_path, monkeypatch):
     """A resumed run does not forget it; the last report takes the last validation's score."""
     run, evaluation, bits = tmp_path / "run", training_script.score.evaluate, [5.0, 3.0, 4.0, 3.5, 6.0, 3.2, 6.0]
+    names, save = [], runs.save_checkpoint
+    monkeypatch.setattr(runs, "save_checkpoint", lambda path, contents: names.append(path.stem) or save(path, contents))
 
     def scored(*read):
         return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
@@ -248,13 +275,17 @@ def test_the_best_is_kept(text, tmp_path, monkeypatch):
     train("--data", text, *programs.TINY, "--save-every", 1, "--validate-every", 2, "--steps", 8, *BRIEF, "--out", run)
     train("--resume", run, "--steps", 9)
     assert load_checkpoint(run / "best.pt")["step"] == 4 and saved(run)["best"] == pytest.approx(3.0)
+    assert names[:3] == ["checkpoint", "best", "checkpoint"], "the best comes first: after it a kill loses nothing"
     steps = [record["step"] for record in read_metrics(run)]
     assert steps == [2, 2, 4, 4, 6, 6, 8, 8, 8, 9, 9, 9] and not bits, "a line before each validation; then the report"
 
 
-def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(text, tmp_path, monkeypatch):
+def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(text, tmp_path, monkeypatch, capsys):
     """A model that knows nothing has a loss of log 256: one bit for each of a byte's. --epochs says how many steps there are."""
+    read, bar = SimpleNamespace(tokens=600), SimpleNamespace(format_dict={"elapsed": 2.0})
+    assert runs.Run.tokens_per_second(read, bar) == 300
     monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, steps: run.tokens)
+    monkeypatch.setattr("accelerated.program.progress.SECONDS", 0.0)
     options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, "--learning-rate", 1e-9, "--final-fraction", 0.25, *BRIEF]
     train(*options, "--epochs", 0.0265, "--log-every", 4, "--out", tmp_path / "run")
     *logged, last = read_metrics(tmp_path / "run")
@@ -262,7 +293,9 @@ def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(text, tmp_pa
     assert logged[-1]["learning_rate"] == pytest.approx(0.25e-9), "the schedule ends there"
     for record in logged:
         assert record["loss"] == pytest.approx(math.log(256), rel=0.1) and record["bits_per_byte"] == pytest.approx(8, rel=0.1)
-        assert record["gradient_norm"] > 0
+        assert record["gradient_norm"] > 0 and record["layers.1.compression"] >= 0
+    [*_, shown] = re.findall(r"(\S+) bits/byte, compression loss \d", capsys.readouterr().err)
+    assert float(shown) == pytest.approx(8, rel=0.1)
 
 
 def set_nan(optimizer, rate):

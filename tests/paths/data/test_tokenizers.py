@@ -211,12 +211,13 @@ def packaged(kind):
         made.decoder = package.decoders.ByteLevel()
         made.post_processor = package.processors.TemplateProcessing(single="<|end|> $A", special_tokens=[("<|end|>", 0)])
         made.enable_truncation(5)
+        made.enable_padding(length=500)
     return made.to_str(pretty=kind == "bytes").encode()
 
 
 @given(text=st.text(max_size=40))
 def test_a_packaged_tokenizer_of_bytes_keeps_all_text(text):
-    """It adds no token, truncates nothing, and text never becomes a special token."""
+    """It adds no token, truncates and pads nothing, and text never becomes a special token."""
     model, text = tokenizer.PackagedTokenizer("some.json", packaged("bytes")), text + "def f(x):<|end|> é"
     ids = model.encode(text)
     assert model.decode(ids) == text.encode() and model.token_bytes[ids].sum() == len(text.encode())

@@ -17,7 +17,7 @@ safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs t
 RUNS = {
     "block_recurrent": [*programs.TINY, "--train-bpe", 300],
     "compressive": programs.COMPRESSIVE,
-    "memformer": programs.MEMFORMER,
+    "memformer": [*programs.MEMFORMER, "--dtype", "bfloat16"],
     "memorizing": programs.MEMORIZING,
     "pretrained_recurrence": [*programs.WINDOWED, "--overlap", 3, "--insertion-layers", "1,2"],
 }
@@ -35,7 +35,7 @@ def test_the_reference_and_init_read_what_was_exported(model, text, tmp_path, ca
     learned = ["tokenizer.tiktoken"] if "--train-bpe" in RUNS[model] else []
     assert record["files"] == ["config.json", "model.safetensors", *learned]
     described, params = json.loads((folder / "config.json").read_text()), safetensors.load_file(folder / "model.safetensors")
-    assert described["step"] == 1
+    assert described["step"] == 1 and described["tokenizer"] == saved(run)["tokenizer"]
     reference = importlib.import_module(f"reference.{model}")
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in described["model_config"].items()}
     config = reference.Config(**fields)

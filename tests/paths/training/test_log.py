@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from accelerated.evaluation.score import Score
 from accelerated.training.log import Log, read_metrics
 
 
@@ -17,6 +18,10 @@ def test_means_are_weighted_by_tokens(tmp_path):
     first, second = read_metrics(tmp_path)
     assert first == {"step": 2, "loss": 2.0, "bits_per_byte": pytest.approx(0.5 / math.log(2)), "learning_rate": 0.1}
     assert second["loss"] == 3.0, "each record begins anew"
+    record.validation(3, Score(6.0, 3, 2, 12), Score(6.0, 3, 1, 4))
+    expected = {"step": 3, "validation_loss": 2, "validation_accuracy": 2 / 3, "validation_tokens": 3, "cleared_accuracy": 1 / 3}
+    expected |= {"validation_bits_per_byte": 0.5 / math.log(2), "cleared_bits_per_byte": 1.5 / math.log(2)}
+    assert read_metrics(tmp_path)[-1] == pytest.approx(expected)
 
 
 def test_a_resumed_run_drops_the_lines_after_its_checkpoint(tmp_path):

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from accelerated.evaluation.score import Score
 from accelerated.models import NAMES
 from accelerated.training import opening
 from accelerated.training.options import parse
+from accelerated.training.run import Run
 from accelerated.training.settings import preset_settings, settings_contents, settings_from
 from tests.helpers.programs import TINY, WINDOWED, refusal, saved, train
 
@@ -67,6 +69,15 @@ def test_epochs_are_the_steps_that_read_that_part_of_all_windows(capsys):
         assert capsys.readouterr().out.startswith(f"{said}: {steps} step")
         line = refusal(opening.with_steps, settings, documents, resumed)
         assert re.match(f"{said} are {steps} steps?, and run is at step 4; give more", line)
+
+
+def test_the_last_lines_say_how_much_was_read_and_of_recall_what_was_right():
+    data = SimpleNamespace(data=SimpleNamespace(data="recall"), recall=SimpleNamespace(values=10))
+    run = SimpleNamespace(validation_share=0.25, settings=data)
+    assert Run.last_lines(run, Score(6.0, 4, 3, 4), Score(6.0, 4, 1, 4)).endswith(
+        "cleared each segment\nright answers: 75.0% with the memory, 25.0% with it cleared (chance 10%)"
+    )
+    assert "validation on 4 tokens (25% of the split): " in Run.last_lines(run, Score(6.0, 4, 3, 4), None)
 
 
 def test_a_run_validates_ten_times_unless_it_is_said_otherwise():

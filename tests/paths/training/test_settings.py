@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from accelerated.data.config import DataConfig
+from accelerated.data.corpus import fingerprint
 from accelerated.data.recall import RecallConfig
 from accelerated.models import NAMES, presets_of
 from accelerated.program.errors import InputError
@@ -63,6 +64,11 @@ def option_values(settings):
 def test_presets_have_the_papers_sizes(model, preset):
     found, expected = option_values(PRESETS[model, preset]), PAPERS[model, preset]
     assert {option: found[option] for option in expected} == expected
+
+
+def test_no_preset_and_no_default_changes_unnoticed():
+    """If it is meant to, put the new fingerprint here, and train what docs/results and README quote again."""
+    assert fingerprint([option_values(settings) for settings in PRESETS.values()]) == "d7b424ddc66e97ee"
 
 
 def test_each_option_of_a_preset_sets_one_field_and_transformer_xl_has_as_many_rows():
