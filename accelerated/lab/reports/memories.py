@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -44,9 +43,10 @@ def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int
         )
 
 
-def bucket_edges(size: int) -> list[int]:
-    """The edges of the BUCKETS of a part with `size` rows; widths differ by at most one row."""
-    return [size * bucket // BUCKETS for bucket in range(BUCKETS + 1)]
+def shares(size: int) -> Tensor:
+    """How much of each row of a part with `size` rows is in each of its equal BUCKETS (size, 6); an edge may divide a row."""
+    rows, edges = torch.arange(size)[:, None], torch.arange(BUCKETS + 1) * size / BUCKETS
+    return (torch.minimum(rows + 1, edges[1:]) - torch.maximum(rows, edges[:-1])).clamp(min=0)
 
 
 @torch.no_grad()
@@ -55,10 +55,8 @@ def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequence
     sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, like the keys
     rows = []
     for tokens, state in full_memories(model, documents, lanes, sequences):
-        buckets = []
-        for part in model.usage(tokens, state).mean(1).split(sizes, dim=1):  # (b, C), (b, M), (b, N)
-            buckets += [part[:, a:b].sum(1) for a, b in itertools.pairwise(bucket_edges(part.shape[1]))]
-        rows.append(torch.stack(buckets, 1))  # (b, 18)
+        parts = model.usage(tokens, state).mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
+        rows.append(torch.cat([part @ shares(part.shape[1]).to(part) for part in parts], 1))  # (b, 18)
     return torch.cat(rows)
 
 
