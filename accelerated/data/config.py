@@ -32,7 +32,7 @@ class DataConfig:
             (without <unk>) or pg19 (fetched if absent), a text file in UTF-8, or a folder of them; its subfolders train/, valid/
             and test/ are the splits. With the extra datasets also hf:OWNER/NAME (a set of the Hugging Face hub), a .jsonl, .csv
             or .parquet with a column `text`, or a .gz or .zip. Or a recording of speech (.ulaw), or a folder of recordings
-        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, ...), a file of BPE ranks in tiktoken's format, or a
+        tokenizer: bytes, an encoding of tiktoken (gpt2, cl100k_base, o200k_base), a file of BPE ranks in tiktoken's format, or a
             tokenizer of the package tokenizers (its .json, or a folder with vocab.json and merges.txt); of recordings mu-law
         train_bpe: learn a byte-level BPE of this many tokens (at least 257) from the training split; 0 to use --tokenizer
         train_words: read words: a closed vocabulary of this many (at least 3), the most frequent of the training split, with the

@@ -16,7 +16,7 @@ import torch
 from accelerated.data.config import TASKS, TaskConfig
 from accelerated.data.lanes import Lanes, Segment, move
 
-MASKED, SPAN = 0.3, 3.5  # of section 2.3: the fraction of tokens that infilling masks, the mean length of a span
+MASKED, SPAN = 0.3, 3.5  # the fraction of tokens that infilling masks, ours; the mean length of a span, of section 2.3
 
 
 class Task(NamedTuple):

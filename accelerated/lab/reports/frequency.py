@@ -74,14 +74,18 @@ def frequency_lines(rows: list[FrequencyRow]) -> list[str]:
     return lines + [f"{row.name:<18} {row.words:11,d} {row.tokens:13,d}   {as_cell(row.perplexity, ',.5g'):>19}" for row in rows]
 
 
+def training_split(run: TrainedRun, options: argparse.Namespace) -> Sequence:
+    """The documents that a run was trained on; of a published GPT-2, which names none, those of --data."""
+    data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)
+    return load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
+
+
 def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str]]:
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
-    data = run.settings.data if run.settings.data.data else replace(run.settings.data, data=run.data)  # a GPT-2 names none
-    training = load_corpus(data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     documents = run.documents
-    counts = word_counts(training, documents, run.tokenizer)
+    counts = word_counts(training_split(run, options), documents, run.tokenizer)
     nats = token_nats(run.model, documents, run.lane_count)
     rows = by_frequency(nats, documents, counts, run.tokenizer)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from accelerated.data.corpus import load_corpus
 from accelerated.data.lanes import Parts
 from accelerated.data.windows import lengths_of
 from accelerated.evaluation.generation import Sampling, continue_text
 from accelerated.evaluation.score import TrainedRun
-from accelerated.lab.reports.frequency import ids_of
+from accelerated.lab.reports.frequency import ids_of, training_split
 from accelerated.program.errors import InputError, optional_package
 from accelerated.program.progress import Progress
 
@@ -77,9 +76,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     sklearn("decomposition")  # says now if it is missing
     rng, length = np.random.default_rng(options.seed), run.model.config.segment
     [documents] = run.splits.values()
-    training = load_corpus(run.settings.data, run.tokenizer, run.settings.recall, options.data_dir).splits["train"]
     contexts = drawn_pieces(documents, options.contexts, length, rng)
-    fitted = drawn_pieces(training, FITTED, PIECE * length, rng)
+    fitted = drawn_pieces(training_split(run, options), FITTED, PIECE * length, rng)
     model = topic_model([run.tokenizer.decode(piece) for piece in fitted], options.seed)
     pieces = (contexts, continuations(run, contexts, options.tokens))
     divergences = jensen_shannon(*(model.transform([run.tokenizer.decode(piece) for piece in each]) for each in pieces))

@@ -125,8 +125,8 @@ def test_recurrence_is_added_to_the_same_weights(published, tmp_path, capsys, mo
     assert set(types) == {torch.bfloat16}
 
 
-def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys):
-    """With its own tokenizer, whose ids are those of GPT2TokenizerFast."""
+def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys, monkeypatch):
+    """With its own tokenizer, whose ids are those of GPT2TokenizerFast. It has no text but what --data names."""
     import transformers
 
     _, folder, _ = published
@@ -138,6 +138,8 @@ def test_a_folder_as_it_is_downloaded_is_sampled(published, capsys):
     printed = as_json(capsys, "sample", folder, "--prompt", "a", "--tokens", 6)
     assert printed["continuation"] == continuation == "".join(accelerated.generate(model, tokenizer, "a", tokens=6, stream=True))
     assert "has no text of its own; give --data" in refused(capsys, "score", folder)
+    monkeypatch.setattr("accelerated.lab.reports.topics.FITTED", 99)
+    assert as_json(capsys, "topics", folder, "--data", __file__, "--contexts", 2, "--tokens", 1)["mean"] > 0
 
 
 def test_the_forms_that_are_published(file):

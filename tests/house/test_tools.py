@@ -1,8 +1,10 @@
-"""docs/trust.md: its claims and their tests stand in its tables, in order."""
+"""The tools: docs/trust.md has the claims and their tests, in order; what mutate.py names is there."""
 
 import re
 
 from tests.tools import trust
+from tests.tools.mutants import mutants_of
+from tests.tools.mutate import EQUIVALENT, FILES, ROOT, TESTS, read_equivalent
 from tests.tools.reach import ROWS
 
 CLAIMS = trust.read_claims()
@@ -16,3 +18,11 @@ def test_the_page_has_the_claims_in_order_with_their_tests_and_what_each_loss_tr
     tests = re.findall(r"^- ([A-Z]\d+)\s+`(.+)`$", PAGE, re.M)
     assert tests == [(claim.name, claim.test + (f" -k {claim.word}" if claim.word else "")) for claim in CLAIMS]
     assert all(trust.reach_table(paper) in PAGE for paper in ROWS), "a table of what each loss trains is old"
+
+
+def test_what_it_names_is_there():
+    """Its files, its tests, and every explained survivor as a fault that can be planted."""
+    assert [name for name in (*FILES, *TESTS) if not (ROOT / name).exists()] == []
+    found = {(mutant.file, mutant.before, mutant.after) for file in FILES for mutant in mutants_of(ROOT, file)}
+    explained = read_equivalent(EQUIVALENT)
+    assert not explained.keys() - found and all(explained.values())
