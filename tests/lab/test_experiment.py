@@ -39,12 +39,13 @@ def test_what_was_trained_is_kept_and_not_trained_again(conduct, tmp_path):
         conduct("--rows c a --seeds 0 1")
     assert conduct.trained == [("c", 0), ("a", 0), ("c", 1)] and not (tmp_path / "toy.md").exists()
     conduct.interrupted = None
-    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", "--rows b --seeds 2 10"):
+    for words in ("--rows c a --seeds 0 1", "--rows b --seeds 10 2", ""):
         conduct(words)
-    assert conduct.trained[3:] == [("a", 1), ("b", 10), ("b", 2)]
+    assert conduct.trained[3:] == [("a", 1), ("b", 10), ("b", 2), ("b", 0), ("b", 1), ("a", 2), ("c", 2)]
     record = json.loads((tmp_path / "toy.json").read_text())
     assert record == json.loads((tmp_path / "toy.md").read_text()) and record["settings"] == {"updates": 50}
-    assert [*record["runs"]] == ["a", "b", "c"] and [*record["runs"]["b"]] == ["2", "10"]
+    assert [*record["runs"]] == ["a", "b", "c"] and [*record["runs"]["b"]] == ["0", "1", "2", "10"]
+    assert record["machine"] == experiment.machine()
     assert record["runs"]["b"]["10"]["value"] == 10
 
 

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_what_is_finished_is_not_trained_again_and_what_was_interrupted_is_resum
     shop, interrupted = Rehearsal(tmp_path), Trial("c", "--width 7")
     trials = [Trial("a", "--width 8"), Trial("a", "--width 8", 1), Trial("b", "--width 8"), Trial("b", "--width 9")]
     shop.train(trials)
-    assert len(shop.calls) == 3, "rows with the same options share a run"
+    assert len(shop.calls) == 3 and Path(shop.calls[0][0]).exists(), "rows with the same options share a run"
     folder = shop.folder(trials[1])
     assert shop.calls[1][1:] == ["--width", "8", "--seed", "1", "--sample", "0", "--out", str(folder)]
     shop.folder(interrupted).mkdir()

@@ -52,7 +52,7 @@ PRINTED = STEPS | {  # {command: (head of the first column, names of the rows) o
 @pytest.mark.parametrize("command", PRINTED)
 def test_a_command_prints_its_tables_for_every_model_that_is_named(command, capsys):
     printed = tables(capsys, *command.split(), "--repeats", "2")
-    assert [(head, [row[0] for row in rows]) for head, rows in printed] == PRINTED[command]
+    assert [(head, [row[0] for row in rows if row[-1] == "2"]) for head, rows in printed] == PRINTED[command]
 
 
 def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_compiled_step_has_one_segment(capsys, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(steps, "rollout", lambda *given: horizons.append(given[2]) or rollout(*given))
     [(_, rows)] = tables(capsys, "compile", "--model", "compressive", "--repeats", "2")
-    assert [row[0] for row in rows] == list(COMPILERS) and horizons == [1] * len(rows)
+    assert [row[0] for row in rows if row[-1] == "2"] == list(COMPILERS) and horizons == [1] * len(rows)
 
 
 def options(**changes):
@@ -95,8 +95,8 @@ def test_rows_compare_pair_by_pair(monkeypatch):
 def test_the_time_budget_ends_the_repeats(monkeypatch):
     clock = iter(range(0, 10_000, 10))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
-    calls = dict.fromkeys("ab", lambda: None)
-    assert [len(timing.time_in_turn(calls, 9, CPU, budget)["b"]) for budget in (-1, 60, float("inf"))] == [1, 2, 9]
+    calls = dict.fromkeys("ab", lambda: next(clock))  # a call takes as long as a look at the clock
+    assert [timing.time_in_turn(calls, 9, CPU, most)["b"] for most in (-1, 120, float("inf"))] == [[20] * n for n in (1, 2, 9)]
 
 
 def test_every_model_agrees(capsys):

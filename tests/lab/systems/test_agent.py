@@ -52,6 +52,7 @@ def test_a_core_begins_undecided_from_its_seed(row):
     assert not agent.read_episode(first, torch.arange(OUTPUTS, OUTPUTS + 12)[None])[0].any()
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.embedding, other.embedding)
+    assert not row.startswith("rate") or first.config.compression_rate == int(row[5:])
 
 
 @cores

@@ -53,4 +53,5 @@ def test_without_memory_nobody_beats_chance(seed):
     swapped = world._replace(objects=world.objects[:, ::-1], places=world.places[:, [0, 2, 1]])
     played = (play(own, lambda clock, seen: policy[clock, seen]) for own in (world, swapped))  # it remembers nothing
     (seen, rewards), (others, opposite) = played
+    assert (world.places != ENTRANCE).all() and np.diff(world.objects).all() and np.diff(world.places[:, 1:]).all()
     assert (seen[HALL * STEPS :] == others[HALL * STEPS :]).all() and (rewards == -opposite).all()

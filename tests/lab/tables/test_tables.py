@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from accelerated.lab.tables import measure as module
+from accelerated.lab.tables.__main__ import main
 from accelerated.lab.tables.measure import settings_of, step_times, train_rows
 from accelerated.lab.tables.notes import draw, mean_of, values_of
-from accelerated.lab.tables.page import differences, page, verdict
+from accelerated.lab.tables.page import differences, mean_and_interval, page, verdict
 from accelerated.lab.tables.table import TABLES, Measure, Panel, Row
 from accelerated.lab.trials import LOG, Trial, Workshop, join
 from tests.helpers.programs import TWO, Rehearsal, evaluate, record_of, train
@@ -62,7 +63,6 @@ LOSSES.append({"step": 4, "final": True, "bits_per_byte": 0.0})
 def test_a_measure_is_what_its_title_says(table, title, answer, expected):
     measure = next(m for m in TABLES[table].measures if m.title == title)
     assert measure.pick(answer) == expected
-    assert measure.words(Row("", asked="--memory 16")) == (f"{measure.report} --memory 16" if measure.report != LOG else LOG)
 
 
 def test_figure_3a_is_measured_on_the_validations_of_a_log():
@@ -72,6 +72,7 @@ def test_figure_3a_is_measured_on_the_validations_of_a_log():
     best, last_above_best, rough, *points = (m.pick(records) for m in TABLES["memformer-3a"].measures[:7])
     assert (best, last_above_best, points) == (2.0, 2.5, [3.0, 2.0, 2.5, 4.5])
     assert rough == pytest.approx((abs(2.0 - 2.75) + abs(2.5 - 3.25)) / 2)
+    assert Measure("", LOG, "last tenth").pick(LOSSES) == 2.0
 
 
 def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
@@ -85,7 +86,10 @@ def test_step_times_are_of_1000_tokens_and_rows_take_turns(monkeypatch):
     options = "--model compressive --width 8 --heads 2 --head-width 4 --feed-forward 8 --layers 1 --segment 8 --batch"
     overlapping = "--model pretrained_recurrence --width 8 --heads 2 --feed-forward 8 --segment 8 --overlap 4 --horizon 1 --batch"
     rows = [f"{options} 5", f"{options} 10 --horizon 2", f"{overlapping} 5", f"{options} 5"]
+    made, rollout = [], module.rollout
+    monkeypatch.setattr(module, "rollout", lambda *given: made.append((given[2], given[3].batch)) or rollout(*given))
     seconds = step_times([settings_of(Trial("", words)) for words in rows])
+    assert made == [(1, 5), (2, 10), (1, 5)], "segments and lanes"
     assert [of_row[0] for of_row in seconds] == [50.0, 12.5, 100.0, 50.0]
 
 
@@ -127,11 +131,13 @@ def test_a_small_table_from_the_command_to_the_page(text, tmp_path, monkeypatch,
         grid=["--learning-rate 0.01"],
         picture=[Panel("", "", {"1": "* @ test"}, ["a", "b"])],
     )
-    module.measure("a-table", table, Workshop(tmp_path / "runs", 1), tmp_path)
+    monkeypatch.setitem(TABLES, "a-table", table)
+    main(["a-table", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path), "--jobs", "3"])
     record = json.loads((tmp_path / "a-table.json").read_text())
     a, b = record["rows"]
     assert len([*(tmp_path / "runs").iterdir()]) == 1, "rows with the same options share a run"
     assert a["measured"]["end"] == b["measured"]["end"] and a["parameters"] == b["parameters"] > 0
+    assert len(a["step_seconds"]) == 15 and record["jobs"] == 3
     assert a["measured"]["test"][0] != b["measured"]["test"][0], "a is read with its memory cleared"
     assert (tmp_path / "a-table.md").read_text() == page(table, record) and (tmp_path / "a-table.svg").exists()
 
@@ -143,6 +149,8 @@ def test_an_ordering_is_judged_by_the_interval_of_its_mean_difference():
     assert verdict([math.inf] * 3) == "holds", "the worse one always diverged"
     assert verdict([-math.inf] * 3) == "does not hold"
     assert verdict([math.inf, 0.1, 0.1]) == "cannot be told"
+    halves = [mean_and_interval([float(n), *[0.0] * (n - 1)])[1] for n in (2, 3, 4, 5)]
+    assert halves == pytest.approx([12.706, 4.303, 3.182, 2.776]), "Student's t, as the standard error is 1"
 
 
 def test_differences_are_worse_minus_better_seed_by_seed():
@@ -165,6 +173,7 @@ def test_a_page_says_what_diverged_and_what_a_training_takes():
     assert "| a | 1 of 4 diverged | 1.5 |" in text and "| a < b | -inf | cannot be told |" in text
     assert "| 500 | 4.00 (3.00..5.00) | 6.00 |" in text, "of half as many tokens again"
     assert mean_of([None, 2.0, 4.0]) == 3.0, "of the seeds that did not diverge"
+    assert "b is not clearly better than a, so no share" in page(TWO._replace(gap=["a", "b"]), record)
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -180,6 +189,8 @@ def test_a_published_page_is_that_of_its_record_and_its_record_that_of_its_table
     assert [(row["name"], row["options"].strip(), row["paper"]) for row in record["rows"]] == [
         (label, row.options, row.paper) for label, row in table.rows.items()
     ]
+    for m in table.measures:
+        assert m.report == LOG or ("--split test" in m.report and ("--clear-memory" in m.report) == (m.title == "cleared"))
     for row in record["rows"]:
         assert row["tuning"].keys() == set(table.grid) and row["tuning"][row["choice"]] == min(row["tuning"].values())
         seeds = 5 if row["name"] in table.headline else 3
