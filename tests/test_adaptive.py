@@ -31,7 +31,7 @@ def settings(draw):
 
 
 def torchs(config, params):
-    """torch.nn.AdaptiveLogSoftmaxWithLoss with these parameters; none of its divisions is the reference's own."""
+    """torch.nn.AdaptiveLogSoftmaxWithLoss, which is not ours, with the reference's parameters: an independent oracle."""
     module = torch.nn.AdaptiveLogSoftmaxWithLoss(
         config.width, config.vocabulary, config.cutoffs, float(config.div_value), dtype=torch.float64
     )

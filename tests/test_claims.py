@@ -29,24 +29,24 @@ def test_states_that_start_alike_stay_alike_without_ids():
 
 @pytest.mark.parametrize("name,linear", [("fixed-skip", True), ("slide", True), ("xl", False)])
 def test_a_blocks_cost_does_not_depend_on_the_segments_length(name, linear):
-    """Block-Recurrent 3.1: each block takes as many FLOPs as the last; not if the window grows. Biases are made once."""
+    """Block-Recurrent 3.1: blocks 2 to 4 take equal FLOPs. The counterexample, xl, is one window that grows with the segment."""
     own, flops = PAPERS["block_recurrent"], []
     for blocks in (1, 2, 4):
-        config = variant("block_recurrent", name)
-        config = dataclasses.replace(config, segment=4 * blocks, window=4 if linear else 4 * blocks)
+        config = dataclasses.replace(variant("block_recurrent", name), segment=4 * blocks, window=4 if linear else 4 * blocks)
         model, counter = own.model(config).eval(), FlopCounterMode(display=False)
         with counter, torch.no_grad():
             model(torch.zeros(1, 4 * blocks, dtype=torch.long), model.initial_state(1))
         flops.append(counter.get_total_flops())
-    first, second = flops[1] - flops[0], flops[2] - flops[1]  # of one block more, of two
-    assert (second == 2 * first and flops[0] < 1.1 * first) == linear and second >= 2 * first
+    second_block, third_and_fourth = flops[1] - flops[0], flops[2] - flops[1]
+    alike = third_and_fourth == 2 * second_block and flops[0] < 1.1 * second_block  # the first also makes the position biases
+    assert alike == linear and third_and_fourth >= 2 * second_block
 
 
-LATER = [  # (paper, changes, in how many of 12 segments the first one's last token counts; W, M or N is a segment)
+LATER = [  # (paper, changes, in how many of 12 segments, its own is one, the first segment's last token changes a logit)
     ("block_recurrent", {"layers": 2, "recurrent_layers": (), "segment": 4}, 3),  # Slide reaches back W tokens per layer
     ("block_recurrent", {"layers": 2, "recurrent_layers": (2,), "segment": 4}, 12),  # its states further
     ("compressive", {"layers": 1, "memory": 8, "compressed_memory": 0}, 2),
-    # Two new rows of compressed memory per segment: the newer is row 5, then 3, then 1, and then evicted
+    # Its own, one in memory, three in compressed memory: a segment adds two rows of five, so its row is the 5th, 3rd, 1st, gone
     ("compressive", {"layers": 1, "memory": 8}, 5),
     ("memformer", {}, 12),
     ("memformer", {"encoder_layers": 0}, 12),
@@ -80,7 +80,7 @@ def test_how_many_segments_later_a_token_still_counts(paper, changes, count):
     "paper,name,horizon", [("pretrained_recurrence", "overlapping", 20), ("memformer", "encoder-decoder", 32)]
 )
 def test_gradient_reaches_over_the_papers_horizon(paper, name, horizon):
-    """Of the last segment's loss alone into the state after the first, and memory replay gives parameters the same gradient."""
+    """From the last segment's logits into the state after the first; memory replay gives parameters the gradient of full BPTT."""
     own, config, rng = PAPERS[paper], variant(paper, name), np.random.default_rng(4)
     if paper == "memformer":
         config = dataclasses.replace(config, encoder_layers=1, decoder_layers=1)

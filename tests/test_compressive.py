@@ -158,18 +158,16 @@ def test_memory_sizes_can_change_after_training():
 
 
 def test_usage_is_the_mean_attention_at_eviction():
-    """The rows that most_used keeps are those with the largest column sums of this segment's own attention."""
+    """most_used keeps the evicted rows that this segment attends to most; `usage` of a model is that mean for every key."""
     config, rng = variant("most_used-none"), np.random.default_rng(4)
     params, state = random_params(config, rng), random_state(config, rng, 2)
     tokens = rng.integers(11, size=(2, 8))
     _, after, (_, caches, _) = ref.forward(params, config, tokens, state)
-    (attend_cache, *_), *_ = caches[0]
-    weights = attend_cache[1].weights  # (B, H, N, K)
-    assert weights.shape == (2, 2, 8, 25)
+    softmaxes = [attend_cache[1].weights for (attend_cache, *_), *_ in caches]  # of each layer (B, H, N, K)
+    assert softmaxes[0].shape == (2, 2, 8, 5 + 12 + 8), "keys: compressed memory, memory, this segment"
+    oldest = softmaxes[0].sum((1, 2))[:, 5 : 5 + 8]  # (B, 8): of the memory's first rows, which this segment evicts
     for b in range(2):
-        sums = [sum(weights[b, h, i, 5 + row] for h in range(2) for i in range(8)) for row in range(8)]
-        kept = sorted(sorted(range(8), key=lambda row: -sums[row])[:2])
+        kept = sorted(sorted(range(8), key=lambda row: -oldest[b, row])[:2])  # 8 / rate 4, in their order
         assert (after.compressed[b, 0, -2:] == state.memory[b, 0, kept]).all()
     usage = model_with(params, config).usage(torch.tensor(tokens), to_torch(state)).detach()
-    by_layer = [attend_cache[1].weights.mean((1, 2)) for (attend_cache, *_), *_ in caches]
-    np.testing.assert_allclose(usage, np.stack(by_layer, 1), rtol=1e-12)
+    np.testing.assert_allclose(usage, np.stack([weights.mean((1, 2)) for weights in softmaxes], 1), rtol=1e-12)

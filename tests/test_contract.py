@@ -135,12 +135,12 @@ def read_on(model, tokens, stream):
 @over(EVERY_VARIANT)
 @torch.no_grad()
 def test_step_and_advance_equal_forward(paper, name):
-    """From a state in mid-document, over three segments; and `step` from a state that forward returned.
+    """Over three segments from mid-document: read_whole asserts it of `advance`; of `step` also from a returned state.
 
-    A stream in the middle of a segment can be continued again: what was read after it leaves no trace.
+    A stream in the middle of a block can be continued twice: what the first reading wrote leaves no trace in the second.
     """
     config, rng, _, _, model, state = both_sides(paper, name)
-    stride, span = config.segment - getattr(config, "overlap", 0), getattr(config, "window", config.segment)
+    stride, block = config.segment - getattr(config, "overlap", 0), getattr(config, "window", config.segment)
     tokens, before = torch.tensor(rng.integers(config.vocabulary, size=(2, config.segment + 2 * stride))), copy.deepcopy(state)
     expected, states = read_whole(model, tokens, state)
     logits, streams = read_on(model, tokens, state)
@@ -150,9 +150,9 @@ def test_step_and_advance_equal_forward(paper, name):
     assert_agree({"logits": model(second, states[0]).logits}, {"logits": later}, 1e-11, "a returned state")
     shapes = {tuple(field.shape for field in tree_leaves(stream.rows)) for stream in streams}
     assert len(shapes) == 1, "a token costs the same however long the text"
-    cut, other = max(1, span // 2), torch.tensor(rng.integers(config.vocabulary, size=(2, span + 1)))
-    whole, _ = read_on(model, torch.cat([tokens[:, :cut], other], 1), state)
-    assert torch.equal(read_on(model, other, streams[cut - 1])[0], whole[:, cut:])
+    half, other = max(1, block // 2), torch.tensor(rng.integers(config.vocabulary, size=(2, block + 1)))  # past the block's end
+    undisturbed, _ = read_on(model, torch.cat([tokens[:, :half], other], 1), state)
+    assert torch.equal(read_on(model, other, streams[half - 1])[0], undisturbed[:, half:])
     assert all(torch.equal(a, b) for a, b in zip(before, state, strict=True)) and not logits.requires_grad
 
 

@@ -77,7 +77,7 @@ def test_several_chunks_keep_two_gradients_and_no_logits(on_host, monkeypatch):
     assert saved_bytes(40, 500) > 8 * 40 * 500, "all logits at once are kept"
     monkeypatch.setattr(replay, "CHUNK", 5000)
     for rows, vocabulary in ((40, 500), (400, 500), (40, 4000), (400, 4000)):
-        assert saved_bytes(rows, vocabulary) == 8 * 8 * (rows + vocabulary)
+        assert saved_bytes(rows, vocabulary) == 8 * 8 * (rows + vocabulary)  # float64 x width 8: of hidden and of matrix
 
 
 @pytest.mark.parametrize("chunk", [7, 10_000])

@@ -57,7 +57,7 @@ def test_the_memory_holds_what_the_memory_layer_saw_before_the_segment(name):
 
 @pytest.mark.parametrize("memory", [0, 13])
 def test_without_a_memory_it_is_the_xl_of_the_block_recurrent_paper(memory):
-    """Equal logits and gradients from equal weights (4.6); a closed gate leaves them too, and an open one does not."""
+    """Equal logits and gradients from equal weights (4.6), without memory or with its gate at sigmoid(-60); open, they differ."""
     config, rng = dataclasses.replace(SMALL, memory=memory), np.random.default_rng(6)
     same = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if hasattr(block_recurrent.Config, f.name)}
     xl = block_recurrent.Config(**same, window=config.segment, recurrent_layers=())

@@ -28,7 +28,7 @@ def reached(grads):
 
 
 def by_the_reference(paper, params, config, tokens, first, state, task):
-    """{loss: names of the parameters whose gradient, in the pass over the first of two segments, is not exactly zero}."""
+    """{loss: parameters that it reaches in the first of two segments}; "" is that segment's loss, "next-" the second one's."""
     ref, runs = PAPERS[paper].reference, []
     for segment in tokens:
         logits, state, cache = ref.forward(params, config, segment, state, None, *task)
@@ -81,7 +81,7 @@ def by_autograd(paper, model, tokens, state, task):
 
 
 def cells(paper, params, names):
-    """{group: how many of its parameters are among names}."""
+    """{group: ALL, PART or ZERO of its parameters are among names}."""
     groups = {}
     for name in params:
         groups.setdefault(group_of(paper, name), []).append(name in names)
@@ -90,12 +90,12 @@ def cells(paper, params, names):
 
 @over(PAIRS)
 def test_each_loss_reaches_what_the_paper_says_and_nothing_else(paper, name):
-    """The own segment's losses and, through the state, the next one's; exactly zero elsewhere, on both sides."""
+    """NumPy and PyTorch reach the same parameters, all others get exactly 0; by group as ROWS in tests/tools/reach.py says."""
     own, (config, rng, params, middle, model, _) = PAPERS[paper], both_sides(paper, name)
     tokens = rng.integers(config.vocabulary, size=(2, 2, config.segment))
     for kind, label in enumerate(TASKS if name in own.tasks else TASKS[:1]):
         task = [random_task(config, rng, [kind, kind])] if kind else []
-        for when in ("first", "later"):
+        for when in ("first", "later"):  # the segment's place in its document: it begins with the initial or a random state
             first = when == "first"
             state = own.reference.initial_state(params, config, 2) if first else middle
             expected = by_the_reference(paper, params, config, tokens, first, state, task)

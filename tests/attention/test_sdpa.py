@@ -69,30 +69,30 @@ def test_the_kernels_are_chosen_in_one_place(offset, monkeypatch):
     assert flags == [(False, True, True)] and backends.cudnn_sdp_enabled() == before
 
 
-@pytest.mark.parametrize("device,paths", [("cpu", 0), ("meta", 1)])
+@pytest.mark.parametrize("device,off_cpu", [("cpu", 0), ("meta", 1)])  # meta stands for a GPU; off_cpu: calls of SDPA expected
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_the_path_is_that_of_the_device(device, paths, rate, monkeypatch):
-    """Each attention takes SDPA off the CPU, with dropout or without; relative attention does not while it measures."""
-    calls = []
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(a[4]) or SDPA(*a, **k))
+def test_the_path_is_that_of_the_device(device, off_cpu, rate, monkeypatch):
+    """Off the CPU each attention is one call of SDPA, unless it measures or has one key; on one only content_attention may be."""
+    rates = []  # of dropout, one for each call of SDPA, whose fifth argument it is
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *a, **k: rates.append(a[4]) or SDPA(*a, **k))
     on = lambda inputs: [x.to(device) for x in inputs.values()]  # noqa: E731
     sliding_window.sliding_attention(*on(sliding_inputs(2, 3, 2, 4, 5)), rate)
-    relative = on(relative_inputs(2, 3, 8, 5, 4))
+    query, key, value, _, bias, _ = relative = on(relative_inputs(2, 3, 8, 5, 4))
     usage = relative_shift.relative_attention(*relative, rate)[1]
     signed_distance.transformer_xl_attention(*relative, 8, None, rate)
-    assert calls == [rate] * (3 * paths) and usage is None
-    content.scaled_attention(*relative[:3], relative[4][:, 0])
-    assert calls == [rate] * (3 * paths) + [0.0] * paths
-    calls.clear()
-    assert relative_shift.relative_attention(*relative, rate, measure=True)[1].shape == (2, 13) and not calls
-    content.content_attention(*relative[:3], dropout=rate)
-    assert calls == ([rate] if paths or not rate else [])  # on a CPU, where it has no dropout: it would save no scores
-    calls.clear()
-    content.content_attention(*(x.bfloat16() for x in relative[:3]))
-    content.content_attention(relative[0], relative[1].clone().requires_grad_(), relative[2])
-    assert len(calls) == 2 * paths, "on a CPU SDPA is slower in bfloat16, and if only keys need gradients"
-    calls.clear()
-    one = [x[:, :, :1] for x in relative[1:3]]
-    content.content_attention(relative[0], *one)
-    content.scaled_attention(relative[0], *one, relative[4][:, 0])
-    assert not calls  # one key: the gradient of query and key must be exactly zero
+    assert rates == [rate] * (3 * off_cpu) and usage is None
+    content.scaled_attention(query, key, value, bias[:, 0])  # a scale for each head; it has no dropout
+    assert rates == [rate] * (3 * off_cpu) + [0.0] * off_cpu
+    rates.clear()
+    assert relative_shift.relative_attention(*relative, rate, measure=True)[1].shape == (2, 13) and not rates
+    content.content_attention(query, key, value, dropout=rate)
+    assert rates == ([rate] if off_cpu or not rate else [])  # on a CPU without dropout alone: with it, it would save no scores
+    rates.clear()
+    content.content_attention(*(x.bfloat16() for x in (query, key, value)))
+    content.content_attention(query, key.clone().requires_grad_(), value)
+    assert len(rates) == 2 * off_cpu, "on a CPU SDPA is slower in bfloat16, and if only keys need gradients"
+    rates.clear()
+    one_key, one_value = key[:, :, :1], value[:, :, :1]
+    content.content_attention(query, one_key, one_value)
+    content.scaled_attention(query, one_key, one_value, bias[:, 0])
+    assert not rates, "of one key the gradient of query and key must be exactly zero"

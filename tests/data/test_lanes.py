@@ -33,32 +33,32 @@ def sizes(draw):
 
 def is_window(segment, row, document, window):
     """Whether a row has the window's tokens and targets, scores its predictions alone, and is otherwise padding."""
-    size, before = window.stop - window.start, window.first - 1 - window.start
-    expected = np.zeros((3, segment.tokens.shape[1]), np.int64)
+    size, again = window.stop - window.start, window.first - 1 - window.start  # again: predictions that the last window scored
+    expected = np.zeros((3, segment.tokens.shape[1]), np.int64)  # inputs, targets, scored
     expected[:, :size] = [field[window.start : window.stop] for field in document[1:4]]
-    expected[2, :before] = 0
-    return all(row.tolist() == wanted for row, wanted in zip((f[row] for f in segment[:3]), expected.tolist(), strict=True))
+    expected[2, :again] = 0
+    return [field[row].tolist() for field in segment[:3]] == expected.tolist()
 
 
 def dealt(ns, size, seed=None, count=None):
-    """The documents in the order in which `count` segments of all lanes begin them, each read to its end, window by window."""
+    """(Documents in the order in which lanes begin them, all usable ones); asserts that a lane reads each window by window."""
     (lanes, length, overlap), documents = size, masked(ns)
     windows = {number: cut(n, length, overlap) for number, n in enumerate(ns) if n > 1}
-    at, order = [()] * lanes, []  # the windows that each lane has yet to read
+    unread, order = [()] * lanes, []  # [(document, window)] that each lane has yet to read of its document
     dealer = Lanes(documents, lanes, length, seed, overlap)
-    for segment in itertools.islice(dealer, count or 150):  # 6 documents of 23 tokens have 132 windows at most
-        for row, (number, first) in enumerate(segment.place.tolist()):
-            if not at[row] and segment.starts[row]:
+    for segment in itertools.islice(dealer, count or 150):  # 6 documents of 23 tokens have 6 x 22 = 132 windows at most
+        for lane, (number, start) in enumerate(segment.place.tolist()):
+            if not unread[lane] and segment.starts[lane]:
                 order.append(number)
-                at[row] = [(number, window) for window in windows[number]]
-            elif not at[row]:
-                assert seed is None and (number, first) == (-1, 0) and not sum(field[row].sum() for field in segment[:4])
+                unread[lane] = [(number, window) for window in windows[number]]
+            elif not unread[lane]:  # padding: no place, and tokens, targets, scored and starts are all zero
+                assert seed is None and (number, start) == (-1, 0) and not sum(field[lane].sum() for field in segment[:4])
                 continue
             else:
-                assert not segment.starts[row]
-            (expected, window), *at[row] = at[row]
-            assert (expected, window.start) == (number, first) and is_window(segment, row, documents[number], window)
-    assert seed is not None or (not any(at) and next(dealer, None) is None)
+                assert not segment.starts[lane], "a document starts at its first window alone"
+            (expected, window), *unread[lane] = unread[lane]
+            assert (expected, window.start) == (number, start) and is_window(segment, lane, documents[number], window)
+    assert seed is not None or (not any(unread) and next(dealer, None) is None), "a single pass reads all, then ends"
     return order, [*windows]
 
 
@@ -71,7 +71,7 @@ def test_one_pass_reads_every_document_once_in_one_lane(ns, size):
 
 @given(ns=lengths, size=sizes(), seed=st.integers(0, 9))
 def test_no_segment_holds_two_documents_and_padding_is_never_scored(ns, size, seed):
-    """With a seed passes never end, and each deals every document once."""
+    """`dealt` asserts that. Here: with a seed passes never end, and each deals every document once."""
     order, usable = dealt(ns, size, seed, count=20)
     for turn in range(0, len(order) - len(usable) + 1, len(usable)):
         assert sorted(order[turn : turn + len(usable)]) == usable

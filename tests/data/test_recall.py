@@ -44,23 +44,23 @@ def changes_in(filler):
 
 
 @given(drawn())
-def test_an_answer_is_what_the_document_told_last(pair):
-    config, document = pair
+def test_an_answer_is_what_the_document_told_last(config_and_document):
+    """A document is: [marks] facts | filler with changed facts | questions `? key`. An oracle reads it and answers."""
+    config, document = config_and_document
     assert len(document.inputs) == len(document.targets) == len(document.scored) == config.length
-    asked, distance = np.flatnonzero(document.scored), distance_of(config, document)
+    asked, distance = np.flatnonzero(document.scored), distance_of(config, document)  # asked: places of the questions' keys
     assert len(asked) == config.questions and (np.diff(asked) == config.spacing).all()
     assert 2 * config.rewrites <= distance <= config.distance and (config.vary_distance or distance == config.distance)
-    begin = config.opening + distance
-    assert (document.inputs[begin :: config.spacing][: config.questions] == ASK).all()
-    opening, filler, rest = (part.tolist() for part in np.split(document.inputs, [config.opening, begin]))
+    assert (document.inputs[asked - 1] == ASK).all()
+    opening, filler, rest = (part.tolist() for part in np.split(document.inputs, [config.opening, config.opening + distance]))
     facts = opening[next((at for at, byte in enumerate(opening) if byte not in MARKS), 0) :]
-    assert len(opening) == config.opening and (facts == opening or config.vary_pairs), "fewer stand before the filler"
+    assert len(opening) == config.opening and (facts == opening or config.vary_pairs), "of fewer facts, marks come first"
     known, changes = dict(zip(facts[::2], facts[1::2], strict=True)), changes_in(filler)
-    assert [*sorted(known)] == sorted(SYMBOLS[::-1][: len(known)].tolist()) and 2 * len(known) == len(facts)
+    assert sorted(known) == sorted(SYMBOLS[::-1][: len(known)].tolist()) and 2 * len(known) == len(facts), "each key once"
     assert len(changes) == config.rewrites and {key for key, _ in changes} <= {*known}, "only a fact of the opening changes"
     known |= dict(changes)
     assert document.targets[asked].tolist() == [known[key] for key in document.inputs[asked].tolist()]
-    assert not {*known.values()} & MARKS and {*rest} <= MARKS | {*known}, "no answer is in the input"
+    assert not {*known.values()} & MARKS and {*rest} <= MARKS | {*known}, "the questions hold no answer"
 
 
 def test_only_training_documents_vary_in_distance_and_facts():
@@ -91,7 +91,7 @@ PUBLISHED = [  # (changes of the config, number of a document, its tokens, its a
 
 @pytest.mark.parametrize("changes,number,inputs,answers", PUBLISHED, ids=["facts", "rewritten facts"])
 def test_a_document_is_the_one_that_published_numbers_were_measured_on(changes, number, inputs, answers):
-    """Facts, questions, changes and their places are drawn evenly, distances and numbers of facts on a logarithmic scale."""
+    """To the byte: a change of how facts, changes, places, distances or questions are drawn would change the data unnoticed."""
     document = RecallDocuments(RecallConfig(questions=4, vary_distance=True, **changes), "train")[number]
     assert bytes(document.inputs) == inputs and bytes(document.targets[document.scored]) == answers
 

@@ -41,14 +41,14 @@ def logits_after(model, text):
 
 @over(ONE_OF_EACH)
 def test_a_prompt_and_a_continuation_are_the_whole_text_read(paper, name):
-    """Prompts of any length, of which the last two windows count; then each time the most probable token of the text."""
+    """Prompts of any length, whose last two windows both have an effect; then each time the most probable token of the text."""
     model = random_model(paper, name)
     n, rng = model.config.segment, np.random.default_rng(0)
     for length in (1, n - 1, n, n + 1, 2 * n, 3 * n + 2):
         prompt = torch.tensor(rng.integers(11, size=(2, length)))
         logits, _ = read_prompt(model, prompt)
         assert torch.allclose(logits, logits_after(model, prompt), rtol=0, atol=1e-12), length
-    for place in (length - 1, length - 2, length - n - 1):  # of the last window, and of the one before
+    for place in (length - 1, length - 2, length - n - 1):  # of the longest prompt's last window, and of the one before
         other = prompt.clone()
         other[:, place] = (other[:, place] + 1) % 11
         assert not torch.allclose(read_prompt(model, other)[0], logits, rtol=0, atol=1e-9), place
@@ -174,7 +174,7 @@ def test_logits_that_are_not_numbers_are_refused_with_their_token(value):
 
 
 def test_text_in_and_out(capsys):
-    """A character that is not complete at the end is shown as one."""
+    """Bytes that are no whole character are shown as one \ufffd, at the end too, whether text is streamed or shown at once."""
     shown = {b"\xc3\xa9": "é", b"h\xc3": "h\ufffd", b"\xc3h": "\ufffdh", b"\xe2\x82": "\ufffd", b"": "", b"hi\xff": "hi\ufffd"}
     for text, expected in shown.items():
         assert "".join(stream_text(BYTES, iter(text))) == show_text(BYTES, list(text)) == expected

@@ -137,7 +137,7 @@ def test_an_official_count_is_used_only_for_a_text_that_has_it(monkeypatch):
     """WikiText's counts every line's end as a word, PG-19's does not; a text with other words has its own count."""
     monkeypatch.setattr(score, "OFFICIAL_WORDS", {name: {"test": 9} for name in score.OFFICIAL_WORDS})
     counted, official = "counted between white space", "official count"
-    for data, words, line_ends, expected in (
+    for data, words, line_ends, expected in (  # of two documents of 20 tokens, one with these words, one with these line ends
         ("pg19", 9, 4, (9, official)),
         ("pg19", 8, 1, (8, counted)),
         ("wikitext-103", 6, 3, (9, official)),

@@ -268,7 +268,7 @@ def test_the_best_is_kept(text, tmp_path, monkeypatch):
     names, save = [], runs.save_checkpoint
     monkeypatch.setattr(runs, "save_checkpoint", lambda path, contents: names.append(path.stem) or save(path, contents))
 
-    def scored(*read):
+    def scored(*read):  # bits of steps 2, 4, 6, 8 and of the cleared memory at the end; of step 9, resumed, and cleared
         return evaluation(*read)._replace(nats=bits.pop(0) * math.log(2) * 100, text_bytes=100)
 
     monkeypatch.setattr(training_script.score, "evaluate", scored)
@@ -281,13 +281,13 @@ def test_the_best_is_kept(text, tmp_path, monkeypatch):
 
 
 def test_the_log_has_the_loss_of_all_segments_and_what_the_step_had(text, tmp_path, monkeypatch, capsys):
-    """A model that knows nothing has a loss of log 256: one bit for each of a byte's. --epochs says how many steps there are."""
+    """A model that learns nothing needs log 256 nats a byte, 8 bits. A step has 3 x 2 x 8 = 48 tokens; --epochs says how many."""
     read, bar = SimpleNamespace(tokens=600), SimpleNamespace(format_dict={"elapsed": 2.0})
     assert runs.Run.tokens_per_second(read, bar) == 300
     monkeypatch.setattr(runs.Run, "tokens_per_second", lambda run, steps: run.tokens)
     monkeypatch.setattr("accelerated.program.progress.SECONDS", 0.0)
     options = [*programs.COMPRESSIVE, "--data", text, "--horizon", 2, "--learning-rate", 1e-9, "--final-fraction", 0.25, *BRIEF]
-    train(*options, "--epochs", 0.0265, "--log-every", 4, "--out", tmp_path / "run")
+    train(*options, "--epochs", 0.0265, "--log-every", 4, "--out", tmp_path / "run")  # of 1,350 segments, 6 a step: 6 steps
     *logged, last = read_metrics(tmp_path / "run")
     assert [(record["step"], record["tokens_per_second"]) for record in logged] == [(4, 48 * 4), (6, 48 * 6)] and last["final"]
     assert logged[-1]["learning_rate"] == pytest.approx(0.25e-9), "the schedule ends there"

@@ -12,7 +12,7 @@ from tests.helpers.variants import PAPERS, variant
 WIDE = {"width": 300, "head_width": 60, "heads": 5, "feed_forward": 400}
 GATES = {"gate": "lstm", "configuration": "dual", "states": 60, "buckets": 64, "max_distance": 128}
 GPT2 = {"width": 128, "heads": 8, "feed_forward": 512, "layers": 4, "vocabulary": 500, "max_positions": 300, "module_width": 200}
-STARTS = {  # {paper: (changes, {matrix, 1 / sqrt(fan in) and cut off: fan in}, {others: standard deviation})}
+STARTS = {  # {paper: (changes, {matrix: fan in}, {other parameter: deviation})}; a matrix: 1 / sqrt(fan in), cut
     "block_recurrent": (
         WIDE | GATES,
         {"layers.0.key": 300, "layers.0.query": 300, "layers.0.mlp_output": 400, "layers.1.state.cross_query": 300},
@@ -62,7 +62,7 @@ ZEROS = r"(?<!position)(?<!content)(?<!distance)_bias$|norm\.bias$|memory_gate|l
 
 @pytest.mark.parametrize("case", STARTS)
 def test_starting_values(case):
-    """Within three standard errors of the deviation; norms begin at one, biases and what is learned beside at zero."""
+    """Within three standard errors of the deviation; cut at 2 / 0.88 of it. Norms begin at one, biases and the like at zero."""
     changes, matrices, deviations = STARTS[case]
     paper = case.split()[0]
     config = dataclasses.replace(PAPERS[paper].small, **changes)

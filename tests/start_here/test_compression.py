@@ -21,12 +21,12 @@ def by_loop(kind, p, rows, usage):
     """The compression of rows (N, D) of one lane; usage (N,) is the mean attention to each."""
     if kind == "most_used":  # of equals the older, and all in their order
         return rows[sorted(sorted(range(len(rows)), key=lambda i: (-usage[i], i))[: len(rows) // RATE])]
-    for rate in (1, 2, 4) if kind == "dilated_conv" else ():
-        padded = np.concatenate([np.zeros((rate, D)), rows])
-        rows = np.stack([np.maximum(p[f"dilated_{rate}"] @ np.concatenate([padded[i], rows[i]]), 0) for i in range(len(rows))])
-    parts = [rows[at : at + RATE] for at in range(0, len(rows), RATE)]
+    for gap in (1, 2, 4) if kind == "dilated_conv" else ():  # each sees a row and the one `gap` before, zero before the first
+        pairs = [np.concatenate([rows[i - gap] if i >= gap else np.zeros(D), rows[i]]) for i in range(len(rows))]
+        rows = np.stack([np.maximum(p[f"dilated_{gap}"] @ pair, 0) for pair in pairs])
     pools = {"mean_pooling": lambda part: part.mean(0), "max_pooling": lambda part: part.max(0)}
-    return np.stack([pools.get(kind, lambda part: p["weight"] @ part.reshape(-1))(part) for part in parts])
+    pool = pools.get(kind, lambda part: p["weight"] @ part.reshape(-1))  # both convolutions
+    return np.stack([pool(part) for part in rows.reshape(-1, RATE, D)])
 
 
 @given(st.sampled_from(sorted(ref.COMPRESSIONS)), st.integers(0, 2**32 - 1))
@@ -46,13 +46,13 @@ def test_memories_are_queues(seed, memory, compressed):
     config = ref.Config(**SIZES, layers=1, memory=memory, compressed_memory=compressed, compression="mean_pooling")
     model, text = fast.Compressive(config).double(), np.random.default_rng(seed).integers(13, size=(B, 3 * N))
     params = {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-    stream = np.concatenate([np.zeros((B, memory, D)), params["embedding"][text]], axis=1)  # zeros at first (Alg. 1, l.1-2)
+    queue = np.concatenate([np.zeros((B, memory, D)), params["embedding"][text]], axis=1)  # zeros at first (Alg. 1, l.1-2)
     state, of_torch = ref.initial_state(params, config, B), model.initial_state(B)
-    for at in (0, N, 2 * N):
-        state = ref.forward(params, config, text[:, at : at + N], state)[1]
-        of_torch = model.advance(torch.tensor(text[:, at : at + N]), of_torch)
-        left = stream[:, : at + N].reshape(B, -1, RATE, D).mean(2)
-        expected = stream[:, at + N :][:, :memory], np.concatenate([np.zeros((B, compressed, D)), left], axis=1)[:, -compressed:]
+    for read in (N, 2 * N, 3 * N):  # tokens so far; as many rows have left the memory at its front
+        state = ref.forward(params, config, text[:, read - N : read], state)[1]
+        of_torch = model.advance(torch.tensor(text[:, read - N : read]), of_torch)
+        evicted, kept = queue[:, :read].reshape(B, -1, RATE, D), queue[:, read : read + memory]
+        expected = kept, np.concatenate([np.zeros((B, compressed, D)), evicted.mean(2)], axis=1)[:, -compressed:]
         for found in (state, [field.detach().numpy() for field in of_torch]):
             assert all(np.allclose(a[:, 0], b, rtol=0, atol=1e-12) for a, b in zip(found, expected, strict=True))
 

@@ -51,20 +51,20 @@ def test_a_gate_is_its_equations_and_its_gradient_is_their_derivative(kind, seed
     dc, dh, grads = backward(dout, cache)
     inputs = p | {"c": c, "h": h}
     for name, grad in (grads | {"c": dc, "h": dh}).items():
-        step, ends = 1e-6 * rng.standard_normal(grad.shape), []
-        for x in (inputs | {name: inputs[name] + step}, inputs | {name: inputs[name] - step}):
-            ends.append((forward(x, x["c"], x["h"])[0] * dout).sum() / 2e-6)
-        assert np.isclose(ends[0] - ends[1], (grad * step).sum() / 1e-6, rtol=1e-6, atol=1e-6)
+        direction, ends = rng.standard_normal(grad.shape), []
+        for x in [inputs | {name: inputs[name] + step * direction} for step in (1e-6, -1e-6)]:
+            ends.append((forward(x, x["c"], x["h"])[0] * dout).sum())
+        assert np.isclose((ends[0] - ends[1]) / 2e-6, (grad * direction).sum(), rtol=1e-6, atol=1e-6)
 
 
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_slot_keeps_as_much_of_itself_as_the_softmax_says(seed):
     rng, config, writer = np.random.default_rng(seed), memformer.Config(width=D, heads=2, head_width=E), Writer(D, 2, E).double()
     p = {name: rng.standard_normal(tuple(x.shape)) for name, x in writer.named_parameters()}
-    slots, tokens, dout, by_hand = (rng.standard_normal((B, rows, D)) for rows in (S, N, S, S))
+    slots, tokens, dout, by_hand = *(rng.standard_normal((B, rows, D)) for rows in (S, N, S)), np.empty((B, S, D))
     itself, others = (memformer.layer_norm_forward(p, name, x)[0] for name, x in (("memory_norm", slots), ("norm", tokens)))
     for b, s, head in itertools.product(range(B), range(S), range(2)):
-        rows, part = slice(E * head, E * (head + 1)), slice(D // 2 * head, D // 2 * (head + 1))
+        rows, part = slice(E * head, E * (head + 1)), slice(D // 2 * head, D // 2 * (head + 1))  # this head's, of keys and values
         query = p["query"][rows] @ itself[b, s] + p["query_bias"][rows]
         scores = np.stack([itself[b, s], *others[b]]) @ p["key"][rows].T @ query / E**0.5  # (1 + N,), the slot's own first
         weights = np.exp(scores + p["retention"][head] * (np.arange(1 + N) == 0))

@@ -33,17 +33,17 @@ PAPERS = {  # the reference, its sizes, and the fields of the state that are dat
 }
 
 
-def run(reference, config, params, start, segments, data):
-    """Read segments, then go back through them: (task loss, compression losses), {name: gradient} of each, by hand."""
+def run(reference, config, params, shift, segments, data):
+    """Read segments from the initial state + shift: [task loss, compression losses], and by hand {name: gradient} of each."""
     losses, caches, task, compression, dstate = np.zeros(2), [], {}, {}, None
-    state = type(start)(*(a + b for a, b in zip(reference.initial_state(params, config, B), start, strict=True)))
+    state = type(shift)(*(a + b for a, b in zip(reference.initial_state(params, config, B), shift, strict=True)))
     for tokens, targets in segments:
         logits, state, cache = reference.forward(params, config, tokens, state)
         nats, loss_cache = reference.cross_entropy_forward(logits, targets, np.ones(targets.shape, bool))
         named, auxiliary_cache = reference.auxiliary_forward(params, config, cache) if reference is compressive else ({}, [])
         losses += nats, sum(named.values())
         caches.append((cache, loss_cache, auxiliary_cache))
-        state = state._replace(**{field: getattr(start, field) for field in data})
+        state = state._replace(**{field: getattr(shift, field) for field in data})  # a constant: the paper cuts its gradient
     for cache, loss_cache, auxiliary_cache in reversed(caches):
         dlogits = reference.cross_entropy_backward(1.0, loss_cache)
         dparams, dstate = reference.backward(params, config, cache, dlogits, dstate)
@@ -59,18 +59,18 @@ def test_hand_written_gradients_are_finite_differences(paper):
     reference, sizes, data = PAPERS[paper]
     config, rng = reference.Config(**sizes), np.random.default_rng(0)
     params = {name: value + 0.2 * rng.standard_normal(value.shape) for name, value in reference.init_params(config, rng).items()}
-    start, n = reference.initial_state(params, config, B), config.segment
-    start = type(start)(*(rng.standard_normal(x.shape) if x.dtype == float else np.full_like(x, x.dtype == bool) for x in start))
+    like, n = reference.initial_state(params, config, B), config.segment  # numbers become random, flags true, token ids 0
+    shift = type(like)(*(rng.standard_normal(x.shape) if x.dtype == float else np.full_like(x, x.dtype == bool) for x in like))
     text = rng.integers(config.vocabulary, size=(B, 2 * n + 1))
     segments = [(text[:, at : at + n], text[:, at + 1 : at + n + 1]) for at in (0, n)]
-    losses, gradients = run(reference, config, params, start, segments, data)
-    for which in np.flatnonzero(losses):
+    losses, gradients = run(reference, config, params, shift, segments, data)
+    for which in np.flatnonzero(losses):  # 0: the task's; 1: the compression's, where there is one
         grads = gradients[which]
         step = {name: STEP * rng.standard_normal(grad.shape) for name, grad in grads.items() if name not in data}
         ends = []
         for sign in (1, -1):
-            moved, state = ({k: x + sign * step.get(k, 0) for k, x in tree.items()} for tree in (params, start._asdict()))
-            ends.append(run(reference, config, moved, type(start)(**state), segments, data)[0][which])
+            moved, state = ({k: x + sign * step.get(k, 0) for k, x in tree.items()} for tree in (params, shift._asdict()))
+            ends.append(run(reference, config, moved, type(shift)(**state), segments, data)[0][which])
         numeric, by_hand = (ends[0] - ends[1]) / 2 / STEP, sum((grads[name] * step[name]).sum() for name in step) / STEP
         print(f"\n{paper:<40}{('task', 'compression')[which]:<12} by hand {by_hand:+.9e}  differences {numeric:+.9e}", end="")
         assert step and abs(by_hand - numeric) <= TOLERANCE * abs(numeric)

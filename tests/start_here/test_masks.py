@@ -17,7 +17,7 @@ BLOCKS = SIZES | {"head_width": 8, "layers": 1, "window": 2, "segment": 4, "stat
 ROWS = SIZES | {"head_width": 8, "layers": 1, "segment": 4, "memory": 5, "compressed_memory": 2, "compression_rate": 2}
 SLOTS = SIZES | {"head_width": 8, "encoder_layers": 1, "decoder_layers": 1, "segment": 4, "slots": 5}
 GPT = SIZES | {"layers": 1, "segment": 4, "max_positions": 6, "insertion_layers": (1,), "vectors": 2, "module_width": 5}
-MODELS = {  # the model, and what its columns are: fields of the state and tokens, with the axis of the keys in one lane
+MODELS = {  # the model, its sizes, and its columns: {field of the state, or tokens: the axis along which its keys stand}
     "recurrent": (block_recurrent, BLOCKS, {"states": 2, "values": 3, "tokens": 1}),
     "Transformer-XL": (compressive, ROWS | {"compressed_memory": 0}, {"memory": 2, "tokens": 1}),
     "compressive": (compressive, ROWS, {"compressed": 2, "memory": 2, "tokens": 1}),
@@ -39,12 +39,12 @@ PICTURE = {name.strip(): [row.replace(" ", "") for row in rows] for name, *rows 
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_a_model_sees_what_its_picture_shows(name):
-    ref, sizes, keys = MODELS[name]
-    config, text = ref.Config(**sizes), np.random.default_rng(0).integers(18, size=(2, 1, sizes["segment"]))
+    ref, sizes, axes = MODELS[name]
+    config, text = ref.Config(**sizes), np.random.default_rng(0).integers(18, size=(2, 1, sizes["segment"]))  # + 1 is a token too
     model = model_class(ref.__name__.partition(".")[2])(config).double().eval()
     params = {name: parameter.numpy() for name, parameter in model.named_parameters()}
     state = ref.forward(params, config, text[0], ref.initial_state(params, config, 1))[1]
-    reads = {
+    reads = {  # {what makes one side's arrays: (tokens, fields of the state) -> what must change if a query sees the key}
         np.asarray: lambda tokens, **fields: ref.forward(params, config, tokens, type(state)(**fields))[0],
         torch.tensor: lambda tokens, **fields: model(tokens, type(model.initial_state(1))(**fields)).logits,
     }
@@ -54,14 +54,14 @@ def test_a_model_sees_what_its_picture_shows(name):
             torch.tensor: lambda memory, previous, **_: model.encoder(model.embedding[previous], memory[:, 0], None),
         }
     for array, read in reads.items():
-        given, columns = state._asdict() | {"tokens": text[1]}, []
-        before = read(**{name: array(x) for name, x in given.items()})
-        for field, axis in keys.items():
-            for key in range(given[field].shape[axis]):
-                changed = given[field].copy()
-                np.moveaxis(changed, axis, 0)[key, ..., 0] += 1
-                after = read(**{name: array(x) for name, x in (given | {field: changed}).items()})
-                columns.append((abs(after - before)[0] > 1e-9).any(-1))
+        inputs, columns = state._asdict() | {"tokens": text[1]}, []
+        before = read(**{name: array(x) for name, x in inputs.items()})
+        for field, axis in axes.items():
+            for key in range(inputs[field].shape[axis]):
+                changed = inputs[field].copy()
+                np.moveaxis(changed, axis, 0)[key, ..., 0] += 1  # this key's first number, in every layer and head
+                after = read(**{name: array(x) for name, x in (inputs | {field: changed}).items()})
+                columns.append((abs(after - before)[0] > 1e-9).any(-1))  # (N,): which queries saw it
         found = ["".join(np.where(row, "x", ".")) for row in np.array(columns).T]
         print(f"\n{name}", *found, sep="\n")
         assert found == PICTURE[name]

@@ -106,7 +106,7 @@ def test_adafactor_takes_the_textbooks_step_however_small_the_gradient(scale):
     square = gradient**2
     update = gradient / np.sqrt(np.maximum(np.outer(square.sum(1), square.sum(0)) / square.sum(), 1e-300))
     update /= max(1.0, np.sqrt((update**2).mean()))  # clipping, d = 1
-    step = min(0.01, 1.0) * np.sqrt((value**2).mean())
+    step = min(0.01, 1.0) * np.sqrt((value**2).mean())  # rho_t = min(learning rate, 1 / sqrt(t)), t = 1
     assert torch.isfinite(parameter).all()
     moved = (parameter.detach().double().numpy() - value) / step
     assert np.abs(moved + update).max() < 2e-3, "in float32"

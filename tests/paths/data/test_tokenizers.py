@@ -81,7 +81,7 @@ def test_a_ranks_file_is_the_encoding_in_any_form_that_tiktoken_reads(tmp_path):
     assert tokens.fingerprint != tokenizer.tokenizer_of_ranks("small", RANKS | {b"th": 258, b" the": 256}).fingerprint
 
 
-NO_RANKS = [b"<html>", b"!! 261", b"eHl6 five", b"eHl6 5", b"dGg= 261"]  # lines after good ones
+NO_RANKS = [b"<html>", b"!! 261", b"eHl6 five", b"eHl6 5", b"dGg= 261"]  # after good lines; in base64 eHl6 is xyz, dGg= is th
 
 
 def test_other_files_than_tokenizers_are_refused(tmp_path):

@@ -106,19 +106,19 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
     nats = [token_nats(run.model, [document], 2, clear)[0] for clear in (False, True)]
     scores = [evaluate(run.model, [document], tokenizer, 2, clear) for clear in (False, True)]
     assert (record["document"], data["documents"], record["segments"]) == (3, 4, [1, data["count"]])
-    for which, key in ((0, "memory_carried"), (1, "cleared")):
+    for which, key in ((0, "memory_carried"), (1, "cleared")):  # the page's number of a reading, the record's name of it
         losses = [loss for segment in data["segments"] for loss in segment["losses"][which]]
-        np.testing.assert_allclose(np.array(losses, float), nats[which] / math.log(2), atol=5.1e-5)
+        np.testing.assert_allclose(np.array(losses, float), nats[which] / math.log(2), atol=5.1e-5)  # bits of 4 decimals
         assert data["bits"][which] == pytest.approx(scores[which].nats / math.log(2), rel=1e-9)
         assert record[key]["nats"] == pytest.approx(scores[which].nats, rel=1e-9)
         assert f"{scores[which].bits_per_byte:.4f}" in "".join(lines)
         for rows in (data["overview"]["bars"], [[*segment["bits"], segment["bytes"]] for segment in data["segments"]]):
-            assert sum(row[which] for row in rows) == pytest.approx(data["bits"][which], abs=5e-3)
-            assert sum(row[2] for row in rows) == data["bytes"] == scores[which].text_bytes
+            assert sum(row[which] for row in rows) == pytest.approx(data["bits"][which], abs=5e-3)  # sums of rounded numbers
+            assert sum(row[2] for row in rows) == data["bytes"] == scores[which].text_bytes  # a row: bits, bits, bytes
     assert data["scored"] == record["tokens"] == scores[0].tokens
     assert [token for segment in data["segments"] for token in segment["tokens"]] == document.targets.tolist()
     assert data["before"] + "".join(text for segment in data["segments"] for text in segment["texts"]) == TEXT
-    model, config, state = run.model, run.model.config, run.model.initial_state(1)
+    model, config, state = run.model, run.model.config, run.model.initial_state(1)  # the likeliest tokens, by the logits
     windows = cut(len(document.inputs) + 1, config.segment, overlap_of(config))
     for segment, window in zip(data["segments"], windows, strict=True):
         tokens = torch.zeros(1, config.segment, dtype=torch.long)
@@ -127,10 +127,10 @@ def test_every_token_has_the_losses_of_scoring_and_the_likeliest_of_the_logits(p
         carried, state, _ = model(tokens, state)
         assert segment["at"] == window.first
         for (ids, shares), logits in zip(segment["likely"], (carried, cleared), strict=True):
-            rows = slice(window.first - 1 - window.start, window.stop - window.start)
-            expected, at = logits[0, rows].softmax(-1).topk(5)
-            assert ids == at.tolist() and shares == (expected * 10_000).round().long().tolist()
-        assert all(abs(sum(row) - 1000) <= len(data["looked"]["parts"]) for row in segment.get("shares", []))
+            scored_here = slice(window.first - 1 - window.start, window.stop - window.start)
+            probabilities, tokens_of = logits[0, scored_here].softmax(-1).topk(5)
+            assert ids == tokens_of.tolist() and shares == (probabilities * 10_000).round().long().tolist()
+        assert all(abs(sum(row) - 1000) <= len(data["looked"]["parts"]) for row in segment.get("shares", [])), "rounded to 1/1000"
 
 
 def test_shares_are_those_of_the_carried_memory_and_no_softmax_of_its_own_has_any(tmp_path):
