@@ -71,6 +71,8 @@ def open_documents(run: TrainedRun, options: argparse.Namespace, splits: tuple[s
     if data == "recall" and run.tokenizer.name != "bytes":
         raise InputError(f"--data recall is made of bytes, the run's tokenizer is {run.tokenizer.name}; give other --data")
     carried, asked = trained.carry_over_documents and data != "recall", options.carry_over_documents
+    if asked and data == "recall":
+        raise InputError("--carry-over-documents is for texts; an answer of --data recall stands in no document; leave it out")
     given = {name: value for name in ("distance", "pairs") if (value := getattr(options, f"recall_{name}")) is not None}
     if given and data != "recall":
         raise InputError(f"--recall-{next(iter(given))} needs --data recall, and the data is {data}; leave it out")

@@ -64,7 +64,7 @@ def test_a_slot_that_attends_only_to_itself_does_not_change():
 def by_equations(params, config, reading, memory, prompt, kind=0, readable=None):
     """The decoder reads [task's token, prompt]. Row i predicts prompt[i]; continuation drops the first row, a task the last."""
     encoded, memory, _ = ref.encoder_forward(params, config, reading, memory[:, 0], readable, None)
-    asked = np.concatenate([np.full((2, 1), 11 + 2 + kind), prompt], axis=1)  # ids: 11 of text, [MASK], [CLS], the tasks
+    asked = np.concatenate([np.full((2, 1), 11 + 2 + kind), prompt], axis=1)  # ids: 11 of text, begin, mask, the tasks
     hidden, _ = ref.decoder_forward(params, config, asked, encoded, readable, None)
     rows = hidden[:, :-1] if kind else hidden[:, 1:]
     return {"logits": rows @ params["embedding"][:11].T / math.sqrt(10), "memory": memory[:, None]}

@@ -69,21 +69,21 @@ def spread(documents: Sequence, tokens: int, longest: int) -> Sequence:
     return Parts(documents, taken)
 
 
-def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None) -> Sequence:
+def joined_for_lanes(lanes: int, documents: Sequence, seed: int | None = None, least: int = 1) -> Sequence:
     """The documents as one text, with nothing between them, shuffled if there is a seed, and cut into one equal part per lane.
 
     At a document's last token the model predicts the next document's first token; that prediction is not scored. So the same
-    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. The text is held in
-    memory, with a bool for each token.
+    tokens are scored as if each document were read alone. Documents of fewer than two tokens are left out. There are fewer parts
+    if they would have less than `least` tokens to predict.
     """
-    order = np.flatnonzero(lengths_of(documents))
+    order = np.flatnonzero(lengths := lengths_of(documents))
     order = order if seed is None else np.random.default_rng(seed).permutation(order)
     tokens, scored = [np.empty(0, np.uint8)], [np.empty(0, bool)]
     for document in (documents[number] for number in order.tolist()):
         tokens += [document.inputs, document.targets[-1:]]
         scored += [document.scored, [False]]
     tokens, scored = np.concatenate(tokens), np.concatenate(scored)
-    return cut_for_lanes(lanes, [Document("joined", tokens[:-1], tokens[1:], scored[:-1])])
+    return cut_for_lanes(min(lanes, max(1, lengths.sum() // least)), [Document("joined", tokens[:-1], tokens[1:], scored[:-1])])
 
 
 def move(field: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -71,8 +71,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     model, readings = run.model, {}
     for label, clear in (("memory carried", False), ("cleared", True)):
         if not (clear and carries_nothing(model)):
-            nats = token_nats(model, run.documents, run.lane_count, clear_memory=clear)
-            readings[label] = by_position(nats, run.documents, run.tokenizer, model.config.segment)
+            nats = run.by_document(token_nats(model, run.documents, run.lane_count, clear_memory=clear))
+            readings[label] = by_position(nats, run.splits[run.split], run.tokenizer, model.config.segment)
     if options.plot:
         draw_positions(options.plot, readings, model.attention_reach)
     record = {"by_position": {label.replace(" ", "_"): rows for label, rows in readings.items()}}

@@ -23,9 +23,8 @@ from accelerated.training.settings import Settings
 # PG-19: Compressive Transformers, Table 2. WikiText-103: Merity et al. (2016), which counts every line's end as a word; raw has
 # as many, because <unk> is a word
 WIKITEXT_WORDS = {"train": 103_227_021, "valid": 217_646, "test": 245_569}
-OFFICIAL_WORDS = {"pg19": {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}} | dict.fromkeys(
-    WIKITEXTS, WIKITEXT_WORDS
-)
+PG19_WORDS = {"train": 1_973_136_207, "valid": 3_007_061, "test": 6_966_499}
+OFFICIAL_WORDS = {"pg19": PG19_WORDS} | dict.fromkeys(WIKITEXTS, WIKITEXT_WORDS)
 NAN = "the model's predictions are NaN: its numbers overflow; give another --checkpoint, or train again"
 
 
@@ -44,11 +43,16 @@ class TrainedRun(NamedTuple):
 
     def to_read(self, split: str) -> Sequence:
         """What is read of a split: its documents, or parts of their joined text if memory is carried over documents."""
-        documents = self.splits[split]
+        documents, size = self.splits[split], self.model.config.segment
+        return joined_for_lanes(self.lane_count, documents, least=size) if self.carry_over else documents
+
+    def by_document(self, nats: list[np.ndarray]) -> list[np.ndarray]:
+        """The losses of each document of the only split, from the token_nats of what was read of it."""
         if not self.carry_over:
-            return documents
-        segments = int(lengths_of(documents).sum()) // self.model.config.segment  # a lane without one would only be overhead
-        return joined_for_lanes(min(self.lane_count, max(1, segments)), documents)
+            return nats
+        lengths = lengths_of(self.splits[self.split])  # a prediction of the next document's first token is after each
+        parts = np.split(np.concatenate(nats), np.cumsum(lengths + (lengths > 0))[:-1])
+        return [part[:length] for part, length in zip(parts, lengths, strict=True)]
 
     @property
     def split(self) -> str:
@@ -66,10 +70,7 @@ class TrainedRun(NamedTuple):
         return int(lengths_of(self.splits[self.split]).sum())
 
     def words(self, split: str | None = None) -> tuple[int, str]:
-        """(Words in the text of a split, how they were counted); of the only split if none is named.
-
-        It is the official count if the documents have that many, else their own.
-        """
+        """(Words in the text of a split, or of the only one; how they were counted): officially if that is as many, else here."""
         split = split or self.split
         own, line_ends = (int(np.sum(getattr(self.splits[split], name, 0))) for name in ("words", "line_ends"))
         official, line_ends = OFFICIAL_WORDS.get(self.data, {}).get(split), line_ends if self.data in WIKITEXTS else 0

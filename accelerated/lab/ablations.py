@@ -201,7 +201,7 @@ def draw(record: dict, path: Path) -> None:
     """Draw how what is reconstructed collapses where the compression's loss reaches it: means of the seeds."""
     figure, [axes] = new_figure()
     for row, runs in record["runs"].items():
-        if curves := [run["targets"] for run in runs.values() if "targets" in run]:
+        if curves := [run["targets"] for run in runs.values() if "targets" in run and run["bits_per_byte"] is not None]:
             axes.plot(EVERY * np.arange(1, len(curves[0]) + 1), np.mean(curves, 0), label=", ".join(map(str, ROWS[row][1:])))
     axes.set(xlabel="updates", ylabel="mean square of the attention that is reconstructed", yscale="log")
     axes.legend(frameon=False, fontsize=8)

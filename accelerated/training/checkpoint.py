@@ -54,7 +54,7 @@ def load_checkpoint(path: str | Path) -> dict:
         file.seek(0)
         try:
             contents = torch.load(file, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        except (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError, pickle.UnpicklingError) as error:
             reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
             raise InputError(f"{path} is truncated or not a checkpoint ({reason}); {MEND}") from None
     if not isinstance(contents, dict) or contents.get("format") != FORMAT:
@@ -137,6 +137,9 @@ def check_tokenizer(tokenizer: object, checkpoint: dict, path: str | Path) -> No
         raise InputError(
             f"the tokenizer {tokenizer.name} is not the one that {path} was trained with (damaged, or another run's); restore it"
         )
+    if tokenizer.vocabulary != (size := checkpoint["model_config"]["vocabulary"]):
+        words = f"{path} has {size} tokens, its tokenizer {tokenizer.name} {tokenizer.vocabulary}"
+        raise InputError(f"{words}; put its own tokenizer's files beside it")
 
 
 def open_model(
@@ -162,9 +165,6 @@ def open_model(
         if not values.isfinite().all():
             raise InputError(f"{path}: {parameter} has NaN or infinite values; give another --checkpoint, or train again")
     check_tokenizer(tokenizer := run_tokenizer(path, settings.data), contents, path)
-    if tokenizer.vocabulary != config.vocabulary:
-        words = f"{path} has {config.vocabulary} tokens, its tokenizer {tokenizer.name} {tokenizer.vocabulary}"
-        raise InputError(f"{words}; put its own tokenizer's files beside it")
     return model.eval(), tokenizer
 
 

@@ -33,12 +33,12 @@ def chosen_checkpoint(run: str | Path, name: str) -> Path:
 
 
 def new_folder(out: str | None, stem: str) -> Path:
-    """The folder of a new run: --out, or else runs/STEM-1, -2 ...; raises InputError if --out already holds a run."""
+    """The folder of a new run: --out, or else runs/STEM-1, -2 ...; raises InputError if --out already holds one, or weights."""
     if out is None:
         names = (f"runs/{stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
-    if checkpoint_path(out).exists():
-        raise InputError(f"--out {out} already holds a run; give another folder, or --resume {shlex.quote(out)}")
+    if checkpoint_path(out).exists() or (Path(out) / WEIGHTS).exists():
+        raise InputError(f"--out {out} already holds a run or weights; give another folder, or --resume {shlex.quote(out)}")
     return Path(out)
 
 

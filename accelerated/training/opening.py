@@ -145,7 +145,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     if saved:
         restore(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
-    step = saved.get("step", 0)
+    step, parts = saved.get("step", 0), saved.get("training_config", {}).get("validation_segments", 0)  # the best is of these
     run = Run(
         settings=settings,
         folder=start.folder,
@@ -161,7 +161,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         state=state,
         log=Log(start.folder, step, saved.get("pending", (0.0, 0, 0)), first),
         step=step,
-        best=saved.get("best", math.inf),
+        best=saved["best"] if saved and parts == training.validation_segments else math.inf,
         plain=plain,
     )
     if first:
@@ -180,7 +180,7 @@ def documents_of(settings: Settings, corpus: Corpus) -> tuple[Sequence, Sequence
     documents, validation = corpus.splits["train"], corpus.splits["valid"]
     if settings.data.carry_over_documents:
         documents = joined_for_lanes(training.batch, documents, training.seed)
-        validation = joined_for_lanes(training.batch, validation)
+        validation = joined_for_lanes(training.batch, validation, least=segment)
     else:
         documents = cut_for_lanes(training.batch, documents)
     if limit := training.validation_segments * segment:

@@ -162,10 +162,11 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     chosen = (held or defaults)._replace(training=defaults.training)
     if published:  # its sizes, with the preset's recurrence
         sizes = {name: getattr(held.model_config, name) for name in OF_A_GPT2}
+        sizes["insertion_layers"] = (min(2, held.model_config.layers),)
         sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
         data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
         chosen = chosen._replace(model_config=dataclasses.replace(defaults.model_config, **sizes), data=data)
-    if first.data == RECALL or (first.data and held):
+    if first.data and (first.data == RECALL or held or chosen.data.data == RECALL):
         kept = (*(OF_A_TOKENIZER if held else ()), *(() if first.data == RECALL else ("carry_over_documents",)))
         chosen = chosen._replace(data=DataConfig(first.data, **{name: getattr(chosen.data, name) for name in kept}))
     return chosen, saved

@@ -95,11 +95,10 @@ def summed(values: list, device: torch.device) -> list:
 
 
 def read_numbers(measured: dict[str, torch.Tensor]) -> dict[str, float]:
-    """{name: scalar tensor} as {name: float}, all read from the device at once; "loss" is summed over all processes."""
+    """{name: scalar tensor} as {name: float}, read from the device at once; means of all processes, of "loss" the sum."""
     stacked = torch.stack([*measured.values()])
-    numbers = dict(zip(measured, stacked.tolist(), strict=True))
-    [numbers["loss"]] = summed([numbers["loss"]], stacked.device)
-    return numbers
+    totals = zip(measured, summed(stacked.tolist(), stacked.device), strict=True)
+    return {name: total if name == "loss" else total / world_size() for name, total in totals}
 
 
 def all_lanes(state: tuple) -> tuple:

@@ -200,14 +200,15 @@ def test_documents_are_joined_as_in_training_or_as_asked(joined, runs, capsys):
 
 def test_every_report_reads_joined_documents(joined, capsys):
     """The scoring reports give the same sum over the same tokens; no single document is long enough for range."""
-    run, reach = joined.compressive, ["--segments", 14, "--batch", 1]
-    rows = as_json(capsys, "positions", run)["by_position"]["memory_carried"]
+    run, reach, apart = joined.compressive, ["--segments", 14, "--batch", 1], "--no-carry-over-documents"
+    rows, own = (as_json(capsys, "positions", run, *way)["by_position"]["memory_carried"] for way in ([], [apart]))
+    assert [row["tokens"] for row in rows] == [row["tokens"] for row in own], "at the same positions"
     dynamic, score = as_json(capsys, "dynamic", run, "--learning-rate", 1e-4), as_json(capsys, run)
     assert sum(row["tokens"] for row in rows) == score["tokens"] == dynamic["dynamic"]["tokens"]
     for nats in (sum(row["nats"] for row in rows), dynamic["static"]["nats"]):
         assert nats == pytest.approx(score["nats"], rel=1e-6)
     assert all(as_json(capsys, *argv)["carry_over_documents"] for argv in (["attention", run], ["range", run, *reach]))
-    assert "give longer documents" in refused(capsys, "range", run, *reach, "--no-carry-over-documents")
+    assert "give longer documents" in refused(capsys, "range", run, *reach, apart)
 
 
 def test_the_table_of_overlaps(runs, joined, capsys):
@@ -241,6 +242,7 @@ def test_recall_is_asked_as_trained_or_at_another_distance_and_of_other_facts(tm
     for argv, words in (
         (["frequency", run], "frequency: recall has no words"),
         ([run, "--data", "stdlib", "--recall-pairs", 2], "--recall-pairs needs --data recall, and the data is stdlib"),
+        ([run, "--carry-over-documents"], "--carry-over-documents is for texts"),
         ([run, "--recall-distance", 3], "--recall-distance is 3; what stands in the filler needs 4 tokens"),
     ):
         assert words in refused(capsys, *argv)

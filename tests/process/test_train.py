@@ -30,7 +30,7 @@ MODELS = {  # {model: (options, way of back-propagation, whether documents are j
 }
 
 
-SHARED = ("loss", "bits_per_byte", "validation_loss")  # what several processes measure together
+SHARED = ("loss", "bits_per_byte", "validation_loss", "layers.0.compression")  # what several processes measure together
 
 
 def losses(run):
@@ -139,6 +139,9 @@ def test_memory_is_carried_over_documents_in_training_and_validation(texts, tmp_
     first, other = (sorted(segment.tokens.tolist()) for segment in (seen[0], seen[17]))
     assert first != other, "the seed decides the documents' order, not only the lanes'"
     assert not torch.equal(*(saved(tmp_path / run)["random"] for run in ("run", "shuffled"))), "and what dropout draws"
+    train(*options, "--batch", 40, "--steps", 1, "--out", tmp_path / "many")  # lanes, of which few have a segment to validate on
+    *_, reported = re.findall(r"(\d\.\d{3}) with the memory", capsys.readouterr().out)
+    assert float(reported) == pytest.approx(as_json(capsys, tmp_path / "many")["bits_per_byte"], abs=6e-4)
 
 
 def test_segments_and_tasks_reach_the_training(text, tmp_path, seen):
@@ -224,7 +227,7 @@ def test_two_processes_are_one(text, tmp_path, model):
         {(r["step"], name, "final" in r): r[name] for r in read_metrics(tmp_path / run) for name in SHARED if name in r}
         for run in ("one", "two")
     )
-    assert len(one) == 9 and {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
+    assert len(one) == (12 if model == "compressive" else 9) and {key: two[key] for key in one} == pytest.approx(one, rel=1e-9)
     assert len(read_metrics(tmp_path / "two")) == 8, "the first process alone writes"
     one, two = saved(tmp_path / "one"), saved(tmp_path / "two")
     assert one["lanes"] == two["lanes"]

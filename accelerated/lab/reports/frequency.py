@@ -84,8 +84,8 @@ def report(run: TrainedRun, options: argparse.Namespace) -> tuple[dict, list[str
     """Perplexity per word by how often the word occurs in the training split."""
     if not run.words()[0]:
         raise InputError(f"frequency: {run.data} has no words; give other --data")
-    documents = run.documents
+    documents = run.splits[run.split]
     counts = word_counts(training_split(run, options), documents, run.tokenizer)
-    nats = token_nats(run.model, documents, run.lane_count)
+    nats = run.by_document(token_nats(run.model, run.documents, run.lane_count))
     rows = by_frequency(nats, documents, counts, run.tokenizer)
     return {"by_frequency": [row._asdict() for row in rows]}, frequency_lines(rows)

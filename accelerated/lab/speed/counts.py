@@ -141,7 +141,7 @@ def counted(step: Callable[[], object], written_out: bool = False) -> Dispatched
 
 
 def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[int, int]:
-    """(bytes of parameters, gradients, optimiser and all lanes' states; most bytes beside them in one group of lanes).
+    """(bytes of parameters and their copies, gradients, optimiser, all lanes' states; most besides in one group of lanes).
 
     The second is of a rollout by the preset's back-propagation, with batch / accumulate lanes. Of a long horizon with stored
     states only the states are added.
@@ -153,7 +153,8 @@ def training_bytes(model: str, config: Any, training: TrainingConfig) -> tuple[i
         state = sum(field.numel() * field.element_size() for field in network.initial_state(training.batch))
     sums = [sum(p.shape) if p.dim() > 1 else p.numel() for p in network.parameters()]  # Adafactor's, of rows and columns
     parameters = 4 * sum(p.numel() for p in network.parameters())
-    held = 2 * parameters + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters) + state
+    copies = parameters // 2 if training.dtype == "bfloat16" else 0
+    held = 2 * parameters + copies + (4 * sum(sums) if training.optimizer == "adafactor" else 2 * parameters) + state
     options = Namespace(device=META, batch=training.batch // training.accumulate, dtype=training.dtype)
     horizon = training.horizon if training.backprop == "through_time" else min(training.horizon, 4)
     variant = rollout(network, training.backprop, horizon, options, TrainedModel(network, training))

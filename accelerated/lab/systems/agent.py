@@ -167,28 +167,26 @@ def final(run: dict) -> float:
 def page(record: dict) -> str:
     """The page of a record, in Markdown."""
     settings, table = record["settings"], []
-    updates_of_a_million = 1e6 / settings["lanes"] / matching.LENGTH
     for row, runs in record["runs"].items():
         solved = (next((at for at, value in enumerate(run["successes"], 1) if value >= SOLVED), 0) for run in runs.values())
-        steps = ", ".join(f"{point * POINT / updates_of_a_million:.2f}" if point else "not" for point in solved)
-        table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), steps])
+        updates = ", ".join(str(point * POINT) if point else "not" for point in solved)
+        table.append([row, ", ".join(runs), mean_and_spread([*map(final, runs.values())], ".1f"), updates])
     title = "Compressive Transformers, Figure 5: memory for an agent"
     how = f""", one thread: {settings["updates"]} updates of {settings["lanes"]} episodes of at most {matching.LENGTH} steps; hall
-    is the part of the updates in which the hall lengthens. The end is the last tenth. Mean (least .. most) of the seeds; steps by
-    seed. Rows `rate-` are Compressive Transformers. The task and the agent are in the
+    is the part of the updates in which the hall lengthens. The end is the last tenth. Mean (least .. most) of the seeds, updates
+    of each. Rows `rate-` are Compressive Transformers. The task and the agent are in the
     [chapter](../compressive.md#memory-for-an-agent). Settings: {", ".join(f"{name} {x:g}" for name, x in settings.items())}."""
-    picture = "![the share of right choices by environment steps](compressive-figure-5.svg)"
-    head = ["memory", "seeds", "right at the end, percent", f"million steps until {100 * SOLVED:.0f}% are right"]
+    picture = "![the share of right choices by updates](compressive-figure-5.svg)"
+    head = ["memory", "seeds", "right at the end, percent", f"updates until {100 * SOLVED:.0f}% are right"]
     return laid_out(record, title, "systems.agent", "", how, picture, markdown_table(head, *table))
 
 
 def draw(record: dict, path: Path) -> None:
-    """Draw success against steps, the mean of a row's seeds, with all seeds as thin lines."""
-    curves, labels = {}, {"xlabel": "million environment steps", "ylabel": "right choices, percent of episodes"}
+    """Draw success against updates, the mean of a row's seeds, with all seeds as thin lines."""
+    curves, labels = {}, {"xlabel": "updates", "ylabel": "right choices, percent of episodes"}
     for row, runs in record["runs"].items():
         shares = 100 * np.transpose([run["successes"] for run in runs.values()])  # (points, seeds)
-        steps = np.arange(1, len(shares) + 1) * POINT * record["settings"]["lanes"] * matching.LENGTH / 1e6
-        curves[row] = steps, shares, "-" if row.startswith("rate") else "--"
+        curves[row] = POINT * np.arange(1, len(shares) + 1), shares, "-" if row.startswith("rate") else "--"
     draw_shares(path, curves, guess=50, **labels)  # whoever takes any object
 
 

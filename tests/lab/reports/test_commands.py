@@ -20,7 +20,7 @@ def runs(tmp_path_factory):
     """Runs that were trained for two steps on one text, and a folder of short documents."""
     runs, texts = trained_runs(tmp_path_factory.mktemp("runs")), tmp_path_factory.mktemp("texts")
     for number in range(60):
-        (texts / f"{number}.txt").write_text(f"text number {number} of some words. " * (number % 7 + 1))
+        (texts / f"{number}.txt").write_text(" ".join([f"text number {number} of some words."] * (number % 7 + 1)))
     runs.texts = texts
     return runs
 

@@ -10,7 +10,7 @@ import torch
 import accelerated
 from accelerated.training.checkpoint import save_checkpoint
 from tests.helpers import programs
-from tests.helpers.programs import as_json, refused, saved, train
+from tests.helpers.programs import as_json, refusal, refused, saved, train
 
 safetensors = pytest.importorskip("safetensors.numpy", reason="exporting needs the extra gpt2: safetensors")
 
@@ -54,4 +54,5 @@ def test_the_reference_and_init_read_what_was_exported(model, text, tmp_path, ca
     contents = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for there in (text, folder, run):
         assert "nothing is overwritten" in refused(capsys, "export", run, there)
+    assert "already holds a run or weights" in refusal(train, "--init", folder, "--out", folder)
     assert contents == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}

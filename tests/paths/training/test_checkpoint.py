@@ -53,6 +53,7 @@ def test_other_files_than_checkpoints_are_refused(tmp_path, monkeypatch):
     for words, content in (
         ("truncated", unsealed[: len(unsealed) // 2]),
         ("not a checkpoint", b"<html>"),
+        ("not a checkpoint", b"stop here"),  # which pickle takes for opcodes
         ("not a checkpoint", bare(Malicious())),
         ("not a palimpsest", bare({"model_state_dict": {}})),
         ("its end is not a checksum", unsealed),

@@ -106,6 +106,7 @@ def test_options_override_presets():
     config = given.model_config
     assert (config.recurrent_layers, config.gate, config.feedback, config.vocabulary) == ((2, 4), "lstm", False, 256)
     assert chosen("--recurrent-layers none").model_config.recurrent_layers == ()
+    assert chosen("--preset recall-16 --data stdlib --tokenizer gpt2").data == DataConfig("stdlib", "gpt2")
     recall = chosen("--data recall --recall-pairs 3")
     assert recall.recall.pairs == 3 and recall.model_config == preset_settings("block_recurrent", "recall").model_config
 
