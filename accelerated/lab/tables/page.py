@@ -81,9 +81,9 @@ def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
     """{row: the part of the way from floor to ceiling that it goes, over the seeds that all three have}, if that way is told."""
     if not gap or verdict(whole := differences(record, f"{gap[1]} < {gap[0]}")) != "holds":
         return {}
-    names = [row["name"] for row in record["rows"]]
-    closed = {name: statistics.mean(differences(record, f"{name} < {gap[0]}")) for name in names}
-    return {name: f"{part / statistics.mean(whole):.0%}" for name, part in closed.items()}
+    parts = {row["name"]: differences(record, f"{row['name']} < {gap[0]}") for row in record["rows"]}
+    mean = statistics.mean
+    return {name: f"{mean(part[: len(whole)]) / mean(whole[: len(part)]):.0%}" for name, part in parts.items()}
 
 
 def verdicts(table: Table, record: dict) -> str:
@@ -169,7 +169,8 @@ def cost(record: dict) -> str:
 
 def settings_part(record: dict) -> str:
     """The options, to make every row again."""
-    options = {"all": record["options"], **({"FIRST": record["first"]} if record["first"] else {})}
+    only = record["grid"] if len(record["grid"]) == 1 else []  # the choice of rows that were not tuned
+    options = {"all": join(record["options"], *only), **({"FIRST": record["first"]} if record["first"] else {})}
     options |= {name: row["options"] for name, row in names_and_rows(record)}
     lines = (f"{name:<24} {shlex.join(words_of(of_row))}" for name, of_row in options.items())
     text = "\n".join(textwrap.fill(line, WIDTH, subsequent_indent=" " * 9, break_on_hyphens=False) for line in lines)
