@@ -20,7 +20,7 @@ from accelerated.training.folder import EXPORT, SETTINGS, WEIGHTS, chosen_checkp
 from accelerated.training.settings import Settings, is_of_type
 
 FORMAT = "palimpsest"
-MEND = "remove it and copy best.pt to its name, or train again"
+MEND = "remove it and copy the run's other one, best.pt or checkpoint.pt, to its name, or train again"
 VERSION, EARLIER = 2, 1  # the earlier one has no checksum
 MARK = b"\npalimpsest sha256 "
 END = len(MARK) + 64  # bytes

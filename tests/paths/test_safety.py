@@ -40,7 +40,7 @@ def test_what_is_damaged_is_refused_and_an_earlier_checkpoint_serves(text, tmp_p
     resume, begin = ["--resume", run, "--steps", 4], ["--init", run, "--out", tmp_path / "begun"]
     for path, damaged, words in (
         (tokenizer, show_ranks([*single, b"th", b"an"]), "is not the one that"),
-        (checkpoint, checkpoint.read_bytes()[:5_000], "copy best.pt to its name"),
+        (checkpoint, checkpoint.read_bytes()[:5_000], "copy the run's other one, best.pt or"),
     ):
         right = path.read_bytes()
         path.write_bytes(damaged)
