@@ -38,7 +38,7 @@ def new_folder(out: str | None, stem: str) -> Path:
         names = (f"runs/{stem}-{number}" for number in itertools.count(1))
         return next(folder for folder in map(Path, names) if not folder.exists())
     if checkpoint_path(out).exists() or (Path(out) / WEIGHTS).exists():
-        raise InputError(f"--out {out} already holds a run or weights; give another folder, or --resume {shlex.quote(out)}")
+        raise InputError(f"--out {out} already holds a run or weights; give another, or, if a run, --resume {shlex.quote(out)}")
     return Path(out)
 
 

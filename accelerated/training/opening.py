@@ -145,7 +145,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
     if saved:
         restore(saved, checkpoint_path(start.folder), optimizer, state, reader, training.batch)
         state = state_from(state, [field[own_lanes].clone() for field in saved["state"]])
-    step, parts = saved.get("step", 0), saved.get("training_config", {}).get("validation_segments", 0)  # the best is of these
+    step, validated = saved.get("step", 0), saved.get("training_config", {}).get("validation_segments", 0)
     run = Run(
         settings=settings,
         folder=start.folder,
@@ -161,7 +161,7 @@ def build(settings: Settings, start: Start, device: torch.device, tokenizer: obj
         state=state,
         log=Log(start.folder, step, saved.get("pending", (0.0, 0, 0)), first),
         step=step,
-        best=saved["best"] if saved and parts == training.validation_segments else math.inf,
+        best=saved["best"] if saved and validated == training.validation_segments else math.inf,  # of the same text
         plain=plain,
     )
     if first:

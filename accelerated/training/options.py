@@ -162,7 +162,7 @@ def choose_defaults(first: argparse.Namespace) -> tuple[Settings, dict | None]:
     chosen = (held or defaults)._replace(training=defaults.training)
     if published:  # its sizes, with the preset's recurrence
         sizes = {name: getattr(held.model_config, name) for name in OF_A_GPT2}
-        sizes["insertion_layers"] = (min(2, held.model_config.layers),)
+        sizes["insertion_layers"] = tuple(sorted({min(n, sizes["layers"]) for n in defaults.model_config.insertion_layers}))
         sizes["segment"] = min(defaults.model_config.segment, held.model_config.max_positions)
         data = dataclasses.replace(defaults.data, tokenizer=held.data.tokenizer)
         chosen = chosen._replace(model_config=dataclasses.replace(defaults.model_config, **sizes), data=data)

@@ -87,11 +87,8 @@ def test_a_score_has_its_units():
     record, lines = score_record(score, (6, "counted")), score_lines(score, (6, "counted"), 9)
     expected = {"bits_per_byte": 0.5, "bits_per_token": 2, "perplexity": 4, "word_perplexity": 2, "accuracy": 2 / 3}
     assert {name: record[name] for name in expected} == pytest.approx(expected)
-    assert [line.split()[-1] for line in lines[:3]] == [
-        "0.5000",
-        "2.0000",
-        "4.000",
-    ] and "per word            2 (6 words" in lines[3]
+    shown = [line.split()[-1] for line in lines[:3]]
+    assert shown == ["0.5000", "2.0000", "4.000"] and "per word            2 (6 words" in lines[3]
 
 
 def test_scores_have_no_dropout_the_mode_is_restored_and_clearing_matters():

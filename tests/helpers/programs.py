@@ -207,11 +207,16 @@ def hanging(argv, folder, owner, name, call=1):
     """Begin train.py and return its processes as soon as it hangs in that call of owner.name; see hang_in."""
     marker = folder / f"in-{name}"
     started = start(argv, folder / "errors", hang=(owner, name, call, marker))
-    deadline = time.monotonic() + PATIENCE
-    while not marker.exists():
-        assert started[0].is_alive() and time.monotonic() < deadline, (folder / "errors").read_text()
-        time.sleep(0.01)
+    wait_for(marker, started, folder / "errors")
     return started
+
+
+def wait_for(path, started, errors):
+    """Wait until processes that were started have written path."""
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert started[0].is_alive() and time.monotonic() < deadline, errors.read_text()
+        time.sleep(0.01)
 
 
 def measurements(run):

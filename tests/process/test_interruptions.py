@@ -11,7 +11,7 @@ from accelerated.program.interruption import STOPS, Interruption
 from accelerated.training.folder import checkpoint_path
 from accelerated.training.log import is_finished
 from tests.helpers import programs
-from tests.helpers.programs import differences, ended, hanging, killed, measurements, saved, start, train
+from tests.helpers.programs import differences, ended, hanging, killed, measurements, saved, start, train, wait_for
 
 STEPS = 9
 OFTEN = ["--steps", STEPS, "--save-every", 1, "--validate-every", 3, "--log-every", 1, "--dropout", 0.1]
@@ -63,10 +63,8 @@ def test_an_interrupted_last_report_is_finished_by_resuming(text, tmp_path, monk
 
 def test_a_signal_to_one_of_two_processes_stops_both_and_saves(text, tmp_path):
     options = [*programs.COMPRESSIVE, *BRIEF, "--batch", 4, "--data", text, "--steps", 10**6, "--save-every", 1]
-    started = start([*options, "--out", run := tmp_path / "run"], tmp_path / "errors", processes=2)
-    while not checkpoint_path(run).exists():
-        assert started[0].is_alive(), (tmp_path / "errors").read_text()
-        time.sleep(0.02)
+    started = start([*options, "--out", run := tmp_path / "run"], errors := tmp_path / "errors", processes=2)
+    wait_for(checkpoint_path(run), started, errors)
     os.kill(started[1].pid, signal.SIGTERM)
     assert ended(started) == [0, 0] and saved(run)["step"] < 10**6
 

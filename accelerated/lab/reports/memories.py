@@ -43,7 +43,7 @@ def full_memories(model: Module, documents: Sequence, lanes: int, sequences: int
         )
 
 
-def shares(size: int) -> Tensor:
+def bucket_shares(size: int) -> Tensor:
     """How much of each row of a part with `size` rows is in each of its equal BUCKETS (size, 6); an edge may divide a row."""
     rows, edges = torch.arange(size)[:, None], torch.arange(BUCKETS + 1) * size / BUCKETS
     return (torch.minimum(rows + 1, edges[1:]) - torch.maximum(rows, edges[:-1])).clamp(min=0)
@@ -53,10 +53,10 @@ def shares(size: int) -> Tensor:
 def attention_by_bucket(model: Module, documents: Sequence, lanes: int, sequences: int) -> Tensor:
     """Each bucket's attention weight for n segments (n, 18): summed over keys, averaged over layers, heads and queries."""
     sizes = (model.config.compressed_memory, model.config.memory, model.config.segment)  # from old to new, like the keys
-    rows = []
+    of_buckets, rows = [bucket_shares(size).to(next(model.parameters())) for size in sizes], []
     for tokens, state in full_memories(model, documents, lanes, sequences):
         parts = model.usage(tokens, state).mean(1).split(sizes, dim=1)  # (b, C), (b, M), (b, N)
-        rows.append(torch.cat([part @ shares(part.shape[1]).to(part) for part in parts], 1))  # (b, 18)
+        rows.append(torch.cat([part @ of_part for part, of_part in zip(parts, of_buckets, strict=True)], 1))  # (b, 18)
     return torch.cat(rows)
 
 

@@ -82,8 +82,7 @@ def share_of_gap(record: dict, gap: list[str]) -> dict[str, str]:
     if not gap or verdict(whole := differences(record, f"{gap[1]} < {gap[0]}")) != "holds":
         return {}
     parts = {row["name"]: differences(record, f"{row['name']} < {gap[0]}") for row in record["rows"]}
-    mean = statistics.mean
-    return {name: f"{mean(part[: len(whole)]) / mean(whole[: len(part)]):.0%}" for name, part in parts.items()}
+    return {name: f"{sum(part[: len(whole)]) / sum(whole[: len(part)]):.0%}" for name, part in parts.items()}
 
 
 def verdicts(table: Table, record: dict) -> str:
